@@ -1,0 +1,45 @@
+# make quickstart   install into .venv and watch a team of two tiny models learn (a few minutes on two CPU cores)
+# make test         install what the tests need and run them all
+# make check        ruff, types and the fast tests, before a commit
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: quickstart test test-slow check format clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch==2.13.0
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	touch $@
+
+quickstart: $(VENV)/installed
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		train_multi_agent.py --config configs/ppo/quickstart.yaml --set output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm"
+
+test-slow: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -x -m "not slow and not gpu and not vllm"
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

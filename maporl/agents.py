@@ -1,0 +1,291 @@
+"""Agents and the team: whose weights speak for whom. Agents are not policies: several agents may share one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from maporl.config import AgentSection, Config, ConfigError
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
+from trl_ext.generation import stop_ids_of
+from trl_ext.learner import Learner, base_of
+from trl_ext.ppov2_config import PPOv2Config
+
+
+@dataclass
+class Agent:
+    """One seat at the table.
+
+    ``model`` and ``tokenizer`` are needed unless ``engine`` is "human"; ``adapter`` names the adapter of a
+    ``PeftModel`` (which agents may share). ``policy`` names the weights: by default each agent has its own; agents that
+    name the same policy share it, and then the first one's model, tokenizer and options count.
+    """
+
+    name: str
+    model: PreTrainedModel | PeftModel | None = None
+    tokenizer: Tokenizer | None = None
+    policy: str | None = None
+    adapter: str | None = None
+    role: str | None = None
+    system: str | None = None
+    trainable: bool = True
+    learning_rate: float | None = None
+    critic: str | None = None
+    engine: str = "transformers"
+
+
+@dataclass
+class Policy:
+    """Weights that speak: a model (perhaps one adapter of a shared base), its tokenizer and what ends its answers."""
+
+    name: str
+    model: PreTrainedModel | PeftModel
+    tokenizer: Tokenizer
+    adapter: str | None
+    trainable: bool
+    learning_rate: float | None
+    critic: str | None
+    stop_ids: frozenset[int] = frozenset()
+    agents: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def active(self) -> Iterator[PreTrainedModel]:
+        """The Hugging Face model with this policy's adapter switched on."""
+        if self.adapter is not None and self.model.active_adapters != [self.adapter]:
+            self.model.set_adapter(self.adapter)
+        yield base_of(self.model)
+
+    def check_length(self, prompt: int, new: int, label: str) -> None:
+        """Raise if a prompt and its answer cannot fit the model's context."""
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if context is not None and prompt + new > context:
+            raise ValueError(
+                f"{label}: the prompt has {prompt} tokens and the answer may have {new}, but policy {self.name!r} reads "
+                f"at most {context}; shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
+            )
+
+
+class Team:
+    """Agents by name, in speaking order, and the policies behind them."""
+
+    def __init__(self, agents: list[Agent]):
+        names = [a.name for a in agents]
+        if not agents or len(set(names)) != len(names):
+            raise ValueError(f"a team needs agents with different names, got {names}")
+        self.agents = {a.name: a for a in agents}
+        self.policies: dict[str, Policy] = {}
+        self.voices: dict[str, Policy] = {}
+        for agent in agents:
+            if agent.engine == "transformers":
+                self._add(agent)
+
+    def _add(self, agent: Agent) -> None:
+        name = agent.policy or agent.name
+        if name not in self.policies:
+            if agent.model is None or agent.tokenizer is None:
+                raise ValueError(f"agent {agent.name!r}: pass a model and its tokenizer, or engine='human'")
+            check_tokenizer(agent.tokenizer, f"agent {agent.name!r}")
+            adapter = agent.adapter
+            if isinstance(agent.model, PeftModel):
+                adapter = adapter or agent.model.active_adapter
+                if adapter not in agent.model.peft_config:
+                    raise ValueError(
+                        f"agent {agent.name!r}: no adapter {adapter!r}; the model has {list(agent.model.peft_config)}"
+                    )
+            for other in self.policies.values():
+                if other.model is agent.model and other.adapter == adapter:
+                    raise ValueError(
+                        f"agents {other.agents[0]!r} and {agent.name!r} bring the same weights under two policies; give "
+                        "them one policy name to share them, or a model (or adapter) each"
+                    )
+            self.policies[name] = Policy(
+                name, agent.model, agent.tokenizer, adapter, agent.trainable, agent.learning_rate, agent.critic
+            )
+        self.policies[name].agents.append(agent.name)
+        self.voices[agent.name] = self.policies[name]
+
+    def names(self) -> tuple[str, ...]:
+        """Agents in speaking order."""
+        return tuple(self.agents)
+
+    def find_stop_ids(self, args: PPOv2Config) -> None:
+        """Settle what ends an answer, for every policy."""
+        for policy in self.policies.values():
+            policy.stop_ids = stop_ids_of(base_of(policy.model), policy.tokenizer, args.stop_token, args.stop_token_id)
+
+    def build_learners(self, args: PPOv2Config, outputs: int) -> dict[str, Learner]:
+        """One learner for each trainable policy; ``outputs`` values per critic (one per turn)."""
+        learners = {
+            policy.name: Learner(
+                policy.name,
+                policy.model,
+                policy.tokenizer,
+                args,
+                critic=policy.critic or args.critic,
+                adapter=policy.adapter,
+                outputs=outputs,
+                learning_rate=policy.learning_rate,
+            )
+            for policy in self.policies.values()
+            if policy.trainable
+        }
+        if not learners:
+            raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
+        return learners
+
+    def count_parameters(self) -> dict[str, tuple[int, int]]:
+        """(all, of its own adapter or trainable) parameters by policy."""
+        counts = {}
+        for policy in self.policies.values():
+            own = [
+                p for n, p in policy.model.named_parameters() if policy.adapter is None or f".{policy.adapter}." in n
+            ]
+            everything = sum(p.numel() for p in base_of(policy.model).parameters())
+            counts[policy.name] = (everything, sum(p.numel() for p in own) if policy.trainable else 0)
+        return counts
+
+    @classmethod
+    def from_config(cls, config: Config, weights: bool = True) -> "Team":
+        """Load (or build) every tokenizer, check them all, and only then the models; one base per model name.
+
+        ``weights=False`` builds the models on the meta device, from their configurations alone: for counting.
+        """
+        tokenizers = load_tokenizers(config)
+        if not weights:
+            with torch.device("meta"):
+                return cls._load(config, tokenizers, weights)
+        return cls._load(config, tokenizers, weights)
+
+    @classmethod
+    def _load(cls, config: Config, tokenizers: dict[str, Tokenizer], weights: bool) -> "Team":
+        bases: dict[tuple, PeftModel] = {}
+        agents = []
+        for name, section in config.agents.items():
+            options = {
+                k: getattr(section, k)
+                for k in ("policy", "role", "system", "trainable", "learning_rate", "critic", "engine")
+            }
+            if section.engine == "human" or any((a.policy or a.name) == (section.policy or name) for a in agents):
+                agents.append(Agent(name, **options))
+                continue
+            policy = section.policy or name
+            model = _load_policy(name, policy, section, tokenizers[name], bases, weights)
+            adapter = policy if isinstance(model, PeftModel) else None
+            agents.append(Agent(name, model, tokenizers[name], adapter=adapter, **options))
+        return cls(agents)
+
+
+# -- loading ------------------------------------------------------------------------------------------------------
+
+
+def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
+    """Every agent's tokenizer, checked; no model is loaded."""
+    tokenizers = {}
+    for name, section in config.agents.items():
+        if section.engine == "human":
+            continue
+        if section.tiny is not None:
+            tokenizer = build_tiny_tokenizer(section.tiny)
+        else:
+            source = section.tokenizer or section.model
+            tokenizer = _from_pretrained(
+                AutoTokenizer, source, f"agents.{name}.{'tokenizer' if section.tokenizer else 'model'}"
+            )
+        if section.chat_template is not None:
+            tokenizer.chat_template = _chat_template(section.chat_template)
+        if section.pad_token is not None:
+            tokenizer.pad_token = section.pad_token
+        _check_for_config(name, tokenizer)
+        tokenizers[name] = tokenizer
+    return tokenizers
+
+
+def _check_for_config(name: str, tokenizer: Tokenizer) -> None:
+    where = f"agents.{name}"
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{where}: its tokenizer has no EOS token, so an answer could never end; use another tokenizer"
+        )
+    if tokenizer.pad_token_id is None:
+        raise ConfigError(
+            f"{where}: its tokenizer has no padding token; set {where}.pad_token: {tokenizer.eos_token!r}"
+        )
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"{where}: its tokenizer has no chat template (a base model?); set {where}.chat_template: fallback for plain "
+            "'User:' and 'Assistant:' paragraphs, or the path of a Jinja file"
+        )
+
+
+def _chat_template(value: str) -> str:
+    if value == "fallback":
+        return FALLBACK_TEMPLATE
+    return Path(value).read_text(encoding="utf-8") if Path(value).is_file() else value
+
+
+def _load_policy(
+    agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: dict[tuple, PeftModel], weights: bool
+) -> PreTrainedModel | PeftModel:
+    """The model of a policy; policies with a LoRA on the same model and dtype share its base."""
+    key = (section.model, section.dtype)
+    if section.tiny is None and key in bases and (section.lora or section.adapter):
+        return _add_adapter(bases[key], policy, section)
+    base = build_tiny_model(section.tiny, tokenizer) if section.tiny else _load_base(agent, section, weights)
+    if section.lora is None and section.adapter is None:
+        return base
+    model = _first_adapter(base, policy, section)
+    if section.tiny is None:
+        bases[key] = model
+    return model
+
+
+def _first_adapter(model: PreTrainedModel, policy: str, section: AgentSection) -> PeftModel:
+    if section.adapter is not None:
+        return PeftModel.from_pretrained(model, section.adapter, adapter_name=policy, is_trainable=section.trainable)
+    return get_peft_model(model, _lora_config(section), adapter_name=policy)
+
+
+def _add_adapter(model: PeftModel, policy: str, section: AgentSection) -> PeftModel:
+    if section.adapter is not None:
+        model.load_adapter(section.adapter, adapter_name=policy, is_trainable=section.trainable)
+    else:
+        model.add_adapter(policy, _lora_config(section))
+    return model
+
+
+def _lora_config(section: AgentSection) -> LoraConfig:
+    lora = section.lora
+    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
+
+
+def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedModel:
+    if not weights:
+        return AutoModelForCausalLM.from_config(_from_pretrained(AutoConfig, section.model, f"agents.{agent}.model"))
+    return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", dtype=section.dtype)
+
+
+def _from_pretrained(kind: Any, source: str, where: str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"{where}: {source!r} could not be loaded as {kind.__name__} ({first_line}); give a folder saved by "
+            "save_pretrained, or the hub name of a causal language model"
+        ) from error
+
+
+def context_length(section: AgentSection) -> int | None:
+    """The context of an agent's model, from its configuration alone."""
+    if section.tiny is not None:
+        return section.tiny.context
+    if section.model is None:
+        return None
+    config = _from_pretrained(AutoConfig, section.model, "agents.model")
+    return getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -1,0 +1,31 @@
+"""An engine for people: shows what is new to the agent, reads one answer."""
+
+from collections.abc import Callable
+
+from maporl.engines.base import Reply, Request
+
+
+class HumanEngine:
+    """``show`` prints a line, ``read`` waits for one; an empty line is asked again, end of input is an error."""
+
+    def __init__(self, show: Callable[[str], None] = print, read: Callable[[str], str] = input):
+        self.show, self.read = show, read
+
+    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+        """One typed answer per request."""
+        return [Reply(self._ask(request)) for request in requests]
+
+    def sync(self, policy: str) -> None:
+        """People keep their own weights."""
+
+    def _ask(self, request: Request) -> str:
+        self.show(f"\n[{request.ask.agent}, turn {request.turn + 1}]")
+        for message in request.ask.messages:
+            self.show(message["content"])
+        text = ""
+        while not text.strip():
+            try:
+                text = self.read(f"{request.ask.agent}> ")
+            except EOFError:
+                raise RuntimeError(f"{request.label}: the input ended before this agent answered") from None
+        return text

@@ -1,0 +1,198 @@
+"""One run from a configuration: build, warm-start, evaluate, train, evaluate, save. What the command line calls."""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from maporl.agents import Team, context_length, load_tokenizers
+from maporl.config import Config, ConfigError, WarmStartSection, to_yaml
+from maporl.evaluation import Evaluation, Share, majority_credit
+from maporl.ppo_config import MultiAgentPPOConfig
+from maporl.protocols import build_protocol, speakers
+from maporl.protocols.debate import Debate
+from maporl.run_folder import RunExists
+from maporl.tasks import Task, build_task
+from maporl.trainer import MultiAgentPPOTrainer
+from maporl.types import Grade
+from maporl.warmstart import warm_start
+from trl_ext.chat import encode_prompt
+from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
+
+Say = Callable[[Any], None]
+
+
+def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
+    """The trainer of a configuration, its models loaded and warm-started (or read from the run's ``initial/``)."""
+    set_seed(config.seed)
+    names = tuple(config.agents)
+    task, held_out = tasks_of(config)
+    protocol = build_protocol(config.protocol, names)
+    team = team or Team.from_config(config)
+    if config.warm_start.steps:
+        initial = Path(config.output_dir) / "initial"
+        if initial.is_dir():  # the run is being resumed: PPO's reference is the warm-started team
+            for policy in team.policies.values():
+                load_weights(policy.model, policy.adapter, initial / policy.name)
+        else:
+            warm_start(team, task, protocol, config.warm_start, config.seed, quiet)
+            for policy in team.policies.values():
+                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, initial / policy.name)
+    args = MultiAgentPPOConfig.from_config(config)
+    args.disable_tqdm = quiet
+    return MultiAgentPPOTrainer(
+        args, team, task, protocol, held_out, config.reward, speakers=speakers(config.protocol, names)
+    )
+
+
+def tasks_of(config: Config) -> tuple[Task, Task | None]:
+    """The training split, and the evaluation split unless ``evaluation.questions`` is 0; both are read here."""
+    task = build_task(config.task, "train", config.seed)
+    if len(task) == 0:
+        raise ConfigError("task: the training split is empty")
+    held_out = build_task(config.task, "eval", config.seed) if config.evaluation.questions else None
+    if held_out is not None and len(held_out) == 0:
+        raise ConfigError("task: the evaluation split is empty; set evaluation.questions to 0 to do without")
+    return task, held_out
+
+
+def check_run(config: Config) -> list[str]:
+    """Everything that can be checked without loading a model; returns what was found, a line each."""
+    task, held_out = tasks_of(config)
+    tokenizers = load_tokenizers(config)
+    protocol = build_protocol(config.protocol, tuple(config.agents))
+    questions = sorted((task.question(e) for e in task), key=len)[-16:]
+    for name, tokenizer in tokenizers.items():
+        context = context_length(config.agents[name])
+        for question in questions:
+            text = getattr(protocol, "opening", "{question}").replace("{question}", question)
+            length = len(encode_prompt(tokenizer, [{"role": "user", "content": text}]))
+            if context is not None and length + config.ppo.response_length > context:
+                raise ConfigError(
+                    f"agents.{name}: a first prompt has {length} tokens and answers may have {config.ppo.response_length} "
+                    f"(ppo.response_length), but its model reads at most {context}; question: {question!r:.80}"
+                )
+    evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
+    return [
+        f"task {config.task['name']}: {len(task)} questions, {evaluation}",
+        f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
+        f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
+    ]
+
+
+def _describe(agent) -> str:
+    if agent.engine == "human":
+        return "human"
+    what = agent.model or f"tiny {agent.tiny.architecture}"
+    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")
+
+
+def train(config: Config, resume: bool, say: Say, quiet: bool = False) -> dict[str, Evaluation | None]:
+    """Run ``config`` to its end; returns the evaluations before and after."""
+    folder = Path(config.output_dir)
+    _claim(folder, config, resume)
+    trainer = build_trainer(config, quiet=quiet)
+    before = _evaluation_before(trainer, folder, resume, say)
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.save_model(str(folder / "final"))
+    after = None
+    if trainer.eval_task is not None:
+        after = trainer.measure()
+        (folder / "evaluation_after.json").write_text(json.dumps(after.to_json(), indent=1))
+    return {"before": before, "after": after}
+
+
+def _claim(folder: Path, config: Config, resume: bool) -> None:
+    """Take the output folder for this run, or make sure that it is this run's."""
+    file, text = folder / "config.yaml", to_yaml(config)
+    if resume:
+        if not file.is_file():
+            raise CheckpointError(f"{folder}: no config.yaml, so there is no run to resume; start without --resume")
+        if file.read_text() != text:
+            changed = _changed_lines(file.read_text(), text)
+            raise CheckpointError(
+                f"{folder}: its run was started with another configuration ({changed}); resume with the same one"
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise RunExists(
+            f"{folder}: exists and is not empty; nothing was overwritten. Go on with its run (--resume), or choose another "
+            "folder (--set output_dir=...)"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def _changed_lines(old: str, new: str) -> str:
+    pairs = [(a.strip(), b.strip()) for a, b in zip(old.split("\n"), new.split("\n"), strict=False) if a != b]
+    return f"was {pairs[0][0]!r}, is {pairs[0][1]!r}" if pairs else "it has other keys"
+
+
+def _evaluation_before(trainer: MultiAgentPPOTrainer, folder: Path, resume: bool, say: Say) -> Evaluation | None:
+    if trainer.eval_task is None or resume:
+        return None
+    before = trainer.measure()
+    (folder / "evaluation_before.json").write_text(json.dumps(before.to_json(), indent=1))
+    return before
+
+
+def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
+    """Evaluate the team of a configuration, with the weights of ``checkpoint`` where given; nothing is written."""
+    if not config.evaluation.questions:
+        raise ConfigError("evaluation.questions is 0; set it to the number of questions to evaluate on")
+    if checkpoint is not None:  # whatever a warm start would do is in the checkpoint
+        config = dataclasses.replace(config, warm_start=WarmStartSection(steps=0))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(dataclasses.replace(config, output_dir=folder), quiet=True)
+        if checkpoint is not None:
+            load_checkpoint_weights(trainer, checkpoint)
+        return add_baselines(trainer, trainer.measure())
+
+
+def load_checkpoint_weights(trainer: MultiAgentPPOTrainer, checkpoint: Path) -> None:
+    """Weights of a ``checkpoint-N`` or ``final`` folder into the team, for evaluation."""
+    root = checkpoint / "policies" if (checkpoint / "policies").is_dir() else checkpoint
+    for policy in trainer.team.policies.values():
+        if policy.trainable:
+            if not (root / policy.name).is_dir():
+                raise CheckpointError(
+                    f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder"
+                )
+            load_weights(policy.model, policy.adapter, root / policy.name)
+
+
+def add_baselines(trainer: MultiAgentPPOTrainer, evaluation: Evaluation) -> Evaluation:
+    """The same questions without debate, for each agent: one answer, and a majority vote over independent samples.
+
+    Samples are drawn at the training temperature, a round over all questions at a time, until as many tokens have been
+    sampled as the debates took.
+    """
+    task = trainer.eval_task
+    examples = [task[i] for i in range(evaluation.questions)]
+    alone = Debate(turns=1, opening=getattr(trainer.protocol, "opening", "{question}"))
+    baselines: dict[str, Share] = {}
+
+    def round_of(agent: str, temperature: float) -> tuple[list[Grade], int]:
+        played = trainer.play_alone(examples, task, alone, {agent: trainer.seats()[agent]}, temperature)
+        said = [d.utterances[0] for d in played]
+        grades = [task.grade(d.example, u.text) for d, u in zip(played, said, strict=True)]
+        return grades, sum(len(u.response_ids) for u in said)
+
+    for agent in (name for name in trainer.speakers if name in trainer.team.voices):
+        with torch.random.fork_rng():
+            torch.manual_seed(trainer.args.seed)
+            single, _ = round_of(agent, trainer.args.eval_temperature)
+            baselines[f"{agent} alone"] = Share(sum(bool(g.correct) for g in single), len(single))
+            rounds, sampled = [], 0
+            while sampled < evaluation.tokens:
+                grades, tokens = round_of(agent, trainer.args.temperature)
+                rounds.append(grades)
+                sampled += tokens
+        votes = sum(majority_credit(own) for own in zip(*rounds, strict=True))
+        baselines[f"majority of {len(rounds)} by {agent}"] = Share(votes, len(examples))
+    return dataclasses.replace(evaluation, baselines=baselines)

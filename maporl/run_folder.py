@@ -1,0 +1,74 @@
+"""The run folder: ``config.yaml``, ``metrics.jsonl``, ``dialogues.jsonl``. Nothing of an earlier run is overwritten."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from maporl.types import Dialogue, to_json
+
+
+class RunExists(RuntimeError):
+    """The output folder holds another run."""
+
+
+class RunFolder:
+    """Writes records as they come; each line is whole or absent after a crash and a rewind."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.dialogues = self.path / "dialogues.jsonl"
+        self._checked = False
+
+    def must_be_new(self) -> None:
+        """Raise if the folder holds records that this run did not write."""
+        if not self._checked and (self.metrics.exists() or self.dialogues.exists()):
+            raise RunExists(
+                f"{self.path}: holds another run, and nothing is overwritten; go on with it (--resume, or "
+                "train(resume_from_checkpoint=True)), or choose another output_dir"
+            )
+        self._checked = True
+
+    def add_metrics(self, step: int, values: dict[str, Any]) -> None:
+        """One line of numbers; a run that starts in another run's folder fails here at the latest."""
+        if not self._checked:
+            self.must_be_new()
+        self._append(self.metrics, [json.dumps({"step": step, **values})])
+
+    def add_dialogues(self, step: int, dialogues: list[Dialogue]) -> None:
+        """One line for each dialogue."""
+        if not self._checked:
+            self.must_be_new()
+        self._append(self.dialogues, [json.dumps({"step": step, **json.loads(to_json(d))}) for d in dialogues])
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines of ``metrics.jsonl``."""
+        return list(_whole_lines(self.metrics))
+
+    def rewind(self, step: int) -> None:
+        """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
+        self._checked = True
+        for path in (self.metrics, self.dialogues):
+            if path.exists():
+                kept = [json.dumps(record) for record in _whole_lines(path) if record["step"] <= step]
+                replacement = path.with_suffix(".tmp")
+                replacement.write_text("".join(line + "\n" for line in kept))
+                replacement.replace(path)
+
+    def _append(self, path: Path, lines: list[str]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+
+
+def _whole_lines(path: Path):
+    """Records of a JSONL file; a last line cut off by a crash is passed over, any other damage is an error."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise ValueError(f"{path}: line {number} is damaged: {error}") from None

@@ -1,0 +1,33 @@
+"""Tasks: questions with labels and a way to grade answers. ``TASKS`` names them all."""
+
+from typing import Any
+
+from maporl.config import ConfigError, unknown, validated
+from maporl.tasks.anli import ANLI
+from maporl.tasks.arithmetic import Arithmetic
+from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.gsm8k import GSM8K
+
+TASKS: dict[str, Any] = {
+    "toy_sum": Arithmetic,
+    "toy_times": Arithmetic,
+    "gsm8k": GSM8K,
+    "anli": ANLI,
+}
+_PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
+
+
+def build_task(section: dict[str, Any], split: str, seed: int, where: str = "configuration") -> Task:
+    """The task that a configuration's ``task:`` section describes."""
+    options = dict(section)
+    name = options.pop("name", None)
+    if name not in TASKS:
+        raise ConfigError(f"{where}: task.name: {unknown(name, TASKS)}")
+    for reserved in ("split", "seed"):
+        if reserved in options:
+            raise ConfigError(f"{where}: task.{reserved}: is set by the run itself; remove it")
+    options = {**_PRESETS.get(name, {}), **options, "split": split, "seed": seed}
+    return validated(TASKS[name], options, f"{where}: task")
+
+
+__all__ = ["ANLI", "GSM8K", "TASKS", "Arithmetic", "Task", "TaskError", "build_task", "read_examples"]

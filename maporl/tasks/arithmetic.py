@@ -1,0 +1,70 @@
+"""Synthetic arithmetic with exact labels: nothing to download, and a held-out part that training never sees."""
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+from maporl.grading import canonical, final_answer, number
+from maporl.tasks.base import Task
+from maporl.types import Example, Grade
+
+_SYMBOL = {"sum": "+", "times": "*"}
+
+
+@dataclass(frozen=True)
+class Arithmetic(Task):
+    """All pairs of operands ``smallest .. largest``, in a seeded order; ``held_out`` of them are the evaluation split.
+
+    ``template`` is how a question is put; it may use ``{a}``, ``{b}`` and ``{op}``.
+    """
+
+    operation: Literal["sum", "times"] = "sum"
+    smallest: int = 0
+    largest: int = 49
+    held_out: float = 0.2
+    template: str = "{a}{op}{b}="
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.smallest < self.largest:
+            raise ValueError(
+                f"smallest and largest: expected 0 <= smallest < largest, got {self.smallest} and {self.largest}"
+            )
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
+
+    @cached_property
+    def _pairs(self) -> list[tuple[int, int]]:
+        operands = range(self.smallest, self.largest + 1)
+        pairs = list(product(operands, operands))
+        random.Random(self.seed).shuffle(pairs)
+        cut = max(1, round(len(pairs) * self.held_out))
+        return pairs[:cut] if self.split == "eval" else pairs[cut:]
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> Example:
+        a, b = self._pairs[index]
+        answer = a + b if self.operation == "sum" else a * b
+        question = self.template.format(a=a, b=b, op=_SYMBOL[self.operation])
+        return Example(f"{a}{_SYMBOL[self.operation]}{b}", question, str(answer))
+
+    def grade(self, example: Example, text: str) -> Grade:
+        """Right if the text's final answer is the number; a text without one is wrong."""
+        answer = final_answer(text)
+        if answer is None or number(answer) is None:
+            return Grade(None, False, "no number as final answer")
+        correct = canonical(answer) == example.answer
+        return Grade(canonical(answer), correct, "equals the label" if correct else "differs from the label")
+
+    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
+        """An answer as a pupil would write it, right or a random wrong one: for warm starts."""
+        truth = int(example.answer)
+        if right:
+            return str(truth)
+        largest = 2 * self.largest if self.operation == "sum" else self.largest**2
+        return str(rng.choice([n for n in range(largest + 1) if n != truth]))

@@ -1,0 +1,93 @@
+"""The Task contract, and reading examples from a JSONL file or the hub."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from maporl.types import Example, Grade
+
+
+class TaskError(ValueError):
+    """Data that cannot serve as a task."""
+
+
+class Task(ABC):
+    """Questions with labels, how to ask them, and how to grade an answer.
+
+    A task is a sequence of :class:`Example`; it is a frozen dataclass whose fields are its options, and it knows its
+    ``split`` ("train" or "eval"). To add one, subclass, and put it in ``maporl.tasks.TASKS``.
+    """
+
+    name: str = "task"
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Example: ...
+
+    @abstractmethod
+    def grade(self, example: Example, text: str) -> Grade:
+        """What ``text`` answers and whether that is right."""
+
+    def question(self, example: Example) -> str:
+        """The question as agents are asked it, with the form of the answer that grading expects."""
+        return example.question
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[i] for i in range(len(self)))
+
+
+def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], int], Example]) -> list[Example]:
+    """Examples from ``source``: a ``.jsonl`` file, or the hub name of a data set whose ``split`` is taken.
+
+    ``convert(row, number)`` makes the Example; rows without a question or an answer are errors that name the row.
+    """
+    examples = []
+    for number, row in enumerate(_rows(source, split)):
+        example = convert(row, number)
+        for part in ("question", "answer"):
+            if not isinstance(getattr(example, part), str) or not getattr(example, part).strip():
+                raise TaskError(
+                    f"{source}: row {number + 1} ({example.id}) has no {part}; remove the row or fill it in"
+                )
+        examples.append(example)
+    if not examples:
+        raise TaskError(f"{source}: split {split!r} holds no rows")
+    return examples
+
+
+def _rows(source: str, split: str) -> Sequence[dict[str, Any]]:
+    if source.endswith((".jsonl", ".json")) or Path(source).is_file():
+        return _jsonl_rows(Path(source))
+    from datasets import load_dataset  # heavy, and needed for hub names only
+
+    name, _, configuration = source.partition(":")
+    try:
+        return load_dataset(name, configuration or None, split=split)
+    except Exception as error:
+        raise TaskError(
+            f"{source}: the data set could not be loaded ({type(error).__name__}: {error}); "
+            "give a hub name (org/name or org/name:configuration) or the path of a .jsonl file"
+        ) from error
+
+
+def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise TaskError(f"{path}: no such file; give the path of a .jsonl file or the hub name of a data set")
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{path}: line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise TaskError(
+                f"{path}: line {number}: expected an object with 'question' and 'answer', got {type(row).__name__}"
+            )
+        rows.append(row)
+    return rows

@@ -1,0 +1,63 @@
+"""GSM8K (Cobbe et al. 2021, arXiv 2110.14168): grade-school word problems with a number for an answer."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from maporl.grading import grade_mathematics
+from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.types import Example, Grade
+
+
+@dataclass(frozen=True)
+class GSM8K(Task):
+    """``source``: the hub's ``openai/gsm8k:main``, or a ``.jsonl`` file with ``question`` and ``answer``.
+
+    ``eval_source`` is where the evaluation split comes from; by default the hub data set's test split. ``limit`` takes
+    the first rows only.
+    """
+
+    source: str = "openai/gsm8k:main"
+    eval_source: str | None = None
+    limit: int | None = None
+    instruction: str = "{question}\n\nReason briefly, then end with one line: Answer: <number>"
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
+        if "{question}" not in self.instruction:
+            raise ValueError("instruction: expected the text to contain {question}")
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        if self.split == "train":
+            found = read_examples(self.source, "train", _example)
+        else:
+            found = read_examples(self._eval_source(), "test", _example)
+        return found[: self.limit]
+
+    def _eval_source(self) -> str:
+        if self.eval_source is None and self.source.endswith((".jsonl", ".json")):
+            raise TaskError(f"gsm8k: {self.source} is one file and has no test split; set task.eval_source")
+        return self.eval_source or self.source
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+    def question(self, example: Example) -> str:
+        return self.instruction.replace("{question}", example.question)
+
+    def grade(self, example: Example, text: str) -> Grade:
+        return grade_mathematics(text, example.answer)
+
+
+def _example(row: dict, number: int) -> Example:
+    """The label is what follows ``####`` in the worked solution, thousands' commas removed; else the answer itself."""
+    answer = str(row.get("answer") or "")
+    label = answer.rsplit("####", 1)[-1].strip().replace(",", "")
+    return Example(str(row.get("id", f"gsm8k-{number}")), str(row.get("question") or ""), label)

@@ -1,0 +1,208 @@
+"""Multi-agent PPO: teams that talk, one policy and one critic per agent, trained together.
+
+``MultiAgentPPOTrainer`` is the PPOv2 trainer with three of its seams replaced: collect plays dialogues, score grades
+them and shares out credit, advantage makes token rows for each policy. It wires the parts and decides nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from maporl.agents import Team
+from maporl.buffer import answers_by_policy
+from maporl.config import RewardSection
+from maporl.engines.base import Engine
+from maporl.engines.human import HumanEngine
+from maporl.engines.transformers import TransformersEngine
+from maporl.evaluation import Evaluation, evaluate_dialogues
+from maporl.model_card import write_model_card
+from maporl.ppo_config import MultiAgentPPOConfig
+from maporl.progress import TeamProgress
+from maporl.protocols.base import Protocol
+from maporl.protocols.debate import Debate
+from maporl.rewards import assign_credit, score_dialogues
+from maporl.rollout import Seat, play_dialogues
+from maporl.run_folder import RunFolder
+from maporl.tasks.base import Task
+from maporl.types import Dialogue, Example
+from trl_ext.data import shuffled_indices
+from trl_ext.ppov2_trainer import Clock, Metrics, PPOv2Trainer
+from trl_ext.rows import TokenRows
+
+
+class MultiAgentPPOTrainer(PPOv2Trainer):
+    """Trains a team by PPO on dialogues scored against a task's labels.
+
+    Args:
+        args: a :class:`MultiAgentPPOConfig`.
+        team: who speaks, with whose weights.
+        task: questions to train on.
+        protocol: who speaks when and sees what; by default a two-turn debate.
+        eval_task: held-out questions for ``evaluate()``.
+        reward: sources and the rule that shares them out over turns and agents.
+        speakers: the agents that play, in order; by default all of the team.
+        engines: engines by name, to replace or add to "transformers" and "human".
+        callbacks: further ``TrainerCallback`` objects.
+    """
+
+    def __init__(
+        self,
+        args: MultiAgentPPOConfig,
+        team: Team,
+        task: Task,
+        protocol: Protocol | None = None,
+        eval_task: Task | None = None,
+        reward: RewardSection | None = None,
+        speakers: Sequence[str] | None = None,
+        engines: Mapping[str, Engine] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+    ):
+        if len(task) == 0:
+            raise ValueError("task: expected at least one example, got an empty task")
+        self.team, self.task, self.eval_task = team, task, eval_task
+        self.protocol = protocol or Debate()
+        self.reward = reward or RewardSection()
+        self.speakers = tuple(speakers or team.names())
+        self.run = RunFolder(args.output_dir)
+        team.find_stop_ids(args)
+        turns = getattr(self.protocol, "turns", 1) if args.critic_per_turn else 1
+        learners = team.build_learners(args, turns)
+        self._begin(learners, args, task, eval_task or task, (None, None), callbacks)
+        for policy in team.policies.values():
+            policy.model.to(self.accelerator.device)
+        self.engines: dict[str, Engine] = {
+            "transformers": TransformersEngine(
+                team.voices, args.response_length, args.local_rollout_forward_batch_size
+            ),
+            "human": HumanEngine(),
+            **(engines or {}),
+        }
+        for callback in (ProgressCallback, PrinterCallback):
+            self.remove_callback(callback)
+        if not args.disable_tqdm:
+            self.add_callback(TeamProgress())
+
+    # -- the seams ------------------------------------------------------------------------------------------------
+
+    def next_batch(self) -> list[Example]:
+        """The questions of this update."""
+        indices = shuffled_indices(len(self.task), self.args.seed, self.episodes, self.args.local_batch_size)
+        return [self.task[i] for i in indices]
+
+    def collect(self, batch: list[Example]) -> list[Dialogue]:
+        """Play one dialogue per question."""
+        return self.play(batch, self.task, self.args.temperature)
+
+    def score(self, answers: list[Dialogue]) -> list[Dialogue]:
+        """Grade every utterance, share out credit, and take penalties off the offender's own term."""
+        score_dialogues(answers, self.task, self.reward.sources)
+        rule = self.reward
+        assign_credit(answers, self.speakers, rule.horizon, rule.share, rule.discount)
+        penalty = self.args.missing_eos_penalty
+        if penalty is not None:
+            for utterance in (u for d in answers for u in d.utterances if u.stop.value != "eos"):
+                utterance.rewards["missing_eos"] = -penalty
+                utterance.rewards["credit"] -= penalty
+        return answers
+
+    def advantage(self, answers: list[Dialogue]) -> tuple[dict[str, TokenRows], Metrics]:
+        """Token rows for each policy, whitened per agent and turn."""
+        per_turn = self.args.critic_per_turn
+        return self._assign(answers_by_policy(answers, set(self.learners), per_turn, self.state.global_step + 1))
+
+    # -- playing and evaluating -----------------------------------------------------------------------------------
+
+    def play(self, examples: list[Example], task: Task, temperature: float) -> list[Dialogue]:
+        """Dialogues on ``examples`` with the current weights; nothing is learned or recorded."""
+        return play_dialogues(examples, task, self.protocol, self.seats(), self.engines, temperature)
+
+    def play_alone(
+        self, examples: list[Example], task: Task, protocol: Protocol, seats: dict[str, Seat], temperature: float
+    ) -> list[Dialogue]:
+        """Dialogues of another protocol or with other seats, through the same engines."""
+        return play_dialogues(examples, task, protocol, seats, self.engines, temperature)
+
+    def seats(self) -> dict[str, Seat]:
+        """The speakers as the driver sees them."""
+        seats = {}
+        for name in self.speakers:
+            agent = self.team.agents[name]
+            policy = self.team.voices[name].name if name in self.team.voices else name
+            seats[name] = Seat(agent.engine, policy, policy in self.learners, agent.system, agent.role)
+        return seats
+
+    @torch.no_grad()
+    def evaluate(self, eval_dataset: Task | None = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
+        """Play the first ``eval_questions`` of the evaluation split and log accuracy per turn, votes and flips."""
+        evaluation = self.measure(eval_dataset)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluation.metrics().items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measure(self, task: Task | None = None) -> Evaluation:
+        """The :class:`Evaluation` of the current weights, without logging; random states are left as they were."""
+        task = task if task is not None else self.eval_task
+        if task is None:
+            raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
+        with torch.random.fork_rng():
+            torch.manual_seed(self.args.seed)
+            examples = [task[i] for i in range(min(len(task), self.args.eval_questions))]
+            dialogues = self.play(examples, task, self.args.eval_temperature)
+        for dialogue in dialogues:
+            for utterance in dialogue.utterances:
+                utterance.grade = task.grade(dialogue.example, utterance.text)
+        return evaluate_dialogues(dialogues)
+
+    # -- logging and saving ---------------------------------------------------------------------------------------
+
+    def _merge(self, metrics: dict[str, Metrics]) -> Metrics:
+        """Each policy's numbers under its own name."""
+        return {f"{policy}/{key}": value for policy, own in metrics.items() for key, value in own.items()}
+
+    def _finish_update(
+        self, answers: list[Dialogue], rows: dict[str, TokenRows], metrics: Metrics, clock: Clock
+    ) -> None:
+        for policy in self.learners:
+            for engine in self.engines.values():
+                engine.sync(policy)
+        metrics |= evaluate_dialogues(answers).metrics()
+        metrics |= _mean_rewards(answers)
+        self.run.add_dialogues(self.state.global_step + 1, answers[: self.args.dialogues_logged])
+        super()._finish_update(answers, rows, metrics, clock)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """To the run folder's ``metrics.jsonl``, and to everything in ``report_to``."""
+        self.run.add_metrics(self.state.global_step, logs)
+        super().log(logs, start_time)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Each policy under ``output_dir/NAME``, as plain ``from_pretrained`` loads it, with a model card."""
+        from trl_ext.checkpoint import save_policy
+
+        folder = Path(output_dir or self.args.output_dir)
+        for name, learner in self.learners.items():
+            save_policy(learner, folder / name)
+            write_model_card(folder / name, self.team.policies[name], self)
+
+    def restore_state(self, state: dict) -> None:
+        super().restore_state(state)
+        self.run.rewind(self.state.global_step)
+
+    def _start_or_resume(self, wanted: str | bool | None) -> None:
+        if not wanted and self.state.global_step == 0:
+            self.run.must_be_new()
+        super()._start_or_resume(wanted)
+
+
+def _mean_rewards(dialogues: list[Dialogue]) -> Metrics:
+    """The mean of every named reward, over all utterances and for each agent."""
+    sums: dict[str, list[float]] = {}
+    for utterance in (u for d in dialogues for u in d.utterances):
+        for name, value in utterance.rewards.items():
+            sums.setdefault(f"reward/{name}", []).append(value)
+            sums.setdefault(f"reward/{name}/{utterance.agent}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in sums.items()}

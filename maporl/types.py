@@ -1,0 +1,118 @@
+"""The vocabulary: everything downstream of generation reads these records and nothing else. No torch.
+
+Shape suffixes used throughout: ``_B`` dialogues, ``_A`` agents, ``_K`` turns, ``_N`` rows, ``_T`` tokens;
+score arrays are ``[turn, agent, question]`` with NaN where a turn was not played. Turns count from 0.
+"""
+
+import enum
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Message = dict[str, str]
+"""``{"role": "system" | "user" | "assistant", "content": text}``."""
+
+
+class Stop(str, enum.Enum):
+    """Why an answer ended."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    FILTERED = "filtered"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with its label."""
+
+    id: str
+    question: str
+    answer: str
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What an answer was taken to be, whether it is right, and why. ``correct`` is None when it cannot be graded."""
+
+    answer: str | None
+    correct: bool | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a protocol wants said next: ``messages`` are those that are *new* to the speaker.
+
+    ``parents`` are ids of utterances whose words appear in the messages; ``caller`` the one that called this one.
+    """
+
+    agent: str
+    messages: list[Message]
+    role: str | None = None
+    parents: tuple[int, ...] = ()
+    caller: int | None = None
+
+
+@dataclass
+class Utterance:
+    """One agent's words at one point of a dialogue, with the tokens that said them.
+
+    ``id`` numbers the utterances of a dialogue; ``turn`` numbers this agent's own; ``order`` the step of the dialogue
+    in which it was asked (utterances of one step are simultaneous). ``prompt_ids`` is everything the speaker saw.
+    ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on.
+    """
+
+    id: int
+    agent: str
+    policy: str
+    turn: int
+    order: int
+    messages: list[Message]
+    text: str
+    role: str | None = None
+    parents: tuple[int, ...] = ()
+    caller: int | None = None
+    prompt_ids: list[int] = field(default_factory=list)
+    response_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    stop: Stop = Stop.EOS
+    trainable: bool = True
+    rewards: dict[str, float] = field(default_factory=dict)
+    grade: Grade | None = None
+    tags: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Dialogue:
+    """One played example. ``prompt`` names the example in its batch, ``rollout`` tells siblings of one prompt apart."""
+
+    example: Example
+    utterances: list[Utterance]
+    outcome: Any = None
+    prompt: int = 0
+    rollout: int = 0
+
+    def turns(self) -> int:
+        """Number of turns that anyone played."""
+        return 1 + max((u.turn for u in self.utterances), default=-1)
+
+    def at(self, turn: int) -> list[Utterance]:
+        """The utterances of one turn, in order of speaking."""
+        return [u for u in self.utterances if u.turn == turn]
+
+
+def to_json(dialogue: Dialogue) -> str:
+    """One line of JSON that :func:`from_json` reads back equal."""
+    return json.dumps(asdict(dialogue), ensure_ascii=False)
+
+
+def from_json(line: str) -> Dialogue:
+    """Inverse of :func:`to_json`."""
+    record = json.loads(line)
+    utterances = []
+    for entry in record["utterances"]:
+        grade = entry.pop("grade")
+        entry |= {"parents": tuple(entry["parents"]), "stop": Stop(entry["stop"])}
+        utterances.append(Utterance(**entry, grade=Grade(**grade) if grade else None))
+    return Dialogue(Example(**record["example"]), utterances, record["outcome"], record["prompt"], record["rollout"])

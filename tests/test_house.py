@@ -1,0 +1,177 @@
+"""The house: configurations parse, layers import downward, public names exist, faults are refused at the door."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import maporl
+from maporl.config import ConfigError, from_dict, load, to_yaml
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs" / "ppo").rglob("*.yaml"))
+NO_TORCH = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
+LIGHT = [
+    "maporl.types", "maporl.config", "maporl.grading", "maporl.tasks", "maporl.protocols", "maporl.evaluation",
+    "maporl.rewards.shaping", "maporl.rewards", "maporl.run_folder", "maporl.plots", "trl_ext.ppo_options",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_configuration_parses_and_survives_a_round_trip(path):
+    config = load(path)
+    assert from_dict(yaml.safe_load(to_yaml(config))) == config
+
+
+def test_base_yaml_shows_every_key_at_its_default():
+    shown = yaml.safe_load((ROOT / "configs/ppo/base.yaml").read_text())
+    minimal = {k: shown[k] for k in ("output_dir", "task")} | {"agents": {"ann": {"tiny": {}}}}
+    assert shown == yaml.safe_load(to_yaml(from_dict(minimal)))
+
+
+def test_base_yaml_has_a_comment_above_every_key():
+    lines = (ROOT / "configs/ppo/base.yaml").read_text().splitlines()
+    bare = [
+        line.strip()
+        for number, line in enumerate(lines)
+        if re.match(r" *\w+:", line)
+        and not lines[number - 1].strip().startswith("#")
+        and not re.match(r" *(name|ann):", line)
+    ]
+    assert bare == []
+
+
+def test_imports_point_downward():
+    allowed_from_trl_ext = {"trl_ext", *NO_TORCH, "safetensors", "numpy"}
+    for path in (ROOT / "trl_ext").rglob("*.py"):
+        names = {n.split(".")[0] for n in _imported(path)} - set(sys.stdlib_module_names)
+        assert names <= allowed_from_trl_ext, f"{path.name} imports {names - allowed_from_trl_ext}"
+    below_the_trainer = {"rollout", "buffer", "rewards", "agents", "engines", "protocols", "tasks", "grading", "types", "config"}
+    for path in (ROOT / "maporl").rglob("*.py"):
+        part = path.relative_to(ROOT / "maporl").parts[0].removesuffix(".py")
+        if part in below_the_trainer:
+            upward = {n for n in _imported(path) if re.match(r"maporl\.(trainer|run|cli)\b", n)}
+            assert not upward, f"{path.name} imports {upward}"
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_import_without_torch(module):
+    code = f"import sys, {module}; print(sorted({NO_TORCH!r} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_importing_maporl_takes_less_than_a_second():
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import maporl"], check=True)
+    assert time.perf_counter() - started < 1.0
+
+
+def test_every_public_name_resolves():
+    for package in (maporl, importlib.import_module("trl_ext")):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+        with pytest.raises(AttributeError, match="has no attribute 'Nobody'"):
+            package.Nobody  # noqa: B018
+
+
+def test_every_name_taken_from_trl_is_public_or_exported_by_a_subpackage():
+    taken = set()
+    for path in [*(ROOT / "maporl").rglob("*.py"), *(ROOT / "trl_ext").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "trl":
+                taken |= {(node.module, alias.name) for alias in node.names}
+    assert taken == {("trl.trainer", "disable_dropout_in_model")}
+    for module, name in taken:
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+GOOD = {"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}}}
+BAD = {
+    "unknown key": ({"updatez": 4}, r"unknown key 'updatez'; did you mean 'updates'"),
+    "unknown nested key": ({"ppo": {"gama": 1}}, r"unknown key 'ppo.gama'; did you mean 'gamma'"),
+    "unknown key of an agent": ({"agents": {"ann": {"tiny": {}, "modle": "x"}}}, r"agents\.ann\.modle'; did you mean 'model'"),
+    "not a number": ({"training": {"learning_rate": "fast"}}, r"training\.learning_rate: .*number.*got 'fast'"),
+    "nan": ({"training": {"learning_rate": float("nan")}}, r"training\.learning_rate"),
+    "no turns": ({"protocol": {"name": "debate", "turns": 0}}, r"turns: a debate has at least 1 turn, got 0"),
+    "stranger in the protocol": (
+        {"protocol": {"name": "debate", "agents": ["ann", "cy"]}},
+        r"protocol 'debate' names agent 'cy' but agents are \['ann', 'bob'\]; add it under agents:",
+    ),
+    "unknown protocol": ({"protocol": {"name": "debat"}}, r"unknown 'debat'; did you mean 'debate'"),
+    "unknown option of a protocol": ({"protocol": {"name": "debate", "turnz": 2}}, r"turnz'; did you mean 'turns'"),
+    "broken template": ({"protocol": {"name": "debate", "later": "{othrs}"}}, r"later: it may use .*othrs"),
+    "unknown task": ({"task": {"name": "gsm9k"}}, r"unknown 'gsm9k'; did you mean 'gsm8k'"),
+    "unknown option of a task": ({"task": {"name": "toy_sum", "largst": 9}}, r"largst'; did you mean 'largest'"),
+    "operands the wrong way round": ({"task": {"name": "toy_sum", "largest": 0}}, r"expected 0 <= smallest < largest"),
+    "no agents": ({"agents": {}}, r"agents: .*at least 1"),
+    "neither model nor tiny": ({"agents": {"ann": {}}}, r"agents\.ann: give either 'model' .* got neither"),
+    "missing folder": ({"agents": {"ann": {"model": "./nowhere"}}}, r"agents\.ann\.model: no folder './nowhere'"),
+    "nobody learns": ({"agents": {"ann": {"tiny": {}, "trainable": False}}}, r"none is trainable"),
+    "unknown source": ({"reward": {"sources": {"lable": 1}}}, r"unknown 'lable'; did you mean 'label'"),
+    "indivisible minibatches": ({"ppo": {"num_mini_batches": 3}}, r"num_mini_batches=3 does not divide the 32"),
+    "greedy training": ({"ppo": {"temperature": 0}}, r"temperature: must be above 0"),
+    "two stops": ({"ppo": {"stop_token": "eos", "stop_token_id": 3}}, r"exclude each other"),
+    "critic without adapter": ({"agents": {"ann": {"tiny": {}, "critic": "adapter"}}}, r"'adapter' needs a LoRA"),
+    "shared weights that differ": (
+        {"agents": {"ann": {"tiny": {}, "policy": "p"}, "bob": {"tiny": {"layers": 1}, "policy": "p"}}},
+        r"share policy 'p' but differ in tiny",
+    ),
+    "warm start without a writer": ({"task": {"name": "gsm8k"}, "warm_start": {"steps": 1}}, r"cannot write example answers"),
+    "reserved option": ({"task": {"name": "toy_sum", "split": "eval"}}, r"task\.split: is set by the run itself"),
+    "two lengths": ({"ppo": {"total_episodes": 10}}, r"length of a run is set by 'updates'"),
+    "name that is no folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' is no name for a folder"),
+}  # fmt: skip
+
+
+def test_the_good_configuration_is_good():
+    assert from_dict(GOOD).questions_per_update() == 32
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
+def test_each_guard_fires_with_what_where_and_the_remedy(change, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict({**GOOD, **change})
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(ConfigError, match="task: this key is required"):
+        from_dict({"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
+
+
+def test_files_that_are_not_configurations_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no such configuration file; did you mean .*quickstart\.yaml"):
+        load(ROOT / "configs/ppo/quickstrt.yaml")
+    twice = tmp_path / "twice.yaml"
+    twice.write_text("seed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match="'seed' stands twice"):
+        load(twice)
+    listing = tmp_path / "list.yaml"
+    listing.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load(listing)
+
+
+def test_overrides_extends_and_agent_defaults_merge(tmp_path):
+    (tmp_path / "under.yaml").write_text(yaml.safe_dump({**GOOD, "seed": 3, "agents": {"ann": {}, "bob": {"tiny": {"layers": 5}}}}))
+    over = tmp_path / "over.yaml"
+    over.write_text("extends: under.yaml\nagent_defaults: {tiny: {layers: 2}, critic: none}\nupdates: 7\n")
+    config = load(over, ["training.learning_rate=1e-4", "ppo.num_ppo_epochs=2"])
+    assert (config.seed, config.updates, config.ppo.num_ppo_epochs, config.training.learning_rate) == (3, 7, 2, 1e-4)
+    assert (config.agents["ann"].tiny.layers, config.agents["bob"].tiny.layers) == (2, 5)
+    assert config.agents["bob"].critic == "none"
+
+
+def _imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names

@@ -1,0 +1,126 @@
+"""PPO's mathematics against literal numbers, golden cases, and TRL 1.12's formulas written out."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_ext import maths
+
+GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "gae.json"
+
+
+def double(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_masked_mean_reads_only_what_the_mask_shows():
+    values = double([[1.0, 2.0, float("nan")], [4.0, float("inf"), 6.0]])
+    mask = torch.tensor([[True, True, False], [True, False, True]])
+    assert maths.masked_mean(values, mask).item() == pytest.approx(3.25)
+    assert maths.masked_mean(values, mask, dim=1).tolist() == pytest.approx([1.5, 5.0])
+    assert math.isnan(maths.masked_mean(values, torch.zeros_like(mask)).item())
+
+
+def test_masked_whiten_uses_the_unbiased_variance():
+    values, mask = double([[1.0, 2.0, 9.0], [3.0, 4.0, 9.0]]), torch.tensor([[1, 1, 0], [1, 1, 0]])
+    # mean 2.5, unbiased variance 5/3
+    expected = [-1.161895, -0.387298, 0.0, 0.387298, 1.161895, 0.0]
+    assert maths.masked_whiten(values, mask).flatten().tolist() == pytest.approx(expected, abs=1e-6)
+    kept = maths.masked_whiten(values, mask, shift_mean=False)
+    assert kept[mask.bool()].tolist() == pytest.approx([1.338105, 2.112702, 2.887298, 3.661895], abs=1e-6)
+
+
+def test_whitening_one_value_or_equal_values_gives_zero_and_none_is_an_error():
+    assert maths.masked_whiten(double([[7.0]]), torch.tensor([[True]])).item() == 0.0
+    assert maths.masked_whiten(double([[0.3, 0.3, 0.3]]), torch.ones(1, 3)).tolist() == [[0.0, 0.0, 0.0]]
+    with pytest.raises(ValueError, match="the mask selects no value"):
+        maths.masked_whiten(double([[7.0]]), torch.tensor([[False]]))
+
+
+def test_gae_of_three_tokens_by_hand():
+    # deltas: 0.9*0.5-0.2=0.25, 0.9*0.1-0.5=-0.41, 1-0.1=0.9; A2=0.9, A1=-0.41+0.9*0.8*0.9=0.238, A0=0.25+0.72*0.238
+    advantages, returns = maths.gae(double([[0, 0, 1]]), double([[0.2, 0.5, 0.1]]), torch.ones(1, 3), 0.9, 0.8)
+    assert advantages.tolist()[0] == pytest.approx([0.42136, 0.238, 0.9])
+    assert returns.tolist()[0] == pytest.approx([0.62136, 0.738, 1.0])
+
+
+def test_gae_steps_over_tokens_of_others():
+    """A row with foreign tokens between the agent's own gives what the own tokens alone give."""
+    rewards, values = double([[5, 0, 9, 0, 1, 9]]), double([[9, 0.2, 9, 0.5, 0.1, 9]])
+    mask = torch.tensor([[0, 1, 0, 1, 1, 0]])
+    advantages, returns = maths.gae(rewards, values, mask, 0.9, 0.8)
+    assert advantages.tolist()[0] == pytest.approx([0, 0.42136, 0, 0.238, 0.9, 0])
+    assert returns.tolist()[0] == pytest.approx([0, 0.62136, 0, 0.738, 1.0, 0])
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="golden numbers are not in this checkout")
+def test_gae_and_whitening_equal_the_golden_cases():
+    cases = json.loads(GOLDEN.read_text())["cases"]
+    assert len(cases) == 30
+    for case in cases:
+        whole = torch.ones(case["batch"], case["length"])
+        advantages, returns = maths.gae(
+            double(case["rewards"]), double(case["values"]), whole, case["gamma"], case["lam"]
+        )
+        whitened = maths.masked_whiten(advantages, torch.tensor(case["mask"]))
+        for got, key in ((advantages, "advantages"), (returns, "returns"), (whitened, "whitened_advantages")):
+            torch.testing.assert_close(got, double(case[key]), atol=1e-9, rtol=0)
+
+
+def test_clipped_policy_loss_by_hand():
+    old, new = double([[0.0, 0.0, 0.0]]), double([[math.log(1.5), math.log(0.5), math.log(1.1)]])
+    advantages, mask = double([[1.0, -1.0, 2.0]]), torch.tensor([[1, 1, 1]])
+    # max(-1.5, -1.2) = -1.2 clipped; max(0.5, 0.8) = 0.8 clipped; max(-2.2, -2.2) = -2.2 not
+    loss, clipped = maths.clipped_policy_loss(new, old, advantages, mask, 0.2)
+    assert loss.item() == pytest.approx((-1.2 + 0.8 - 2.2) / 3)
+    assert clipped.item() == pytest.approx(2 / 3)
+
+
+def test_clipped_value_loss_by_hand():
+    values, old, returns = double([[1.0, 0.3]]), double([[0.0, 0.2]]), double([[0.9, 0.0]])
+    # clipped to 0.2: (0.2-0.9)^2 = 0.49 > 0.01; 0.3 within the range: 0.09
+    loss, clipped = maths.clipped_value_loss(values, old, returns, torch.ones(1, 2), 0.2)
+    assert loss.item() == pytest.approx(0.5 * (0.49 + 0.09) / 2)
+    assert clipped.item() == pytest.approx(0.5)
+
+
+def test_losses_equal_the_formulas_of_trl_1_12_on_random_tensors():
+    generator = torch.Generator().manual_seed(0)
+    new, old, adv, val, old_val, ret = (torch.randn(5, 7, generator=generator, dtype=torch.float64) for _ in range(6))
+    mask = torch.rand(5, 7, generator=generator) > 0.3
+    ratio = torch.exp(new - old)
+    losses = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 0.8, 1.2))
+    loss, _ = maths.clipped_policy_loss(new, old, adv, mask, 0.2)
+    assert loss.item() == pytest.approx((losses * mask).sum().item() / mask.sum().item(), abs=1e-12)
+    clipped = torch.clamp(val, old_val - 0.2, old_val + 0.2)
+    squares = torch.max((val - ret) ** 2, (clipped - ret) ** 2)
+    loss, _ = maths.clipped_value_loss(val, old_val, ret, mask, 0.2)
+    assert loss.item() == pytest.approx(0.5 * (squares * mask).sum().item() / mask.sum().item(), abs=1e-12)
+
+
+def test_kl_estimates_by_hand():
+    logprobs, reference = double([-1.0, -2.0]), double([-1.5, -1.0])
+    assert maths.kl_estimate(logprobs, reference, "k1").tolist() == pytest.approx([0.5, -1.0])
+    assert maths.kl_estimate(logprobs, reference, "k2").tolist() == pytest.approx([0.125, 0.5])
+    assert maths.kl_estimate(logprobs, reference, "k3").tolist() == pytest.approx([0.106531, 0.718282], abs=1e-6)
+    with pytest.raises(ValueError, match="kind must be 'k1', 'k2' or 'k3', got 'k4'"):
+        maths.kl_estimate(logprobs, reference, "k4")
+
+
+def test_token_logprobs_and_entropies_are_taken_at_the_temperature_and_in_float32():
+    logits = torch.tensor([[0.0, math.log(4.0)]])
+    half = maths.token_logprobs(logits, torch.tensor([1]), temperature=0.5)
+    assert half.item() == pytest.approx(math.log(16 / 17), abs=1e-6)
+    assert maths.token_logprobs(logits.bfloat16(), torch.tensor([1])).dtype == torch.float32
+    assert maths.token_entropies(torch.zeros(1, 8)).item() == pytest.approx(math.log(8), abs=1e-6)
+
+
+def test_the_score_lands_on_the_last_own_token_and_a_row_without_one_is_refused():
+    kl, mask = double([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), torch.tensor([[0, 1, 1], [1, 1, 0]])
+    rewards = maths.kl_penalised_rewards(kl, torch.tensor([10.0, 20.0]), mask, 0.5)
+    assert rewards.tolist() == [[0.0, -1.0, 8.5], [-0.5, 19.0, 0.0]]
+    with pytest.raises(ValueError, match=r"rows \[0\] have no trainable token"):
+        maths.kl_penalised_rewards(kl[:1], torch.tensor([1.0]), torch.zeros(1, 3), 0.5)

@@ -1,0 +1,8 @@
+"""The documented entry: ``accelerate launch train_multi_agent.py --config configs/ppo/quickstart.yaml [--set a.b=c ...]``."""
+
+import sys
+
+from maporl.cli import app
+
+if __name__ == "__main__":
+    app(args=["train", *sys.argv[1:]], prog_name="train_multi_agent.py")

@@ -1,0 +1,22 @@
+"""What TRL no longer has: a maintained single-policy PPOv2 trainer for current TRL and transformers 5.
+
+Names are loaded on first use, so that importing a light module of this package (``trl_ext.ppo_options``)
+does not import torch.
+"""
+
+from importlib import import_module
+
+_EXPORTS = {
+    "PPOOptions": "trl_ext.ppo_options",
+    "PPOv2Config": "trl_ext.ppov2_config",
+    "PPOv2Trainer": "trl_ext.ppov2_trainer",
+    "Learner": "trl_ext.learner",
+    "ValueHead": "trl_ext.value_head",
+}
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str):
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'trl_ext' has no attribute {name!r}; it has {', '.join(__all__)}")

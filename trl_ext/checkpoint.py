@@ -1,0 +1,224 @@
+"""Checkpoints: whole or absent, no pickles, loadable by plain ``from_pretrained``.
+
+``checkpoint-N/`` holds, for each policy, ``policies/NAME/`` (a model or PEFT folder with its tokenizer, the critic's
+head and the optimizer's state), ``rng.safetensors`` and ``state.json``. It is written under a hidden name and renamed
+when complete; ``MANIFEST.json`` lists every file with its SHA-256.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from trl_ext.chat import Tokenizer
+from trl_ext.learner import Learner
+
+MANIFEST = "MANIFEST.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is missing, incomplete, damaged, or of another run."""
+
+
+# -- the folder ---------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(target: Path, learners: dict[str, Learner], state: dict) -> None:
+    """Write ``target`` atomically: a reader sees the whole checkpoint or none of it. Never overwrites."""
+    if target.exists():
+        raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
+    partial = target.with_name(f".partial-{target.name}")
+    if partial.exists():  # left by a run that was killed while writing; never a checkpoint
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    for name, learner in learners.items():
+        save_learner(learner, partial / "policies" / name)
+    save_file(_rng_tensors(), partial / "rng.safetensors")
+    state = {**state, "rng": _rng_numbers()}
+    (partial / "state.json").write_text(json.dumps(state, indent=1))
+    files = {str(p.relative_to(partial)): _digest(p) for p in sorted(partial.rglob("*")) if p.is_file()}
+    (partial / MANIFEST).write_text(json.dumps(files, indent=1))
+    for path in [*partial.rglob("*"), partial]:
+        _flush(path)
+    os.rename(partial, target)
+    _flush(target.parent)
+
+
+def read_checkpoint(folder: Path, learners: dict[str, Learner]) -> dict:
+    """Verify ``folder``, put its weights, optimizers and random states in place, and return its ``state.json``."""
+    verify(folder)
+    for name, learner in learners.items():
+        if not (folder / "policies" / name).is_dir():
+            found = sorted(p.name for p in (folder / "policies").iterdir())
+            raise CheckpointError(f"{folder}: holds policies {found}, but this run has a policy {name!r}")
+        load_learner(learner, folder / "policies" / name)
+    state = json.loads((folder / "state.json").read_text())
+    _restore_rng(load_file(folder / "rng.safetensors"), state["rng"])
+    return state
+
+
+def verify(folder: Path) -> None:
+    """Raise ``CheckpointError`` unless every file of ``folder`` is as its manifest says."""
+    if not (folder / MANIFEST).is_file():
+        raise CheckpointError(f"{folder}: no {MANIFEST}, so this is not a whole checkpoint; use another one")
+    for name, digest in json.loads((folder / MANIFEST).read_text()).items():
+        path = folder / name
+        if not path.is_file() or _digest(path) != digest:
+            raise CheckpointError(f"{folder}: {name} is missing or damaged; use another checkpoint")
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted((p for p in found if (p / MANIFEST).is_file()), key=lambda p: int(p.name.split("-")[1]))
+
+
+def remove_old(output_dir: Path, keep: int | None) -> None:
+    """Honour ``save_total_limit``: remove the oldest checkpoints beyond ``keep``."""
+    if keep is not None and keep > 0:
+        for folder in list_checkpoints(output_dir)[:-keep]:
+            shutil.rmtree(folder)
+
+
+# -- one learner --------------------------------------------------------------------------------------------------
+
+
+def save_policy(learner: Learner, folder: Path) -> None:
+    """The policy as a plain ``from_pretrained`` folder (model, or PEFT adapter) with tokenizer and critic."""
+    save_policy_weights(learner.model, learner.adapter, learner.tokenizer, folder)
+    if learner.critic == "adapter":
+        save_adapter(learner.model, learner.critic_adapter, folder / "critic")
+    if learner.value_model is not None:
+        learner.value_model.save_pretrained(folder / "critic")
+    if learner.value_head is not None:
+        save_file(_contiguous(learner.value_head.state_dict()), folder / "value_head.safetensors")
+
+
+def save_policy_weights(
+    model: PreTrainedModel | PeftModel, adapter: str | None, tokenizer: Tokenizer, folder: Path
+) -> None:
+    """A model, or one adapter of it, with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, PeftModel):
+        save_adapter(model, adapter, folder)
+    else:
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_adapter(model: PeftModel, adapter: str, folder: Path) -> None:
+    """One adapter as ``folder/adapter_config.json`` and weights, whatever its name (PEFT makes a subfolder of it)."""
+    model.save_pretrained(folder, selected_adapters=[adapter])
+    nested = folder / adapter
+    if nested.is_dir():
+        for path in nested.iterdir():
+            os.replace(path, folder / path.name)
+        nested.rmdir()
+
+
+def save_learner(learner: Learner, folder: Path) -> None:
+    """The policy, and what it takes to go on training it."""
+    save_policy(learner, folder)
+    tensors, numbers = {}, {}
+    optimizer = learner.optimizer.state_dict()
+    for index, entries in optimizer["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}.{key}"] = value.contiguous()
+            else:
+                numbers[f"{index}.{key}"] = value
+    save_file(tensors, folder / "optimizer.safetensors")
+    record = {"numbers": numbers, "groups": optimizer["param_groups"], "scheduler": learner.scheduler.state_dict()}
+    (folder / "optimizer.json").write_text(json.dumps(record))
+
+
+def load_learner(learner: Learner, folder: Path) -> None:
+    """Inverse of :func:`save_learner`, into the weights that ``learner`` already holds."""
+    load_weights(learner.model, learner.adapter, folder)
+    if learner.critic == "adapter":
+        load_weights(learner.model, learner.critic_adapter, folder / "critic")
+    if learner.value_model is not None:
+        active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
+        load_weights(learner.value_model, active, folder / "critic")
+    if learner.value_head is not None:
+        learner.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+    record = json.loads((folder / "optimizer.json").read_text())
+    state: dict[int, dict] = {}
+    for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    learner.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
+    learner.scheduler.load_state_dict(record["scheduler"])
+
+
+def load_weights(model: PreTrainedModel | PeftModel, adapter: str | None, folder: Path) -> None:
+    """Weights saved by :func:`save_policy_weights` into a model (or one of its adapters) that is already in memory."""
+    if isinstance(model, PeftModel):
+        result = set_peft_model_state_dict(model, load_peft_weights(str(folder)), adapter_name=adapter)
+        if result.unexpected_keys:
+            raise CheckpointError(
+                f"{folder}: the adapter has weights that {adapter!r} lacks: {result.unexpected_keys[:3]}"
+            )
+        return
+    loaded = type(model).from_pretrained(folder, dtype=model.dtype)
+    model.load_state_dict(loaded.state_dict())
+
+
+# -- random states ------------------------------------------------------------------------------------------------
+
+
+def _rng_tensors() -> dict[str, torch.Tensor]:
+    tensors = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return tensors
+
+
+def _rng_numbers() -> dict:
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    version, internal, following = random.getstate()
+    return {
+        "python": [version, list(internal), following],
+        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],
+    }
+
+
+def _restore_rng(tensors: dict[str, torch.Tensor], numbers: dict) -> None:
+    torch.set_rng_state(tensors["torch"])
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            if f"cuda.{index}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
+    version, internal, following = numbers["python"]
+    random.setstate((version, tuple(internal), following))
+    kind, keys, position, has_gauss, gauss = numbers["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+
+
+def _contiguous(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.contiguous() for key, value in state.items()}
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,60 @@
+"""Prompts: from tokenised, text or chat rows to token ids, in a seeded order that can be resumed at any row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trl_ext.chat import Tokenizer, encode_prompt
+
+PROMPT_COLUMNS = ("input_ids", "prompt", "messages")
+
+
+@dataclass
+class Prompt:
+    """One row of the data set: its ids, its readable prompt (text, or a list of messages), its other columns."""
+
+    ids: list[int]
+    prompt: Any
+    columns: dict[str, Any]
+
+
+def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
+    """Accepts ``input_ids``, ``prompt`` (text or messages) or ``messages`` (a closing assistant message is dropped)."""
+    columns = {k: v for k, v in row.items() if k not in (*PROMPT_COLUMNS, "attention_mask", "lengths")}
+    if "input_ids" in row:
+        ids = [int(i) for i in row["input_ids"]]
+        return Prompt(ids, tokenizer.decode(ids, skip_special_tokens=True), columns)
+    prompt = row["prompt"] if "prompt" in row else row["messages"]
+    if isinstance(prompt, str):
+        return Prompt(tokenizer.encode(prompt), prompt, columns)
+    messages = list(prompt)
+    if messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    return Prompt(encode_prompt(tokenizer, messages), messages, columns)
+
+
+def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
+    """Raise unless ``dataset`` has rows and one of the prompt columns."""
+    if dataset is None or len(dataset) == 0:
+        raise ValueError(f"{name}: expected at least one row, got {'None' if dataset is None else 'an empty data set'}")
+    if not any(column in dataset[0] for column in PROMPT_COLUMNS):
+        raise ValueError(
+            f"{name}: expected one of the columns {', '.join(PROMPT_COLUMNS)}, got {sorted(dataset[0])}; "
+            "rename the column that holds the question to 'prompt'"
+        )
+
+
+def shuffled_indices(size: int, seed: int, start: int, count: int) -> list[int]:
+    """Rows ``start .. start + count`` of an endless stream of seeded permutations of ``range(size)``.
+
+    The position alone determines the rows, so that a resumed run needs nothing else.
+    """
+    indices: list[int] = []
+    for position in range(start, start + count):
+        epoch, offset = divmod(position, size)
+        if not indices or offset == 0:
+            order = np.random.default_rng([seed, epoch]).permutation(size)
+        indices.append(int(order[offset]))
+    return indices

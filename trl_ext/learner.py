@@ -1,0 +1,381 @@
+"""A learner holds one policy and everything that trains it: critic, reference, optimizer, scheduler.
+
+``PPOv2Trainer`` has one learner; ``maporl.MultiAgentPPOTrainer`` has one per policy. Several learners may live on one
+base model, each with its own adapter.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, get_scheduler
+from trl.trainer import disable_dropout_in_model
+
+from trl_ext import maths
+from trl_ext.chat import Tokenizer
+from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.rows import TokenRows
+from trl_ext.value_head import ValueHead
+
+CRITICS = ("head", "adapter", "model", "none")
+
+
+class NonFiniteError(RuntimeError):
+    """A reward, log-probability, value or loss was NaN or infinite; the last checkpoint is untouched."""
+
+
+@dataclass
+class PolicyOutput:
+    """What one forward says of the M action tokens of some rows, in row-major order: each [M]."""
+
+    logprobs: Tensor
+    values: Tensor | None
+    entropies: Tensor | None
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """The Hugging Face model itself: PEFT injects its layers in place, so calling the base runs the active adapter."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def trunk_of(model: nn.Module) -> nn.Module:
+    """The transformer below the head, which returns hidden states."""
+    base = base_of(model)
+    return getattr(base, base.base_model_prefix)
+
+
+@contextmanager
+def _head_sees_only(head: nn.Module, keep: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Let the output head of a model see only the hidden states at ``keep`` [N, T], as one row [1, M, H].
+
+    The model's own forward then does whatever else it does to logits (soft caps, scales), and logits of the whole
+    vocabulary exist only for tokens that are trained on. Yields a dict that receives ``hidden`` [M, H].
+    """
+    seen: dict[str, Tensor] = {}
+
+    def select(_module, arguments):
+        seen["hidden"] = arguments[0][keep]
+        return (seen["hidden"].unsqueeze(0), *arguments[1:])
+
+    handle = head.register_forward_pre_hook(select)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+class Learner:
+    """One policy with its critic, reference, optimizer and scheduler.
+
+    Args:
+        name: names the policy in metrics, errors and checkpoints.
+        model: a causal language model, or a ``PeftModel`` (possibly shared between learners).
+        tokenizer: the policy's own tokenizer.
+        args: the options; ``learning_rate`` may be overridden for this policy.
+        critic: ``head`` (float32 linear head on the policy's own trunk), ``adapter`` (a second adapter on the same
+            trunk, with a head), ``model`` (a trunk of its own, ``value_model`` or a copy) or ``none``.
+        adapter: the adapter of ``model`` to train; needed where it has several.
+        reference: ``None`` means adapters off for a ``PeftModel``, else a frozen copy (none at ``kl_coef`` 0).
+        outputs: number of critic outputs (one per turn where asked).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel | PeftModel,
+        tokenizer: Tokenizer,
+        args: PPOv2Config,
+        *,
+        critic: str = "head",
+        value_model: nn.Module | None = None,
+        adapter: str | None = None,
+        reference: nn.Module | None = None,
+        ref_adapter: str | None = None,
+        outputs: int = 1,
+        learning_rate: float | None = None,
+    ):
+        if critic not in CRITICS:
+            raise ValueError(f"policy {name!r}: critic must be one of {', '.join(CRITICS)}, got {critic!r}")
+        if critic == "adapter" and not isinstance(model, PeftModel):
+            raise ValueError(f"policy {name!r}: critic 'adapter' needs a PEFT model; use 'head', or add a LoRA")
+        if critic == "adapter" and args.gradient_checkpointing:
+            raise ValueError(
+                f"policy {name!r}: critic 'adapter' with gradient_checkpointing would recompute activations under the "
+                "wrong adapter; use critic 'head' or turn gradient_checkpointing off"
+            )
+        self.name, self.model, self.tokenizer, self.args = name, model, tokenizer, args
+        self.critic, self.ref_adapter = critic, ref_adapter
+        self.adapter = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
+        self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
+        _quiet_dropout(model)
+        self.value_model = self._build_value_model(value_model)
+        self.value_head = self._build_value_head(outputs)
+        self.reference = self._build_reference(reference)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler = None
+        self._accelerator = None
+        self._trainable: list[nn.Parameter] = []
+
+    # -- building -------------------------------------------------------------------------------------------------
+
+    def _build_value_model(self, value_model: nn.Module | None) -> nn.Module | None:
+        if self.critic != "model":
+            return None
+        if value_model is None:
+            value_model = copy.deepcopy(self.model)
+        _quiet_dropout(value_model)
+        return value_model
+
+    def _build_value_head(self, outputs: int) -> nn.Module | None:
+        if self.critic == "none":
+            return None
+        if self.critic == "adapter":
+            self.critic_adapter = f"{self.adapter}_critic"
+            if self.critic_adapter not in self.model.peft_config:
+                self.model.add_adapter(self.critic_adapter, copy.deepcopy(self.model.peft_config[self.adapter]))
+        trunk = self.model if self.value_model is None else self.value_model
+        if hasattr(trunk, "score"):  # a sequence-classification model brings its own head
+            return None
+        return ValueHead(trunk.config.get_text_config().hidden_size, outputs)
+
+    def _build_reference(self, reference: nn.Module | None) -> nn.Module | None:
+        if reference is None and not isinstance(self.model, PeftModel) and self.args.kl_coef != 0:
+            reference = copy.deepcopy(self.model)
+        if reference is not None:
+            if reference is self.model:
+                raise ValueError(
+                    f"policy {self.name!r}: the reference is the policy itself; pass a separate copy, or None to have "
+                    "one made"
+                )
+            reference.requires_grad_(False).eval()
+        return reference
+
+    def prepare(self, accelerator, updates: int, optimizer=None, scheduler=None) -> None:
+        """Move to the device and make the optimizer and its schedule over ``updates`` updates."""
+        self._accelerator = accelerator
+        for module in (self.model, self.value_model, self.value_head, self.reference):
+            if module is not None and not getattr(module, "is_quantized", False):
+                module.to(accelerator.device)
+        if self.args.gradient_checkpointing:
+            kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
+            for module in filter(None, (self.model, self.value_model)):
+                base_of(module).gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+                base_of(module).enable_input_require_grads()
+        with self.active():
+            groups = self._parameter_groups()
+        self._trainable = [p for group in groups for p in group["params"]]
+        if optimizer is None:
+            args = self.args
+            optimizer = torch.optim.AdamW(
+                groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon, weight_decay=args.weight_decay
+            )
+        self.optimizer = optimizer
+        self.scheduler = scheduler or get_scheduler(
+            self.args.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=self.args.get_warmup_steps(updates),
+            num_training_steps=updates,
+            scheduler_specific_kwargs=self.args.lr_scheduler_kwargs or None,
+        )
+
+    def _parameter_groups(self) -> list[dict]:
+        named = list(self.model.named_parameters())
+        policy = [p for n, p in named if p.requires_grad and (self.adapter is None or f".{self.adapter}." in n)]
+        critic = [
+            p for m in (self.value_model, self.value_head) if m is not None for p in m.parameters() if p.requires_grad
+        ]
+        if self.critic == "adapter":
+            critic += [p for n, p in named if f".{self.critic_adapter}." in n]
+        if not policy:
+            raise ValueError(f"policy {self.name!r}: no parameter requires a gradient; load the adapter as trainable")
+        groups = [{"params": policy, "lr": self.learning_rate}]
+        if critic:
+            rate = self.args.value_learning_rate
+            groups.append({"params": critic, "lr": self.learning_rate if rate is None else rate})
+        return groups
+
+    # -- which adapter is on --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def active(self, adapter: str | None = None) -> Iterator[nn.Module]:
+        """The Hugging Face model with this policy's adapter (or another of the same base) switched on."""
+        wanted = adapter or self.adapter
+        if wanted is not None and self.model.active_adapters != [wanted]:
+            self.model.set_adapter(wanted)
+            # PEFT lets only the active adapter learn; this learner's critic adapter learns in the same backward
+            for parameter in self._trainable:
+                parameter.requires_grad_(True)
+        yield base_of(self.model)
+
+    @contextmanager
+    def _reference_model(self) -> Iterator[nn.Module]:
+        if self.reference is not None:
+            yield base_of(self.reference)
+        elif self.ref_adapter is not None:
+            with self.active(self.ref_adapter) as model:
+                yield model
+        else:
+            with self.model.disable_adapter():
+                yield base_of(self.model)
+
+    # -- forward --------------------------------------------------------------------------------------------------
+
+    def forward(self, rows: TokenRows, entropies: bool = False) -> PolicyOutput:
+        """Log-probabilities and values of the action tokens of ``rows``, under the current weights."""
+        keep = _predicting(rows.action_mask)
+        targets = rows.input_ids[rows.action_mask]
+        with self.active() as model:
+            logits, hidden = _token_logits(model, rows.input_ids, keep, self._autocast)
+        temperature = self.args.temperature
+        logprobs = maths.token_logprobs(logits, targets, temperature)
+        with torch.no_grad():
+            entropy = maths.token_entropies(logits, temperature) if entropies else None
+        return PolicyOutput(logprobs, self._values(rows, keep, hidden), entropy)
+
+    def _values(self, rows: TokenRows, keep: Tensor, hidden: Tensor) -> Tensor | None:
+        if self.critic == "none":
+            return None
+        if self.critic == "head":
+            hidden = hidden.detach() if self.args.detach_critic else hidden
+        else:
+            switched = self.active(self.critic_adapter) if self.critic == "adapter" else nullcontext()
+            with switched, self._autocast():
+                trunk = trunk_of(self.model if self.value_model is None else self.value_model)
+                hidden = trunk(input_ids=rows.input_ids, use_cache=False).last_hidden_state[keep]
+        if self.value_head is None:
+            return base_of(self.value_model).score(hidden).squeeze(-1).float()
+        heads = rows.head.unsqueeze(1).expand_as(keep)[keep]
+        return self.value_head(hidden, heads)
+
+    def reference_logprobs(self, rows: TokenRows) -> Tensor:
+        """Log-probabilities [M] of the action tokens under the reference, at the same temperature."""
+        with self._reference_model() as model:
+            logits, _ = _token_logits(model, rows.input_ids, _predicting(rows.action_mask), self._autocast)
+        return maths.token_logprobs(logits, rows.input_ids[rows.action_mask], self.args.temperature)
+
+    def _autocast(self):
+        return self._accelerator.autocast() if self._accelerator is not None else nullcontext()
+
+    @torch.no_grad()
+    def annotate(self, rows: TokenRows) -> dict[str, float]:
+        """Fill in ``logprobs``, ``values`` and ``ref_logprobs`` under the weights that sampled; returns statistics.
+
+        The forward is the one of training, so that the first ratio of the first minibatch is 1.
+        """
+        logprobs, values, references, entropies = [], [], [], []
+        order = rows.by_length()
+        for part in order.split(self.args.local_rollout_forward_batch_size):
+            piece = rows.take(part)
+            out = self.forward(piece, entropies=True)
+            logprobs.append(out.logprobs)
+            entropies.append(out.entropies)
+            values.append(torch.zeros_like(out.logprobs) if out.values is None else out.values)
+            references.append(self.reference_logprobs(piece) if self.args.kl_coef != 0 else out.logprobs)
+        rows.logprobs = _scatter(torch.cat(logprobs), rows.action_mask, order)
+        rows.values = _scatter(torch.cat(values), rows.action_mask, order)
+        rows.ref_logprobs = _scatter(torch.cat(references), rows.action_mask, order)
+        self._check_finite(rows, {"log-probability": rows.logprobs, "value": rows.values})
+        return {"policy/entropy_avg": float(torch.cat(entropies).mean())}
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    def accumulate(self, rows: TokenRows, index: Tensor) -> dict[str, float]:
+        """Add the gradient of the PPO loss over the minibatch ``index`` (token mean), in micro-batches; statistics.
+
+        Micro-batches are weighted by their tokens, so the result does not depend on how a minibatch is cut.
+        """
+        args = self.args
+        total = int(rows.action_mask[index].sum())
+        sums = dict.fromkeys(
+            ("loss", "policy_loss", "value_loss", "clipped", "value_clipped", "approx_kl", "ratio"), 0.0
+        )
+        for part in rows.by_length(index).split(args.per_device_train_batch_size):
+            piece = rows.take(part)
+            mask = piece.action_mask
+            old_logprobs, old_values = piece.logprobs[mask], piece.values[mask]
+            advantages, returns = piece.advantages[mask], piece.returns[mask]
+            out = self.forward(piece)
+            everything = torch.ones_like(old_logprobs, dtype=torch.bool)
+            policy_losses, clipped = maths.policy_loss_terms(
+                out.logprobs, old_logprobs, advantages, everything, args.cliprange
+            )
+            policy_loss = policy_losses.sum() / total
+            loss, value_loss, value_clipped = policy_loss, torch.zeros(()), torch.zeros(())
+            if out.values is not None:
+                value_losses, value_clips = maths.value_loss_terms(
+                    out.values, old_values, returns, args.cliprange_value
+                )
+                value_loss, value_clipped = value_losses.sum() / total, value_clips.sum() / total
+                loss = policy_loss + args.vf_coef * value_loss
+            if not bool(torch.isfinite(loss)):
+                self._check_finite(
+                    piece, {"log-probability": _scatter(out.logprobs.detach(), mask), "advantage": piece.advantages}
+                )
+                raise NonFiniteError(
+                    f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(piece.labels[:4])}"
+                )
+            with self.active():  # the adapter must stay on until backward has recomputed what it needs
+                self._accelerator.backward(loss) if self._accelerator is not None else loss.backward()
+            with torch.no_grad():
+                difference = out.logprobs - old_logprobs
+                parts = (loss, policy_loss, value_loss, clipped.sum() / total, value_clipped,
+                         0.5 * (difference**2).sum() / total, difference.exp().sum() / total)  # fmt: skip
+                for key, value in zip(sums, parts, strict=True):
+                    sums[key] += float(value)
+        return sums
+
+    def step(self) -> float:
+        """Clip this policy's gradients, step its optimizer, clear; returns the gradient norm before clipping."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        largest = self.args.max_grad_norm if self.args.max_grad_norm and self.args.max_grad_norm > 0 else float("inf")
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest))
+        if norm != norm or norm == float("inf"):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _check_finite(self, rows: TokenRows, named: dict[str, Tensor]) -> None:
+        for what, values in named.items():
+            bad = (~torch.isfinite(values)).any(1)
+            if bool(bad.any()):
+                labels = [label for label, is_bad in zip(rows.labels, bad.tolist(), strict=True) if is_bad]
+                raise NonFiniteError(f"policy {self.name!r}: a {what} is not finite at {'; '.join(labels[:4])}")
+
+
+def _token_logits(model: nn.Module, input_ids: Tensor, keep: Tensor, autocast) -> tuple[Tensor, Tensor]:
+    """Logits [M, V] and hidden states [M, H] at the positions ``keep`` [N, T]."""
+    with _head_sees_only(model.get_output_embeddings(), keep) as seen, autocast():
+        logits = model(input_ids=input_ids, use_cache=False).logits[0]
+    return logits, seen["hidden"]
+
+
+def _predicting(action_mask: Tensor) -> Tensor:
+    """The positions whose output chooses an action token: one column to the left of it."""
+    keep = torch.zeros_like(action_mask)
+    keep[:, :-1] = action_mask[:, 1:]
+    return keep
+
+
+def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:
+    """[M] back to [N, T], zeros elsewhere; the rows of ``flat`` came in ``order`` (default: as they stand)."""
+    order = torch.arange(mask.shape[0], device=mask.device) if order is None else order
+    full = torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device)
+    sorted_rows = torch.zeros_like(full)
+    sorted_rows[mask[order]] = flat
+    full[order] = sorted_rows
+    return full
+
+
+def _quiet_dropout(model: nn.Module) -> None:
+    """No dropout anywhere: a ratio between two forwards must come from the weights alone."""
+    disable_dropout_in_model(model)
+    for module in model.modules():
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

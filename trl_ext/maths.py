@@ -1,0 +1,175 @@
+"""The mathematics of PPO: pure functions of tensors, no models, no state.
+
+Shapes: ``N`` rows (one utterance each), ``T`` tokens. A mask is boolean (or 0/1) and true at the tokens that the
+policy sampled and is trained on; whatever lies outside it is never read. Statistics are taken in the precision of
+their inputs: pass float32 or float64.
+
+Given the same tensors these functions equal ``trl.experimental.ppo`` of TRL 1.12 (which followed Huang et al.,
+"The N Implementation Details of RLHF with PPO", 2023).
+"""
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of ``values`` where ``mask`` is true: over everything, or along ``dim``.
+
+    An empty selection gives NaN, as a mean of nothing should.
+    """
+    mask = mask.to(values.dtype)
+    # where(), not a product: NaN or inf outside the mask must not leak in
+    kept = torch.where(mask > 0, values, torch.zeros_like(values))
+    if dim is None:
+        return kept.sum() / mask.sum()
+    return kept.sum(dim) / mask.sum(dim)
+
+
+def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
+    """Variance of ``values`` where ``mask`` is true; unbiased (n - 1) by default."""
+    count = mask.sum()
+    if count == 0:
+        raise ValueError("masked_var: the mask selects no value; got a mask of zeros, expected at least one true entry")
+    centred = values - masked_mean(values, mask)
+    variance = masked_mean(centred**2, mask)
+    if unbiased and count > 1:
+        variance = variance * count / (count - 1)
+    return variance
+
+
+def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """``(values - mean) / sqrt(var + 1e-8)`` under ``mask``, unbiased variance; 0 outside it.
+
+    ``shift_mean=False`` keeps the mean (used for rewards). A single value has no spread: it whitens to 0.
+    """
+    mean = masked_mean(values, mask)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
+    if not shift_mean:
+        whitened = whitened + mean
+    return torch.where(mask.bool(), whitened, torch.zeros_like(whitened))
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the trainable tokens of each row (Schulman et al. 2016, eq. 11-16).
+
+    ``delta_t = r_t + gamma * V_{t'} - V_t``, ``A_t = delta_t + gamma * lam * A_{t'}`` where ``t'`` is the *next
+    trainable token of the row*, not the next column: tokens outside ``mask`` (prompts, other speakers, padding) are
+    stepped over, and beyond the last trainable token both V and A are 0.
+
+    Args: ``rewards``, ``values``, ``mask`` of shape [N, T]. Returns ``(advantages, returns)`` of shape [N, T], with
+    ``returns = advantages + values`` under the mask and 0 outside it.
+    """
+    if not rewards.shape == values.shape == mask.shape or rewards.dim() != 2:
+        raise ValueError(
+            f"gae: expected rewards, values and mask of one shape [row, token], got {tuple(rewards.shape)}, "
+            f"{tuple(values.shape)} and {tuple(mask.shape)}"
+        )
+    mask = mask.bool()
+    advantages = torch.zeros_like(values)
+    next_value = values.new_zeros(values.shape[0])
+    next_advantage = values.new_zeros(values.shape[0])
+    columns = mask.any(0).nonzero().flatten().tolist()
+    for t in reversed(columns):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * next_advantage
+        next_advantage = torch.where(mask[:, t], advantage, next_advantage)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        advantages[:, t] = torch.where(mask[:, t], advantage, torch.zeros_like(advantage))
+    returns = torch.where(mask, advantages + values, torch.zeros_like(values))
+    return advantages, returns
+
+
+def clipped_policy_loss(
+    new_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """PPO's clipped surrogate, token mean under ``mask`` (Schulman et al. 2017, eq. 7).
+
+    ``loss = mean(max(-A * ratio, -A * clamp(ratio, 1 - clip, 1 + clip)))``, ``ratio = exp(new - old)``.
+    Returns ``(loss, clip_fraction)``: the second is the share of tokens where the clipped branch was the larger one.
+    """
+    losses, clipped = policy_loss_terms(new_logprobs, old_logprobs, advantages, mask, clip)
+    return masked_mean(losses, mask), masked_mean(clipped, mask)
+
+
+def policy_loss_terms(
+    new_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """The per-token terms of :func:`clipped_policy_loss` before they are averaged: (losses, clipped as 0/1)."""
+    # masked before exp: log-probabilities outside the mask may be anything
+    ratio = torch.exp(torch.where(mask.bool(), new_logprobs - old_logprobs, torch.zeros_like(new_logprobs)))
+    unclipped_losses = -advantages * ratio
+    clipped_losses = -advantages * torch.clamp(ratio, 1.0 - clip, 1.0 + clip)
+    return torch.max(unclipped_losses, clipped_losses), (clipped_losses > unclipped_losses).to(advantages.dtype)
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error of the critic, clipped to ``old_values`` +- ``clip``, token mean under ``mask``.
+
+    ``loss = 0.5 * mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2))``.
+    Returns ``(loss, clip_fraction)``.
+    """
+    losses, clipped = value_loss_terms(values, old_values, returns, clip)
+    return masked_mean(losses, mask), masked_mean(clipped, mask)
+
+
+def value_loss_terms(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """The per-token terms of :func:`clipped_value_loss` before they are averaged: (losses, clipped as 0/1)."""
+    clipped_values = torch.clamp(values, old_values - clip, old_values + clip)
+    squared = (values - returns) ** 2
+    squared_clipped = (clipped_values - returns) ** 2
+    return 0.5 * torch.max(squared, squared_clipped), (squared_clipped > squared).to(values.dtype)
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Tensor:
+    """Per-token estimate of KL(policy || reference) from tokens that the policy sampled.
+
+    With ``d = log p - log p_ref``: ``k1 = d`` (unbiased), ``k2 = d^2 / 2`` (biased, low variance),
+    ``k3 = exp(-d) - 1 + d`` (unbiased, never negative). Source: Schulman, "Approximating KL divergence", 2020.
+    """
+    difference = logprobs - ref_logprobs
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * difference**2
+    if kind == "k3":
+        return torch.exp(-difference) - 1.0 + difference
+    raise ValueError(f"kl_estimate: kind must be 'k1', 'k2' or 'k3', got {kind!r}")
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability of each token under ``softmax(logits / temperature)``, in at least float32.
+
+    ``logits`` [..., V], ``token_ids`` [...]. This is the one definition of a log-probability in the library: old,
+    new and reference values are all taken with it, at the sampling temperature.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    flat = torch.nn.functional.cross_entropy(logits.flatten(0, -2), token_ids.flatten(), reduction="none")
+    return -flat.view(token_ids.shape)
+
+
+def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy in nats of ``softmax(logits / temperature)`` at each position; ``logits`` [..., V], float32 inside."""
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def kl_penalised_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """Token rewards: ``-kl_coef * kl_t`` at every trainable token, plus the row's score at its *last* one.
+
+    ``kl`` and ``mask`` [N, T], ``scores`` [N]; 0 outside the mask. A row without trainable tokens is an error,
+    because its score could not be credited to anything.
+    """
+    mask = mask.bool()
+    if not bool(mask.any(1).all()):
+        rows = (~mask.any(1)).nonzero().flatten().tolist()
+        raise ValueError(f"kl_penalised_rewards: rows {rows} have no trainable token to carry their score")
+    rewards = torch.where(mask, -kl_coef * kl, torch.zeros_like(kl))
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, columns, -1).amax(1)
+    rows_index = torch.arange(mask.shape[0], device=mask.device)
+    rewards[rows_index, last] = rewards[rows_index, last] + scores.to(rewards.dtype)
+    return rewards

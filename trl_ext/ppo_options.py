@@ -1,0 +1,56 @@
+"""The options of PPO, declared once, with no torch behind them: the YAML section ``ppo:`` and the base of
+:class:`trl_ext.PPOv2Config` are this dataclass."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+def option(default, help: str):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class PPOOptions:
+    """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``."""
+
+    total_episodes: int | None = option(None, "Answers to train on in all; default: num_train_epochs over the data.")
+    num_ppo_epochs: int = option(4, "Passes over each collected batch.")
+    num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
+    local_rollout_forward_batch_size: int = option(64, "Rows per forward where no gradient is taken, and per generate.")
+    response_length: int = option(53, "Most tokens an answer may have.")
+    stop_token: Literal["eos", "none"] | None = option(
+        None,
+        "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
+    )
+    stop_token_id: int | None = option(None, "Stop at this id instead.")
+    temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
+    missing_eos_penalty: float | None = option(None, "Subtracted from the score of an answer without end of sequence.")
+    kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")
+    kl_estimator: Literal["k1", "k3"] = option("k1", "Estimator of the KL penalty (trl_ext.maths.kl_estimate).")
+    cliprange: float = option(0.2, "Clip range of the policy ratio.")
+    vf_coef: float = option(0.1, "Weight of the critic's loss.")
+    cliprange_value: float = option(0.2, "Clip range of the critic's values.")
+    gamma: float = option(1.0, "Discount per token.")
+    lam: float = option(0.95, "Lambda of GAE.")
+    whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
+
+    def __post_init__(self):
+        _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
+        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam")
+        if self.total_episodes is not None:
+            _at_least(self, 1, "total_episodes")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature: must be above 0, got {self.temperature}; greedy play is for evaluation")
+        if self.missing_eos_penalty is not None and self.missing_eos_penalty < 0:
+            raise ValueError(
+                f"missing_eos_penalty: it is subtracted, so it must not be negative, got {self.missing_eos_penalty}"
+            )
+        if self.stop_token is not None and self.stop_token_id is not None:
+            raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
+
+
+def _at_least(options, smallest: float, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if not value >= smallest:  # also catches NaN
+            raise ValueError(f"{name}: expected a number of at least {smallest}, got {value!r}")

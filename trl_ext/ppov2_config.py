@@ -1,0 +1,50 @@
+"""Arguments of :class:`trl_ext.PPOv2Trainer`: TRL 1.12's ``PPOConfig``, on the current ``TrainingArguments``."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import TrainingArguments
+
+from trl_ext.ppo_options import PPOOptions, option
+
+
+@dataclass
+class PPOv2Config(PPOOptions, TrainingArguments):
+    """PPO options (:class:`PPOOptions`) plus everything ``transformers.TrainingArguments`` has.
+
+    One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` answers; training steps through
+    them ``num_ppo_epochs * num_mini_batches`` times, ``per_device_train_batch_size`` rows per forward and backward.
+    ``max_grad_norm``, ``bf16``, ``gradient_checkpointing`` and the learning-rate schedule (counted in updates) apply.
+    ``output_dir``, ``save_steps``, ``eval_steps`` and ``logging_steps`` count updates.
+    """
+
+    learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
+    value_learning_rate: float | None = option(None, "Learning rate of the value head; default: learning_rate.")
+    logging_steps: float = option(1, "Log every so many updates.")
+    lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
+    critic: Literal["head", "adapter", "model", "none"] = option(
+        "head",
+        "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a model of "
+        "its own, or none (the advantage is the whitened return).",
+    )
+    detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
+    model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
+    ref_adapter_name: str | None = option(None, "Adapter that serves as reference; default: adapters off.")
+    num_sample_generations: int = option(
+        10, "How often in a run sample answers on the evaluation set are logged; 0: never."
+    )
+    dataset_num_proc: int | None = option(None, "Processes for preparing the data set.")
+    sft_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
+    reward_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
+    world_size: int | None = option(None, "Filled in by the trainer: number of processes.")
+    num_total_batches: int | None = option(None, "Filled in by the trainer: number of updates.")
+    micro_batch_size: int | None = option(None, "Filled in by the trainer: rows per forward over all processes.")
+    local_batch_size: int | None = option(None, "Filled in by the trainer: rows per update on this process.")
+    batch_size: int | None = option(None, "Filled in by the trainer: rows per update over all processes.")
+    local_mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step here.")
+    mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step over all processes.")
+    ds3_gather_for_generation: bool = option(True, "Gather ZeRO-3 weights for generation.")
+
+    def __post_init__(self):
+        PPOOptions.__post_init__(self)
+        TrainingArguments.__post_init__(self)

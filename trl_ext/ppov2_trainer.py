@@ -1,0 +1,431 @@
+"""PPOv2 for one policy, on current TRL and transformers: the trainer that TRL removed in 1.13, maintained.
+
+``train()`` is a loop over five seams, each of which a subclass may replace:
+
+    collect (prompts -> answers) -> score -> advantage (-> token rows) -> update -> log
+
+It is a ``transformers.Trainer`` for arguments, callbacks, logging, progress, the hub and model cards. What holds
+weights is a :class:`trl_ext.Learner`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+from trl.trainer import disable_dropout_in_model
+
+from trl_ext.advantages import assign_advantages
+from trl_ext.chat import Tokenizer
+from trl_ext.checkpoint import (
+    CheckpointError,
+    list_checkpoints,
+    read_checkpoint,
+    remove_old,
+    save_policy,
+    write_checkpoint,
+)
+from trl_ext.data import Prompt, check_dataset, read_prompt, shuffled_indices
+from trl_ext.generation import Sampling, generate, stop_ids_of
+from trl_ext.learner import Learner
+from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.rows import Answer, TokenRows, build_rows
+from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
+
+Metrics = dict[str, float]
+
+
+class PPOv2Trainer(Trainer):
+    """Proximal policy optimisation of one causal language model.
+
+    Constructor-compatible with ``trl.experimental.ppo.PPOTrainer`` of TRL 1.12; the differences are additions:
+
+    Args:
+        args: a :class:`PPOv2Config`.
+        processing_class: the policy's tokenizer; its padding token may equal its EOS token.
+        model: the policy: a causal LM, or a trainable ``PeftModel``.
+        ref_model: the reference of the KL penalty; None: adapters off for PEFT, else a frozen copy.
+        reward_model: a sequence-classification model with one output; optional where ``reward_funcs`` are given.
+        train_dataset: rows with ``input_ids``, ``prompt`` (text or messages) or ``messages``; other columns reach the
+            reward functions.
+        value_model: a critic of its own (sequence classification); None: ``args.critic`` decides, by default a head
+            on the policy's trunk.
+        data_collator: applied to the list of rows of one batch, where rows need work; must return a list of rows.
+        eval_dataset: rows for ``evaluate()``.
+        peft_config: wraps ``model`` in a new adapter.
+        reward_funcs: one or several ``f(prompts, completions, **columns) -> list[float | None]``, plain or async.
+        reward_weights: one weight per source, in the order reward model, functions; default 1.
+        reward_processing_class: the reward model's tokenizer where it differs from the policy's.
+    """
+
+    def __init__(
+        self,
+        args: PPOv2Config,
+        processing_class: Tokenizer,
+        model: PreTrainedModel | PeftModel,
+        ref_model: PreTrainedModel | None = None,
+        reward_model: nn.Module | None = None,
+        train_dataset: Sequence[dict] | None = None,
+        value_model: nn.Module | None = None,
+        data_collator: Callable[[list[dict]], list[dict]] | None = None,
+        eval_dataset: Sequence[dict] | None = None,
+        optimizers: tuple = (None, None),
+        callbacks: list[TrainerCallback] | None = None,
+        peft_config: PeftConfig | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        reward_weights: Sequence[float] | None = None,
+        reward_processing_class: Tokenizer | None = None,
+    ):
+        check_dataset(train_dataset, "train_dataset")
+        if reward_model is None and reward_funcs is None:
+            raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
+        if peft_config is not None:
+            model = get_peft_model(model, peft_config)
+        self._reward_functions = _as_list(reward_funcs)
+        self._reward_model = None
+        if reward_model is not None:
+            disable_dropout_in_model(reward_model)
+            self._reward_model = ModelReward(
+                reward_model, reward_processing_class, args.local_rollout_forward_batch_size
+            )
+        self._reward_weights = _weights(reward_weights, len(self._reward_functions) + (reward_model is not None))
+        learner = Learner(
+            "policy",
+            model,
+            processing_class,
+            args,
+            critic="model" if value_model is not None else args.critic,
+            value_model=value_model,
+            adapter=args.model_adapter_name,
+            reference=ref_model,
+            ref_adapter=args.ref_adapter_name,
+        )
+        self._collate = data_collator or list
+        self._begin({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
+        if self._reward_model is not None:
+            self._reward_model.model.to(self.accelerator.device)
+        self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
+
+    def _begin(
+        self, learners: dict[str, Learner], args: PPOv2Config, train_dataset, eval_dataset, optimizers, callbacks
+    ):
+        """Everything a trainer of any number of learners needs: Trainer's own set-up, batch sizes, optimizers."""
+        self.learners = learners
+        first = next(iter(learners.values()))
+        with _no_gradient_checkpointing(args):  # each learner turns it on for itself
+            super().__init__(
+                model=first.model,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=first.tokenizer,
+                data_collator=list,
+                callbacks=callbacks,
+            )
+        self._count_batches(args, len(train_dataset))
+        for learner in learners.values():
+            optimizer, scheduler = optimizers if learner is first else (None, None)
+            learner.prepare(self.accelerator, args.num_total_batches, optimizer, scheduler)
+        self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
+        self.episodes = 0
+
+    def _count_batches(self, args: PPOv2Config, rows: int) -> None:
+        args.world_size = self.accelerator.num_processes
+        if args.world_size > 1:
+            raise NotImplementedError(
+                f"this version trains in one process; it was started with {args.world_size}. "
+                "Start it with one process (accelerate launch --num_processes 1)"
+            )
+        args.local_batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        args.micro_batch_size = args.per_device_train_batch_size * args.world_size
+        args.batch_size = args.local_batch_size * args.world_size
+        if args.local_batch_size % args.num_mini_batches:
+            raise ValueError(
+                f"num_mini_batches={args.num_mini_batches} does not divide the batch of {args.local_batch_size} answers "
+                f"(per_device_train_batch_size {args.per_device_train_batch_size} x gradient_accumulation_steps "
+                f"{args.gradient_accumulation_steps}); change one of the three"
+            )
+        args.local_mini_batch_size = args.local_batch_size // args.num_mini_batches
+        args.mini_batch_size = args.local_mini_batch_size * args.world_size
+        if args.total_episodes is None:
+            args.total_episodes = int(args.num_train_epochs * rows)
+        args.num_total_batches = max(1, math.ceil(args.total_episodes / args.batch_size))
+        if args.max_steps > 0:
+            args.num_total_batches = min(args.num_total_batches, args.max_steps)
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:
+        """Run all updates and return the last update's metrics.
+
+        ``resume_from_checkpoint``: a checkpoint folder, or True for the newest in ``args.output_dir``.
+        """
+        self._start_or_resume(resume_from_checkpoint)
+        self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+        metrics: Metrics = {}
+        while self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            clock = Clock()
+            self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+            with clock("collect"):
+                answers = self.collect(self.next_batch())
+            with clock("score"):
+                answers = self.score(answers)
+            with clock("advantage"):
+                rows, metrics = self.advantage(answers)
+            with clock("update"):
+                metrics |= self.update(rows)
+            self._finish_update(answers, rows, metrics, clock)
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        return metrics
+
+    def next_batch(self) -> list[dict]:
+        """The rows of this update, in seeded order without replacement within an epoch."""
+        indices = shuffled_indices(len(self.train_dataset), self.args.seed, self.episodes, self.args.local_batch_size)
+        return [self.train_dataset[i] for i in indices]
+
+    def collect(self, batch: list[dict]) -> list[Answer]:
+        """Sample one answer per row from the current policy."""
+        return self._answer(batch, self.args.temperature)
+
+    def score(self, answers: list[Answer]) -> list[Answer]:
+        """Give every answer its scalar score; the named parts are kept in ``self.rewards``."""
+        named: dict[str, list[float | None]] = {}
+        prompts: list[Prompt] = [a.prompt for a in answers]
+        if self._reward_model is not None:
+            named["reward_model"] = self._score_by_model(answers)
+        if self._reward_functions:
+            columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
+            named |= call_reward_functions(
+                self._reward_functions, [p.prompt for p in prompts], [a.text for a in answers], columns
+            )
+        scores = weighted_scores(named, self._reward_weights)
+        penalty = self.args.missing_eos_penalty
+        for answer, score in zip(answers, scores, strict=True):
+            answer.score = score - (penalty if penalty is not None and not answer.ended else 0.0)
+        self.rewards = named
+        return answers
+
+    def advantage(self, answers: list[Answer]) -> tuple[dict[str, TokenRows], Metrics]:
+        """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics."""
+        return self._assign({"policy": answers})
+
+    def update(self, rows: dict[str, TokenRows]) -> Metrics:
+        """``num_ppo_epochs`` passes; in each, ``num_mini_batches`` optimizer steps of every learner."""
+        args = self.args
+        collected: dict[str, list[Metrics]] = {name: [] for name in rows}
+        for epoch in range(args.num_ppo_epochs):
+            cuts = {name: self._minibatches(len(r), epoch) for name, r in rows.items()}
+            for number in range(args.num_mini_batches):
+                for name, parts in cuts.items():
+                    if len(parts[number]):
+                        index = parts[number].to(rows[name].input_ids.device)
+                        collected[name].append(self.learners[name].accumulate(rows[name], index))
+                for name, parts in cuts.items():  # every loss first, then every step
+                    if len(parts[number]):
+                        collected[name][-1]["grad_norm"] = self.learners[name].step()
+        rate = float(self.lr_scheduler.get_last_lr()[0])
+        for learner in self.learners.values():
+            learner.scheduler.step()
+        merged = {name: _update_metrics(entries) for name, entries in collected.items()}
+        return self._merge(merged) | {"lr": rate}
+
+    # -- pieces the seams share -----------------------------------------------------------------------------------
+
+    def _answer(self, batch: list[dict], temperature: float) -> list[Answer]:
+        learner = self.learners["policy"]
+        prompts = [read_prompt(row, learner.tokenizer) for row in self._collate(batch)]
+        sampling = Sampling(
+            self.args.response_length, temperature, self._stop_ids, self.args.local_rollout_forward_batch_size
+        )
+        with learner.active() as model:
+            responses = generate(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling)
+        return [
+            Answer(
+                prompt_ids=prompt.ids,
+                response_ids=ids,
+                ended=ids[-1] in self._stop_ids,
+                label=f"update {self.state.global_step + 1}, answer {number}",
+                prompt=prompt,
+                text=learner.tokenizer.decode(ids, skip_special_tokens=True),
+            )
+            for number, (prompt, ids) in enumerate(zip(prompts, responses, strict=True))
+        ]
+
+    def _score_by_model(self, answers: list[Answer]) -> list[float]:
+        reward = self._reward_model
+        if reward.tokenizer is None:
+            return reward.score_ids([a.prompt_ids + a.response_ids for a in answers])
+        tokenizer = self.learners["policy"].tokenizer
+        return reward.score_texts([tokenizer.decode(a.prompt_ids, skip_special_tokens=True) + a.text for a in answers])
+
+    def _assign(self, answers: dict[str, list[Answer]]) -> tuple[dict[str, TokenRows], Metrics]:
+        rows, metrics = {}, {}
+        for name, own in answers.items():
+            learner = self.learners[name]
+            rows[name] = build_rows(own, learner.tokenizer.pad_token_id or 0, self.accelerator.device)
+            metrics[name] = learner.annotate(rows[name])
+            metrics[name] |= assign_advantages(rows[name], self.args, has_critic=learner.critic != "none")
+            metrics[name]["val/num_eos_tokens"] = float(sum(a.ended for a in own))
+        return rows, self._merge(metrics)
+
+    def _merge(self, metrics: dict[str, Metrics]) -> Metrics:
+        """Metrics of several learners in one flat record; here there is one learner and nothing to tell apart."""
+        return dict(next(iter(metrics.values()), {}))
+
+    def _minibatches(self, size: int, epoch: int) -> list[torch.Tensor]:
+        """A seeded permutation of ``range(size)`` cut into ``num_mini_batches`` parts of nearly equal size."""
+        order = np.random.default_rng([self.args.seed, self.state.global_step, epoch]).permutation(size)
+        return [torch.from_numpy(part) for part in np.array_split(order, self.args.num_mini_batches)]
+
+    def _finish_update(self, answers: Any, rows: dict[str, TokenRows], metrics: Metrics, clock: "Clock") -> None:
+        """Count, log, evaluate and save, as the callbacks ask for."""
+        self.state.global_step += 1
+        self.episodes += self.args.local_batch_size
+        self.state.epoch = self.episodes / len(self.train_dataset)
+        metrics["episode"] = self.episodes
+        metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
+        sampled = sum(int(r.action_mask.sum()) for r in rows.values())
+        metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
+        self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+        if self.control.should_log:
+            self.log(dict(metrics))
+        if self.control.should_evaluate:
+            self.evaluate()
+        if self.control.should_save:
+            self._save_checkpoint(self.model, None)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Sequence[dict] | None = None, ignore_keys=None, metric_key_prefix="eval"
+    ) -> Metrics:
+        """Mean of every reward source over greedy answers to the evaluation set; the weights do not change."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        check_dataset(dataset, "eval_dataset")
+        answers = self.score(self._answer([dataset[i] for i in range(len(dataset))], temperature=0.0))
+        metrics = {f"{metric_key_prefix}_{name}": _mean(values) for name, values in self.rewards.items()}
+        metrics[f"{metric_key_prefix}_score"] = _mean([a.score for a in answers])
+        metrics[f"{metric_key_prefix}_ended"] = _mean([float(a.ended) for a in answers])
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def generate_completions(self, sampling: bool = False) -> list[str]:
+        """Answers to the evaluation set, greedy unless ``sampling``; kept for scripts written for TRL."""
+        check_dataset(self.eval_dataset, "eval_dataset")
+        rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
+        return [a.text for a in self._answer(rows, self.args.temperature if sampling else 0.0)]
+
+    # -- saving and resuming --------------------------------------------------------------------------------------
+
+    def checkpoint_state(self) -> dict:
+        """What a checkpoint records besides weights and optimizers; subclasses add to it."""
+        return {"format": 1, "global_step": self.state.global_step, "episodes": self.episodes, "seed": self.args.seed}
+
+    def restore_state(self, state: dict) -> None:
+        """Inverse of :meth:`checkpoint_state`."""
+        self.state.global_step, self.episodes = state["global_step"], state["episodes"]
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Each policy as a ``from_pretrained`` folder: ``output_dir`` itself for one, ``output_dir/NAME`` for several."""
+        folder = Path(output_dir or self.args.output_dir)
+        for name, learner in self.learners.items():
+            save_policy(learner, folder if len(self.learners) == 1 else folder / name)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        target = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        write_checkpoint(target, self.learners, self.checkpoint_state())
+        remove_old(Path(self.args.output_dir), self.args.save_total_limit)
+
+    def _start_or_resume(self, wanted: str | bool | None) -> None:
+        args = self.args
+        self.state.max_steps = args.num_total_batches
+        self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
+        self.state.compute_steps(args, self.state.max_steps)
+        self.state.train_batch_size = args.per_device_train_batch_size
+        existing = list_checkpoints(Path(args.output_dir))
+        if not wanted:
+            if existing and self.state.global_step == 0:
+                raise CheckpointError(
+                    f"{args.output_dir}: holds {existing[-1].name} of an earlier run, which would be mixed up with this "
+                    "one; pass resume_from_checkpoint=True to go on with it, or choose another output_dir"
+                )
+            return
+        if wanted is True and not existing:
+            raise CheckpointError(f"{args.output_dir}: no whole checkpoint to resume from; start without resuming")
+        folder = existing[-1] if wanted is True else Path(wanted)
+        state = read_checkpoint(folder, self.learners)
+        if state["seed"] != args.seed:
+            raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {args.seed}")
+        self.restore_state(state)
+
+
+class Clock:
+    """Seconds per named part of an update."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str):
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+@contextmanager
+def _no_gradient_checkpointing(args: PPOv2Config):
+    wanted, args.gradient_checkpointing = args.gradient_checkpointing, False
+    try:
+        yield
+    finally:
+        args.gradient_checkpointing = wanted
+
+
+def _update_metrics(entries: list[Metrics]) -> Metrics:
+    """Means over all optimizer steps of an update, under TRL's names."""
+    if not entries:
+        return {}
+    mean = {key: sum(e[key] for e in entries) / len(entries) for key in entries[0]}
+    ratios = [e["ratio"] for e in entries]
+    return {
+        "loss/policy_avg": mean["policy_loss"],
+        "loss/value_avg": mean["value_loss"],
+        "policy/approxkl_avg": mean["approx_kl"],
+        "policy/clipfrac_avg": mean["clipped"],
+        "val/clipfrac_avg": mean["value_clipped"],
+        "val/ratio": mean["ratio"],
+        "val/ratio_var": float(np.var(ratios)),
+        "val/first_ratio": ratios[0],
+        "grad_norm": mean["grad_norm"],
+    }
+
+
+def _as_list(functions) -> list[RewardFunction]:
+    if functions is None:
+        return []
+    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
+
+
+def _weights(weights: Sequence[float] | None, sources: int) -> list[float]:
+    if weights is not None and len(weights) != sources:
+        raise ValueError(f"reward_weights: expected {sources} numbers, one per source, got {len(weights)}")
+    return [1.0] * sources if weights is None else [float(w) for w in weights]
+
+
+def _mean(values: list[float | None]) -> float:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else float("nan")

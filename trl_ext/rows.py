@@ -1,0 +1,102 @@
+"""Token rows: what a learner is trained on. One row is one answer with the prompt it was given."""
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Answer:
+    """One sampled answer, before it becomes tensors.
+
+    ``group`` names the rows whose advantages are whitened together; ``head`` is the critic's output (the turn);
+    ``label`` says in errors whose answer this is; ``score`` is filled in by the reward step.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    ended: bool
+    label: str
+    prompt: object = None
+    text: str = ""
+    group: tuple = ()
+    head: int = 0
+    score: float | None = None
+
+
+@dataclass
+class TokenRows:
+    """Right-padded rows [N, T] and what is known of each token.
+
+    Everything stored per token sits at *that token's own column*: its log-probability given all before it, the value
+    of the state it was chosen in, its reward, advantage and return. ``action_mask`` is true where the policy sampled
+    the token; column 0 is never an action. Positions outside the mask hold zeros.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    action_mask: Tensor
+    score: Tensor  # [N]
+    head: Tensor  # [N]
+    group: Tensor  # [N] index of the whitening group
+    labels: list[str]
+    logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    def by_length(self, index: Tensor | None = None) -> Tensor:
+        """``index`` (default: all rows) from short to long, so that rows of one forward waste little padding."""
+        lengths = self.attention_mask.sum(1)
+        index = torch.arange(len(self), device=lengths.device) if index is None else index
+        return index[torch.argsort(lengths[index], stable=True)]
+
+    def take(self, index: Tensor) -> "TokenRows":
+        """The rows at ``index``, cut to the longest of them."""
+        width = int(self.attention_mask[index].sum(1).max())
+        chosen = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                chosen[f.name] = value[index][:, :width] if value.dim() == 2 else value[index]
+        return replace(self, **chosen, labels=[self.labels[i] for i in index.tolist()])
+
+
+def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -> TokenRows:
+    """``answers`` as right-padded tensors; groups are numbered in order of first appearance.
+
+    Right padding needs no attention mask in a causal model: no real token can see a later column.
+    """
+    width = max(len(a.prompt_ids) + len(a.response_ids) for a in answers)
+    shape = (len(answers), width)
+    input_ids = torch.full(shape, pad_id, dtype=torch.long)
+    attention = torch.zeros(shape, dtype=torch.bool)
+    action = torch.zeros(shape, dtype=torch.bool)
+    groups: dict[tuple, int] = {}
+    for row, answer in enumerate(answers):
+        if not answer.prompt_ids or not answer.response_ids:
+            raise ValueError(f"{answer.label}: a row needs at least one prompt token and one answer token")
+        start, end = len(answer.prompt_ids), len(answer.prompt_ids) + len(answer.response_ids)
+        input_ids[row, :end] = torch.tensor(answer.prompt_ids + answer.response_ids)
+        attention[row, :end] = True
+        action[row, start:end] = True
+        groups.setdefault(answer.group, len(groups))
+    rows = TokenRows(
+        input_ids=input_ids,
+        attention_mask=attention,
+        action_mask=action,
+        score=torch.tensor([float("nan") if a.score is None else a.score for a in answers]),
+        head=torch.tensor([a.head for a in answers]),
+        group=torch.tensor([groups[a.group] for a in answers]),
+        labels=[a.label for a in answers],
+    )
+    for f in fields(rows):
+        value = getattr(rows, f.name)
+        if isinstance(value, Tensor):
+            setattr(rows, f.name, value.to(device))
+    return rows

@@ -1,0 +1,122 @@
+"""Scores for answers: reward functions (plain or async) and reward models. A failed reward is an error, never 0."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trl_ext.chat import Tokenizer
+from trl_ext.learner import NonFiniteError
+
+RewardFunction = Callable[..., Any]
+"""``f(prompts, completions, **columns) -> list[float | None]``, plain or ``async``; None: does not apply."""
+
+
+class RewardError(RuntimeError):
+    """A reward source raised, returned something else than asked for, or left an answer without any score."""
+
+
+def call_reward_functions(
+    functions: Sequence[RewardFunction], prompts: list, completions: list, columns: dict[str, list]
+) -> dict[str, list[float | None]]:
+    """Each function's values by its name; async ones run concurrently. ``columns`` are the data set's other columns."""
+
+    async def gather() -> list:
+        results = [_call(f, prompts, completions, columns) for f in functions]
+        return await asyncio.gather(*(_finished(f, r) for f, r in zip(functions, results, strict=True)))
+
+    named = {}
+    for function, values in zip(functions, _run(gather()), strict=True):
+        name = reward_name(function)
+        if not isinstance(values, (list, tuple)) or len(values) != len(completions):
+            got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+            raise RewardError(f"reward {name!r}: expected a list of {len(completions)} numbers or None, got {got}")
+        for row, value in enumerate(values):
+            if value is not None and not math.isfinite(value):
+                raise NonFiniteError(f"reward {name!r}: value {value} for answer {row} ({completions[row]!r:.80})")
+        named[_unused(name, named)] = [None if v is None else float(v) for v in values]
+    return named
+
+
+def weighted_scores(named: dict[str, list[float | None]], weights: Sequence[float]) -> list[float]:
+    """The weighted sum over those sources that apply; an answer that no source scored is an error."""
+    scores = []
+    for row in range(len(next(iter(named.values())))):
+        values = [(w, v[row]) for w, v in zip(weights, named.values(), strict=True) if v[row] is not None]
+        if not values:
+            raise RewardError(f"answer {row} was scored by none of {list(named)}; every source returned None")
+        scores.append(sum(w * v for w, v in values))
+    return scores
+
+
+class ModelReward:
+    """Scores by a sequence-classification model with one output, read at the last token of prompt and answer.
+
+    ``tokenizer`` is the reward model's own: texts are scored, so it need not be the policy's.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, batch_size: int = 64):
+        labels = getattr(model.config, "num_labels", 1)
+        if labels != 1:
+            raise ValueError(f"reward model: expected one output (num_labels=1), got {labels}")
+        self.model, self.tokenizer, self.batch_size = model.requires_grad_(False).eval(), tokenizer, batch_size
+
+    @torch.no_grad()
+    def score_ids(self, rows: list[list[int]]) -> list[float]:
+        """Score token rows that are already in the reward model's own vocabulary."""
+        device = next(self.model.parameters()).device
+        trunk = getattr(self.model, self.model.base_model_prefix)
+        scores: list[float] = []
+        for start in range(0, len(rows), self.batch_size):
+            chunk = rows[start : start + self.batch_size]
+            width = max(map(len, chunk))
+            ids = torch.tensor([r + [0] * (width - len(r)) for r in chunk], device=device)
+            last = torch.tensor([len(r) - 1 for r in chunk], device=device)
+            # right padding: causal attention keeps it out of every real token's sight
+            hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
+            scores += self.model.score(hidden[torch.arange(len(chunk), device=device), last]).squeeze(-1).tolist()
+        return scores
+
+    def score_texts(self, texts: list[str]) -> list[float]:
+        """Score texts with the reward model's own tokenizer."""
+        return self.score_ids([self.tokenizer.encode(text, add_special_tokens=False) for text in texts])
+
+
+def reward_name(function: RewardFunction) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _call(function: RewardFunction, prompts: list, completions: list, columns: dict[str, list]):
+    try:
+        return function(prompts, completions, **columns)
+    except Exception as error:
+        raise RewardError(f"reward {reward_name(function)!r} raised {type(error).__name__}: {error}") from error
+
+
+async def _finished(function: RewardFunction, result):
+    if not inspect.isawaitable(result):
+        return result
+    try:
+        return await result
+    except Exception as error:
+        raise RewardError(f"reward {reward_name(function)!r} raised {type(error).__name__}: {error}") from error
+
+
+def _run(coroutine):
+    """Run to the end, also inside a notebook whose event loop is already running."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
+def _unused(name: str, taken: dict) -> str:
+    return name if name not in taken else _unused(f"{name}_2", taken)
