@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from maporl.config import AgentSection, Config, ConfigError
+from maporl.config import AgentSection, Config, ConfigError, LoraSection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
 from trl_ext.generation import stop_ids_of
@@ -165,7 +165,7 @@ class Team:
     @classmethod
     def _load(cls, config: Config, tokenizers: dict[str, Tokenizer], weights: bool) -> "Team":
         bases: dict[tuple, PeftModel] = {}
-        agents = []
+        agents: list[Agent] = []
         for name, section in config.agents.items():
             options = {
                 k: getattr(section, k)
@@ -260,7 +260,7 @@ def _add_adapter(model: PeftModel, policy: str, section: AgentSection) -> PeftMo
 
 
 def _lora_config(section: AgentSection) -> LoraConfig:
-    lora = section.lora
+    lora = section.lora or LoraSection()
     return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
 
 
@@ -270,7 +270,7 @@ def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedMo
     return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", dtype=section.dtype)
 
 
-def _from_pretrained(kind: Any, source: str, where: str, **options: Any) -> Any:
+def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(source, **options)
     except (OSError, ValueError) as error:

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -157,7 +157,7 @@ class _errors:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
         if error is None or isinstance(error, (typer.Exit, SystemExit)):
             return False
         code = 2 if _is(error, "maporl.config", "ConfigError") or _is(error, "maporl.tasks.base", "TaskError") else 1

@@ -183,7 +183,7 @@ def check(config: Config, where: str) -> None:
     """What no single field can say: parts that must fit each other. Loads no model."""
     from maporl.protocols import build_protocol
     from maporl.rewards import SOURCES
-    from maporl.tasks import TASKS, build_task
+    from maporl.tasks import TASKS, Task, build_task
 
     if config.ppo.total_episodes is not None:
         raise ConfigError(f"{where}: ppo.total_episodes: the length of a run is set by 'updates'; remove it")
@@ -208,7 +208,7 @@ def check(config: Config, where: str) -> None:
             raise ConfigError(f"{where}: reward.sources: {unknown(source, SOURCES)}")
     build_protocol(config.protocol, tuple(config.agents), where)
     build_task(config.task, "train", config.seed, where)
-    if config.warm_start.steps and not hasattr(TASKS[config.task["name"]], "write_answer"):
+    if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
         raise ConfigError(
             f"{where}: warm_start: task {config.task['name']!r} cannot write example answers; set warm_start.steps to 0"
         )

@@ -173,6 +173,7 @@ def add_baselines(trainer: MultiAgentPPOTrainer, evaluation: Evaluation) -> Eval
     sampled as the debates took.
     """
     task = trainer.eval_task
+    assert task is not None  # there is an evaluation
     examples = [task[i] for i in range(evaluation.questions)]
     alone = Debate(turns=1, opening=getattr(trainer.protocol, "opening", "{question}"))
     baselines: dict[str, Share] = {}

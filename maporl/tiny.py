@@ -49,7 +49,10 @@ def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast) -
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": section.hidden_size,
-        "intermediate_size": 4 * section.hidden_size,
+        # a gated MLP has three matrices where a plain one has two: equal size at 8/3 of the width
+        "intermediate_size": section.hidden_size * 4
+        if section.architecture == "gpt_neox"
+        else section.hidden_size * 8 // 3,
         "num_hidden_layers": section.layers,
         "num_attention_heads": section.heads,
         "max_position_embeddings": section.context,

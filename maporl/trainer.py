@@ -6,6 +6,7 @@ them and shares out credit, advantage makes token rows for each policy. It wires
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
@@ -66,7 +67,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         self.protocol = protocol or Debate()
         self.reward = reward or RewardSection()
         self.speakers = tuple(speakers or team.names())
-        self.run = RunFolder(args.output_dir)
+        self.run = RunFolder(str(args.output_dir))
         team.find_stop_ids(args)
         turns = getattr(self.protocol, "turns", 1) if args.critic_per_turn else 1
         learners = team.build_learners(args, turns)
@@ -135,7 +136,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         return seats
 
     @torch.no_grad()
-    def evaluate(self, eval_dataset: Task | None = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
+    def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
         """Play the first ``eval_questions`` of the evaluation split and log accuracy per turn, votes and flips."""
         evaluation = self.measure(eval_dataset)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluation.metrics().items()}
@@ -183,7 +184,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         """Each policy under ``output_dir/NAME``, as plain ``from_pretrained`` loads it, with a model card."""
         from trl_ext.checkpoint import save_policy
 
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or str(self.args.output_dir))
         for name, learner in self.learners.items():
             save_policy(learner, folder / name)
             write_model_card(folder / name, self.team.policies[name], self)

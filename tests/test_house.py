@@ -52,7 +52,18 @@ def test_imports_point_downward():
     for path in (ROOT / "trl_ext").rglob("*.py"):
         names = {n.split(".")[0] for n in _imported(path)} - set(sys.stdlib_module_names)
         assert names <= allowed_from_trl_ext, f"{path.name} imports {names - allowed_from_trl_ext}"
-    below_the_trainer = {"rollout", "buffer", "rewards", "agents", "engines", "protocols", "tasks", "grading", "types", "config"}
+    below_the_trainer = {
+        "rollout",
+        "buffer",
+        "rewards",
+        "agents",
+        "engines",
+        "protocols",
+        "tasks",
+        "grading",
+        "types",
+        "config",
+    }
     for path in (ROOT / "maporl").rglob("*.py"):
         part = path.relative_to(ROOT / "maporl").parts[0].removesuffix(".py")
         if part in below_the_trainer:
@@ -63,7 +74,9 @@ def test_imports_point_downward():
 @pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_import_without_torch(module):
     code = f"import sys, {module}; print(sorted({NO_TORCH!r} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_importing_maporl_takes_less_than_a_second():
@@ -158,7 +171,9 @@ def test_files_that_are_not_configurations_are_refused(tmp_path):
 
 
 def test_overrides_extends_and_agent_defaults_merge(tmp_path):
-    (tmp_path / "under.yaml").write_text(yaml.safe_dump({**GOOD, "seed": 3, "agents": {"ann": {}, "bob": {"tiny": {"layers": 5}}}}))
+    (tmp_path / "under.yaml").write_text(
+        yaml.safe_dump({**GOOD, "seed": 3, "agents": {"ann": {}, "bob": {"tiny": {"layers": 5}}}})
+    )
     over = tmp_path / "over.yaml"
     over.write_text("extends: under.yaml\nagent_defaults: {tiny: {layers: 2}, critic: none}\nupdates: 7\n")
     config = load(over, ["training.learning_rate=1e-4", "ppo.num_ppo_epochs=2"])

@@ -12,12 +12,12 @@ import random
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
 from trl_ext.chat import Tokenizer
 from trl_ext.learner import Learner
@@ -103,9 +103,7 @@ def save_policy(learner: Learner, folder: Path) -> None:
         save_file(_contiguous(learner.value_head.state_dict()), folder / "value_head.safetensors")
 
 
-def save_policy_weights(
-    model: PreTrainedModel | PeftModel, adapter: str | None, tokenizer: Tokenizer, folder: Path
-) -> None:
+def save_policy_weights(model: Any, adapter: Any, tokenizer: Tokenizer, folder: Path) -> None:
     """A model, or one adapter of it, with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, PeftModel):
@@ -115,7 +113,7 @@ def save_policy_weights(
     tokenizer.save_pretrained(folder)
 
 
-def save_adapter(model: PeftModel, adapter: str, folder: Path) -> None:
+def save_adapter(model: Any, adapter: str, folder: Path) -> None:
     """One adapter as ``folder/adapter_config.json`` and weights, whatever its name (PEFT makes a subfolder of it)."""
     model.save_pretrained(folder, selected_adapters=[adapter])
     nested = folder / adapter
@@ -160,10 +158,10 @@ def load_learner(learner: Learner, folder: Path) -> None:
     learner.scheduler.load_state_dict(record["scheduler"])
 
 
-def load_weights(model: PreTrainedModel | PeftModel, adapter: str | None, folder: Path) -> None:
+def load_weights(model: Any, adapter: Any, folder: Path) -> None:
     """Weights saved by :func:`save_policy_weights` into a model (or one of its adapters) that is already in memory."""
     if isinstance(model, PeftModel):
-        result = set_peft_model_state_dict(model, load_peft_weights(str(folder)), adapter_name=adapter)
+        result: Any = set_peft_model_state_dict(model, load_peft_weights(str(folder)), adapter_name=adapter)
         if result.unexpected_keys:
             raise CheckpointError(
                 f"{folder}: the adapter has weights that {adapter!r} lacks: {result.unexpected_keys[:3]}"
@@ -184,11 +182,11 @@ def _rng_tensors() -> dict[str, torch.Tensor]:
 
 
 def _rng_numbers() -> dict:
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, following = random.getstate()
     return {
         "python": [version, list(internal), following],
-        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
     }
 
 

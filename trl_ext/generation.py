@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from trl_ext.chat import Tokenizer
@@ -43,7 +43,7 @@ def stop_ids_of(
 
 
 @contextmanager
-def _clean_generation(model: nn.Module) -> Iterator[None]:
+def _clean_generation(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode without gradient checkpointing, and none of the model's own sampling defaults (top_k, ...)."""
     kept_config, was_training = model.generation_config, model.training
     checkpointing = getattr(model, "is_gradient_checkpointing", False)
@@ -61,7 +61,7 @@ def _clean_generation(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def generate(model: PreTrainedModel, prompts: list[list[int]], pad_id: int, sampling: Sampling) -> list[list[int]]:
+def generate(model: Any, prompts: list[list[int]], pad_id: int, sampling: Sampling) -> list[list[int]]:
     """One answer per prompt, in order: its ids, up to and including the first stop id.
 
     ``model`` is the unwrapped model with the right adapter active. Rows are cut into batches of

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -37,12 +38,12 @@ class PolicyOutput:
     entropies: Tensor | None
 
 
-def base_of(model: nn.Module) -> PreTrainedModel:
+def base_of(model: Any) -> Any:
     """The Hugging Face model itself: PEFT injects its layers in place, so calling the base runs the active adapter."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def trunk_of(model: nn.Module) -> nn.Module:
+def trunk_of(model: Any) -> nn.Module:
     """The transformer below the head, which returns hidden states."""
     base = base_of(model)
     return getattr(base, base.base_model_prefix)
@@ -107,17 +108,18 @@ class Learner:
                 f"policy {name!r}: critic 'adapter' with gradient_checkpointing would recompute activations under the "
                 "wrong adapter; use critic 'head' or turn gradient_checkpointing off"
             )
-        self.name, self.model, self.tokenizer, self.args = name, model, tokenizer, args
+        self.name, self.tokenizer, self.args = name, tokenizer, args
+        self.model: Any = model
         self.critic, self.ref_adapter = critic, ref_adapter
-        self.adapter = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
+        self.adapter: Any = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
         self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
         _quiet_dropout(model)
-        self.value_model = self._build_value_model(value_model)
+        self.value_model: Any = self._build_value_model(value_model)
         self.value_head = self._build_value_head(outputs)
         self.reference = self._build_reference(reference)
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.scheduler = None
-        self._accelerator = None
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self._accelerator: Any = None
         self._trainable: list[nn.Parameter] = []
 
     # -- building -------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class Learner:
         _quiet_dropout(value_model)
         return value_model
 
-    def _build_value_head(self, outputs: int) -> nn.Module | None:
+    def _build_value_head(self, outputs: int) -> ValueHead | None:
         if self.critic == "none":
             return None
         if self.critic == "adapter":
@@ -179,7 +181,7 @@ class Learner:
             optimizer,
             num_warmup_steps=self.args.get_warmup_steps(updates),
             num_training_steps=updates,
-            scheduler_specific_kwargs=self.args.lr_scheduler_kwargs or None,
+            scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
         )
 
     def _parameter_groups(self) -> list[dict]:
@@ -201,7 +203,7 @@ class Learner:
     # -- which adapter is on --------------------------------------------------------------------------------------
 
     @contextmanager
-    def active(self, adapter: str | None = None) -> Iterator[nn.Module]:
+    def active(self, adapter: str | None = None) -> Iterator[Any]:
         """The Hugging Face model with this policy's adapter (or another of the same base) switched on."""
         wanted = adapter or self.adapter
         if wanted is not None and self.model.active_adapters != [wanted]:
@@ -212,7 +214,7 @@ class Learner:
         yield base_of(self.model)
 
     @contextmanager
-    def _reference_model(self) -> Iterator[nn.Module]:
+    def _reference_model(self) -> Iterator[Any]:
         if self.reference is not None:
             yield base_of(self.reference)
         elif self.ref_adapter is not None:
@@ -272,7 +274,7 @@ class Learner:
             piece = rows.take(part)
             out = self.forward(piece, entropies=True)
             logprobs.append(out.logprobs)
-            entropies.append(out.entropies)
+            entropies.append(cast(Tensor, out.entropies))
             values.append(torch.zeros_like(out.logprobs) if out.values is None else out.values)
             references.append(self.reference_logprobs(piece) if self.args.kl_coef != 0 else out.logprobs)
         rows.logprobs = _scatter(torch.cat(logprobs), rows.action_mask, order)
@@ -348,7 +350,7 @@ class Learner:
                 raise NonFiniteError(f"policy {self.name!r}: a {what} is not finite at {'; '.join(labels[:4])}")
 
 
-def _token_logits(model: nn.Module, input_ids: Tensor, keep: Tensor, autocast) -> tuple[Tensor, Tensor]:
+def _token_logits(model: Any, input_ids: Tensor, keep: Tensor, autocast) -> tuple[Tensor, Tensor]:
     """Logits [M, V] and hidden states [M, H] at the positions ``keep`` [N, T]."""
     with _head_sees_only(model.get_output_embeddings(), keep) as seen, autocast():
         logits = model(input_ids=input_ids, use_cache=False).logits[0]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -65,6 +65,12 @@ class PPOv2Trainer(Trainer):
         reward_processing_class: the reward model's tokenizer where it differs from the policy's.
     """
 
+    args: Any  # a PPOv2Config; the counts in it are filled in by _count_batches
+    accelerator: Any
+    train_dataset: Any
+    eval_dataset: Any
+    lr_scheduler: Any
+
     def __init__(
         self,
         args: PPOv2Config,
@@ -89,7 +95,7 @@ class PPOv2Trainer(Trainer):
         if peft_config is not None:
             model = get_peft_model(model, peft_config)
         self._reward_functions = _as_list(reward_funcs)
-        self._reward_model = None
+        self._reward_model: Any = None
         if reward_model is not None:
             disable_dropout_in_model(reward_model)
             self._reward_model = ModelReward(
@@ -118,6 +124,7 @@ class PPOv2Trainer(Trainer):
     ):
         """Everything a trainer of any number of learners needs: Trainer's own set-up, batch sizes, optimizers."""
         self.learners = learners
+        self.folder = Path(str(args.output_dir))
         first = next(iter(learners.values()))
         with _no_gradient_checkpointing(args):  # each learner turns it on for itself
             super().__init__(
@@ -126,17 +133,18 @@ class PPOv2Trainer(Trainer):
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=first.tokenizer,
-                data_collator=list,
+                data_collator=cast(Any, list),
                 callbacks=callbacks,
             )
-        self._count_batches(args, len(train_dataset))
+        updates = self._count_batches(args, len(train_dataset))
         for learner in learners.values():
             optimizer, scheduler = optimizers if learner is first else (None, None)
-            learner.prepare(self.accelerator, args.num_total_batches, optimizer, scheduler)
+            learner.prepare(self.accelerator, updates, optimizer, scheduler)
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
         self.episodes = 0
 
-    def _count_batches(self, args: PPOv2Config, rows: int) -> None:
+    def _count_batches(self, args: Any, rows: int) -> int:
+        """Fill in TRL's batch counts; returns the number of updates."""
         args.world_size = self.accelerator.num_processes
         if args.world_size > 1:
             raise NotImplementedError(
@@ -159,10 +167,11 @@ class PPOv2Trainer(Trainer):
         args.num_total_batches = max(1, math.ceil(args.total_episodes / args.batch_size))
         if args.max_steps > 0:
             args.num_total_batches = min(args.num_total_batches, args.max_steps)
+        return args.num_total_batches
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:  # type: ignore[override]
         """Run all updates and return the last update's metrics.
 
         ``resume_from_checkpoint``: a checkpoint folder, or True for the newest in ``args.output_dir``.
@@ -185,21 +194,21 @@ class PPOv2Trainer(Trainer):
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         return metrics
 
-    def next_batch(self) -> list[dict]:
+    def next_batch(self) -> list[Any]:
         """The rows of this update, in seeded order without replacement within an epoch."""
         indices = shuffled_indices(len(self.train_dataset), self.args.seed, self.episodes, self.args.local_batch_size)
         return [self.train_dataset[i] for i in indices]
 
-    def collect(self, batch: list[dict]) -> list[Answer]:
+    def collect(self, batch: list[Any]) -> list[Any]:
         """Sample one answer per row from the current policy."""
         return self._answer(batch, self.args.temperature)
 
-    def score(self, answers: list[Answer]) -> list[Answer]:
+    def score(self, answers: list[Any]) -> list[Any]:
         """Give every answer its scalar score; the named parts are kept in ``self.rewards``."""
         named: dict[str, list[float | None]] = {}
         prompts: list[Prompt] = [a.prompt for a in answers]
         if self._reward_model is not None:
-            named["reward_model"] = self._score_by_model(answers)
+            named["reward_model"] = list(self._score_by_model(answers))
         if self._reward_functions:
             columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
             named |= call_reward_functions(
@@ -212,7 +221,7 @@ class PPOv2Trainer(Trainer):
         self.rewards = named
         return answers
 
-    def advantage(self, answers: list[Answer]) -> tuple[dict[str, TokenRows], Metrics]:
+    def advantage(self, answers: list[Any]) -> tuple[dict[str, TokenRows], Metrics]:
         """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics."""
         return self._assign({"policy": answers})
 
@@ -304,9 +313,7 @@ class PPOv2Trainer(Trainer):
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
-    def evaluate(
-        self, eval_dataset: Sequence[dict] | None = None, ignore_keys=None, metric_key_prefix="eval"
-    ) -> Metrics:
+    def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
         """Mean of every reward source over greedy answers to the evaluation set; the weights do not change."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         check_dataset(dataset, "eval_dataset")
@@ -336,14 +343,14 @@ class PPOv2Trainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Each policy as a ``from_pretrained`` folder: ``output_dir`` itself for one, ``output_dir/NAME`` for several."""
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or self.folder)
         for name, learner in self.learners.items():
             save_policy(learner, folder if len(self.learners) == 1 else folder / name)
 
     def _save_checkpoint(self, model, trial) -> None:
-        target = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        target = self.folder / f"checkpoint-{self.state.global_step}"
         write_checkpoint(target, self.learners, self.checkpoint_state())
-        remove_old(Path(self.args.output_dir), self.args.save_total_limit)
+        remove_old(self.folder, self.args.save_total_limit)
 
     def _start_or_resume(self, wanted: str | bool | None) -> None:
         args = self.args
@@ -351,7 +358,7 @@ class PPOv2Trainer(Trainer):
         self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
         self.state.compute_steps(args, self.state.max_steps)
         self.state.train_batch_size = args.per_device_train_batch_size
-        existing = list_checkpoints(Path(args.output_dir))
+        existing = list_checkpoints(self.folder)
         if not wanted:
             if existing and self.state.global_step == 0:
                 raise CheckpointError(

@@ -41,11 +41,12 @@ class TokenRows:
     head: Tensor  # [N]
     group: Tensor  # [N] index of the whitening group
     labels: list[str]
-    logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    values: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
+    # [N, T]; zeros until annotate and assign_advantages fill them in
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -94,6 +95,7 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
         head=torch.tensor([a.head for a in answers]),
         group=torch.tensor([groups[a.group] for a in answers]),
         labels=[a.label for a in answers],
+        **{name: torch.zeros(shape) for name in ("logprobs", "ref_logprobs", "values", "advantages", "returns")},
     )
     for f in fields(rows):
         value = getattr(rows, f.name)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from trl_ext.chat import Tokenizer
 from trl_ext.learner import NonFiniteError
@@ -29,7 +28,7 @@ def call_reward_functions(
         results = [_call(f, prompts, completions, columns) for f in functions]
         return await asyncio.gather(*(_finished(f, r) for f, r in zip(functions, results, strict=True)))
 
-    named = {}
+    named: dict[str, list[float | None]] = {}
     for function, values in zip(functions, _run(gather()), strict=True):
         name = reward_name(function)
         if not isinstance(values, (list, tuple)) or len(values) != len(completions):
@@ -44,9 +43,10 @@ def call_reward_functions(
 
 def weighted_scores(named: dict[str, list[float | None]], weights: Sequence[float]) -> list[float]:
     """The weighted sum over those sources that apply; an answer that no source scored is an error."""
-    scores = []
+    scores: list[float] = []
     for row in range(len(next(iter(named.values())))):
-        values = [(w, v[row]) for w, v in zip(weights, named.values(), strict=True) if v[row] is not None]
+        given = [(w, source[row]) for w, source in zip(weights, named.values(), strict=True)]
+        values = [(w, v) for w, v in given if v is not None]
         if not values:
             raise RewardError(f"answer {row} was scored by none of {list(named)}; every source returned None")
         scores.append(sum(w * v for w, v in values))
@@ -59,7 +59,7 @@ class ModelReward:
     ``tokenizer`` is the reward model's own: texts are scored, so it need not be the policy's.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, batch_size: int = 64):
+    def __init__(self, model: Any, tokenizer: Tokenizer, batch_size: int = 64):
         labels = getattr(model.config, "num_labels", 1)
         if labels != 1:
             raise ValueError(f"reward model: expected one output (num_labels=1), got {labels}")

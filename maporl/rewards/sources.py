@@ -39,6 +39,8 @@ SOURCES: dict[str, RewardSource] = {
 
 def score_dialogues(dialogues: list[Dialogue], task: Task, sources: dict[str, float]) -> None:
     """Fill in ``utterance.rewards`` by source name, and ``rewards["score"]``, their weighted sum over those that apply."""
+    for utterance in (u for d in dialogues for u in d.utterances):
+        utterance.rewards = {}
     for name, weight in sources.items():
         try:
             values = SOURCES[name](dialogues, task)

@@ -1,6 +1,7 @@
 """The Task contract, and reading examples from a JSONL file or the hub."""
 
 import json
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,10 @@ class Task(ABC):
     def question(self, example: Example) -> str:
         """The question as agents are asked it, with the form of the answer that grading expects."""
         return example.question
+
+    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
+        """An answer as a pupil would write it, right or wrong; only tasks that can serve for a warm start have it."""
+        raise NotImplementedError(f"task {type(self).__name__} cannot write example answers")
 
     def __iter__(self) -> Iterator[Example]:
         return (self[i] for i in range(len(self)))

@@ -1,0 +1,199 @@
+"""The command line and whole runs: what people type, and what they see when it goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from maporl.config import from_dict
+
+ROOT = Path(__file__).parents[1]
+TINY = {
+    "updates": 4,
+    "task": {"name": "toy_sum", "largest": 9},
+    "agents": {
+        "ann": {"tiny": {"hidden_size": 32, "layers": 1, "heads": 2}},
+        "bob": {"tiny": {"hidden_size": 32, "layers": 1, "heads": 2, "architecture": "qwen3"}},
+    },
+    "protocol": {"name": "debate", "later": "{others};{question}", "quote": "{text}", "separator": ";"},
+    "warm_start": {"steps": 3, "batch_size": 8},
+    "ppo": {"response_length": 4, "temperature": 1.0},
+    "training": {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "use_cpu": True,
+        "learning_rate": 1e-3,
+    },
+    "evaluation": {"questions": 10},
+}
+
+
+def maporl(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", "from maporl.cli import main; main()", *map(str, arguments)],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def written(tmp_path):
+    """``written(**changes)`` -> path of a small configuration whose output goes to ``tmp_path/run``."""
+
+    def write(name="run", **changes):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**TINY, "output_dir": str(tmp_path / name), **changes}))
+        return path
+
+    return write
+
+
+def test_a_run_from_the_documented_entry_leaves_everything_it_names(written, tmp_path):
+    path = written()
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/single.yaml",
+         "train_multi_agent.py", "--config", str(path), "--set", "updates=2", "--set", "seed=5"],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    for name in ("metrics.jsonl", "dialogues.jsonl", "accuracy.png", "reward.png", "kl.png", "final"):
+        assert str(run / name) in done.stdout.replace("\n", "") and (run / name).exists()
+    assert yaml.safe_load((run / "config.yaml").read_text())["seed"] == 5
+    assert "before" in done.stdout and "majority" in done.stdout
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    after = json.loads((run / "evaluation_after.json").read_text())
+    again = maporl("eval", path, "--set", "seed=5", "--checkpoint", run / "final", "--json")
+    assert again.returncode == 0, again.stderr
+    evaluation = json.loads(again.stdout)
+    assert evaluation["turns"] == after["turns"]
+    assert {"ann alone", "bob alone"} <= set(evaluation["baselines"]) and len(evaluation["baselines"]) == 4
+    refused = maporl("train", path)
+    assert refused.returncode == 1 and "exists and is not empty; nothing was overwritten" in refused.stderr
+    other = maporl("train", path, "--resume")
+    assert other.returncode == 1 and "was started with another configuration" in other.stderr
+
+
+def test_check_and_dry_run_load_no_weights(written):
+    path = written()
+    checked = maporl("check", path)
+    assert checked.returncode == 0 and checked.stdout.strip().endswith("ok")
+    assert "task toy_sum: 80 questions, 20 held out" in checked.stdout
+    shown = maporl("train", path, "ppo.num_ppo_epochs=3", "--dry-run")
+    assert from_dict(yaml.safe_load(shown.stdout)).ppo.num_ppo_epochs == 3
+    assert "# policy ann: " in shown.stdout and "# policy bob: " in shown.stdout
+
+
+def test_mistakes_are_one_line_and_exit_code_2(written, tmp_path):
+    for arguments, message in (
+        (["check", written(), "training.learning_rat=1"], "unknown key 'training.learning_rat'; did you mean 'learning_rate'"),
+        (["train", written(), "protocol.turns=0"], "a debate has at least 1 turn, got 0"),
+        (["train"], "expected one configuration file, got none"),
+        (["check", written(), "ppo.response_length=200"], "agents.ann: a first prompt has 4 tokens and answers may have 200"),
+        (["train", written(task={"name": "gsm8k", "source": "nowhere.jsonl"}, warm_start={"steps": 0})], "nowhere.jsonl: no such file"),
+    ):  # fmt: skip
+        done = maporl(*arguments)
+        assert done.returncode == 2, done.stderr
+        assert (
+            done.stderr.startswith("error: ") and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_base_model_needs_a_template_and_a_tokenizer_a_padding_token(tiny, written, tmp_path):
+    model, tokenizer = tiny()
+    tokenizer.chat_template = None
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    agents = {"ann": {"model": str(tmp_path / "base")}}
+    refused = maporl("check", written(agents=agents, warm_start={"steps": 0}))
+    assert refused.returncode == 2 and "set agents.ann.chat_template: fallback" in refused.stderr
+    agents["ann"]["chat_template"] = "fallback"
+    assert maporl("check", written(agents=agents, warm_start={"steps": 0})).returncode == 0
+    settings = tmp_path / "base" / "tokenizer_config.json"
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "pad_token"}))
+    refused = maporl("check", written(agents=agents, warm_start={"steps": 0}))
+    assert refused.returncode == 2 and "set agents.ann.pad_token: '<eos>'" in refused.stderr
+
+
+def test_lora_agents_of_one_folder_share_a_base_and_train(tiny, written, tmp_path):
+    model, tokenizer = tiny()
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    agents = {name: {"model": str(tmp_path / "base"), "lora": {"r": 4}} for name in ("ann", "bob")}
+    done = maporl("train", written(agents=agents, warm_start={"steps": 0}, updates=2), "-q")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/final/bob/adapter_model.safetensors").exists()
+
+
+def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_identical(written, tmp_path):
+    training = {**TINY["training"], "save_steps": 2}
+    whole = maporl("train", written("whole", updates=6, training=training), "-q")
+    assert whole.returncode == 0, whole.stderr
+    path = written("parts", updates=6, training=training)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from maporl.cli import main; main()", "train", str(path), "-q"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
+    )  # fmt: skip
+    checkpoint = tmp_path / "parts" / "checkpoint-2"
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not (tmp_path / "parts" / "final").exists()
+    resumed = maporl("train", path, "--resume", "-q")
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("ann", "bob"):
+        weights = [load_file(tmp_path / run / "final" / name / "model.safetensors") for run in ("whole", "parts")]
+        assert weights[0].keys() == weights[1].keys()
+        assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
+    records = [(tmp_path / run / "dialogues.jsonl").read_text() for run in ("whole", "parts")]
+    assert records[0] == records[1]
+
+
+def test_the_examples_run():
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "examples/01_tiny_debate.py", "2"], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "turn 2: held-out accuracy" in done.stdout
+
+
+def test_the_notebook_runs_and_is_stored_without_outputs():
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    notebook = nbformat.read(ROOT / "examples/01_tiny_debate.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    for cell in code:
+        cell.source = cell.source.replace("total_episodes=128 * 40", "total_episodes=128 * 2").replace(
+            "steps=120", "steps=5"
+        )
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    assert any("turn 2: held-out accuracy" in str(cell.outputs) for cell in code)
+
+
+def test_the_benchmark_prints_the_documented_keys():
+    done = subprocess.run(
+        [sys.executable, "benchmarks/ppo_step.py", "--batch", "2", "--prompt-len", "8", "--response-len", "8", "--epochs", "1", "--json"],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert {"seconds_per_update", "seconds_per_phase", "tokens_per_second", "peak_rss_bytes", "work"} <= result.keys()
+    assert result["work"]["sampled_tokens_per_update"] == 16 and result["work"]["first_ratio"] == pytest.approx(
+        1, abs=1e-5
+    )
+
+
+def test_the_reward_server_says_that_it_is_not_there_yet():
+    done = subprocess.run([sys.executable, "-m", "reward_server"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and "planned and not part of this version" in done.stderr
