@@ -61,12 +61,12 @@ def train(
         console = Console()
         for line in run.check_run(settings):
             console.print(line, highlight=False)
-        results = run.train(settings, resume, console.print, quiet)
+        before, after = run.train(settings, resume, quiet)
         folder = Path(settings.output_dir)
         plots = plot_run(RunFolder(folder).read_metrics(), folder)
-        if results["after"] is not None:
-            console.print(before_after(results["before"], results["after"]))
-            for line in flip_lines(results["after"]):
+        if after is not None:
+            console.print(before_after(before, after))
+            for line in flip_lines(after):
                 console.print(line, highlight=False)
         for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", *plots, folder / "final"]:
             console.print(str(path), highlight=False, soft_wrap=True)

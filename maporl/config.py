@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 
 from trl_ext.ppo_options import PPOOptions
 
@@ -170,8 +170,11 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def validated(kind: type, values: Any, where: str) -> Any:
+def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     """``values`` as an instance of the dataclass ``kind``; every fault becomes one line of a ``ConfigError``."""
+    for key in values:  # plain dataclasses (a task, a protocol) let unknown keys pass
+        if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
+            raise ConfigError(f"{where}: unknown key {key!r}; {_nearest(kind, (key,))}")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:

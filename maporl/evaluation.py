@@ -108,6 +108,23 @@ class Evaluation:
             "baselines": plain(self.baselines),
         }
 
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "Evaluation":
+        """Inverse of :meth:`to_json`."""
+
+        def share(entry: dict[str, Any]) -> Share:
+            return Share(entry["count"], entry["total"])
+
+        turns = [
+            TurnReport(
+                agents={agent: share(entry) for agent, entry in turn["agents"].items()},
+                **{key: share(turn[key]) for key in ("team", "majority", "agreement")},
+            )
+            for turn in record["turns"]
+        ]
+        baselines = {name: share(entry) for name, entry in record["baselines"].items()}
+        return cls(turns, [Flips(**f) for f in record["flips"]], record["questions"], record["tokens"], baselines)
+
 
 def evaluate_dialogues(dialogues: Sequence[Dialogue]) -> Evaluation:
     """Measure graded dialogues; questions whose answers cannot be graded (``correct`` None) are left out of shares."""

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import set_seed
@@ -14,7 +12,7 @@ from maporl.agents import Team, context_length, load_tokenizers
 from maporl.config import Config, ConfigError, WarmStartSection, to_yaml
 from maporl.evaluation import Evaluation, Share, majority_credit
 from maporl.ppo_config import MultiAgentPPOConfig
-from maporl.protocols import build_protocol, speakers
+from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.debate import Debate
 from maporl.run_folder import RunExists
 from maporl.tasks import Task, build_task
@@ -22,9 +20,7 @@ from maporl.trainer import MultiAgentPPOTrainer
 from maporl.types import Grade
 from maporl.warmstart import warm_start
 from trl_ext.chat import encode_prompt
-from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
-
-Say = Callable[[Any], None]
+from trl_ext.checkpoint import CheckpointError, list_checkpoints, load_weights, save_policy_weights
 
 
 def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
@@ -35,19 +31,26 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     protocol = build_protocol(config.protocol, names)
     team = team or Team.from_config(config)
     if config.warm_start.steps:
-        initial = Path(config.output_dir) / "initial"
-        if initial.is_dir():  # the run is being resumed: PPO's reference is the warm-started team
-            for policy in team.policies.values():
-                load_weights(policy.model, policy.adapter, initial / policy.name)
-        else:
-            warm_start(team, task, protocol, config.warm_start, config.seed, quiet)
-            for policy in team.policies.values():
-                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, initial / policy.name)
+        _warm_start(config, team, task, protocol, quiet)
     args = MultiAgentPPOConfig.from_config(config)
     args.disable_tqdm = quiet
     return MultiAgentPPOTrainer(
         args, team, task, protocol, held_out, config.reward, speakers=speakers(config.protocol, names)
     )
+
+
+def _warm_start(config: Config, team: Team, task: Task, protocol: Protocol, quiet: bool) -> None:
+    """Warm-start the team, or read it from the run's ``initial/``: it is PPO's reference, also after resuming."""
+    initial = Path(config.output_dir) / "initial"
+    if initial.is_dir():
+        for policy in team.policies.values():
+            load_weights(policy.model, policy.adapter, initial / policy.name)
+        return
+    warm_start(team, task, protocol, config.warm_start, config.seed, quiet)
+    partial = initial.with_name(".partial-initial")
+    for policy in team.policies.values():
+        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
+    partial.rename(initial)
 
 
 def tasks_of(config: Config) -> tuple[Task, Task | None]:
@@ -92,19 +95,21 @@ def _describe(agent) -> str:
     return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")
 
 
-def train(config: Config, resume: bool, say: Say, quiet: bool = False) -> dict[str, Evaluation | None]:
-    """Run ``config`` to its end; returns the evaluations before and after."""
+def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
+    """Run ``config`` to its end; returns the evaluations before and after, None where evaluation is off.
+
+    ``resume`` goes on from the newest checkpoint; a run that was stopped before its first one starts again.
+    """
     folder = Path(config.output_dir)
     _claim(folder, config, resume)
     trainer = build_trainer(config, quiet=quiet)
-    before = _evaluation_before(trainer, folder, resume, say)
+    before = _evaluation(trainer, folder / "evaluation_before.json")
+    if resume and not list_checkpoints(folder):
+        trainer.run.rewind(0)
+        resume = False
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(str(folder / "final"))
-    after = None
-    if trainer.eval_task is not None:
-        after = trainer.measure()
-        (folder / "evaluation_after.json").write_text(json.dumps(after.to_json(), indent=1))
-    return {"before": before, "after": after}
+    return before, _evaluation(trainer, folder / "evaluation_after.json")
 
 
 def _claim(folder: Path, config: Config, resume: bool) -> None:
@@ -133,12 +138,15 @@ def _changed_lines(old: str, new: str) -> str:
     return f"was {pairs[0][0]!r}, is {pairs[0][1]!r}" if pairs else "it has other keys"
 
 
-def _evaluation_before(trainer: MultiAgentPPOTrainer, folder: Path, resume: bool, say: Say) -> Evaluation | None:
-    if trainer.eval_task is None or resume:
+def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
+    """Measure the team now and record it in ``file``; a resumed run finds what it measured before."""
+    if trainer.eval_task is None:
         return None
-    before = trainer.measure()
-    (folder / "evaluation_before.json").write_text(json.dumps(before.to_json(), indent=1))
-    return before
+    if file.exists():
+        return Evaluation.from_json(json.loads(file.read_text()))
+    evaluation = trainer.measure()
+    file.write_text(json.dumps(evaluation.to_json(), indent=1))
+    return evaluation
 
 
 def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:

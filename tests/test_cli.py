@@ -97,7 +97,7 @@ def test_mistakes_are_one_line_and_exit_code_2(written, tmp_path):
         (["train", written(), "protocol.turns=0"], "a debate has at least 1 turn, got 0"),
         (["train"], "expected one configuration file, got none"),
         (["check", written(), "ppo.response_length=200"], "agents.ann: a first prompt has 4 tokens and answers may have 200"),
-        (["train", written(task={"name": "gsm8k", "source": "nowhere.jsonl"}, warm_start={"steps": 0})], "nowhere.jsonl: no such file"),
+        (["train", written("gsm", task={"name": "gsm8k", "source": "nowhere.jsonl"}, warm_start={"steps": 0})], "nowhere.jsonl: no such file"),
     ):  # fmt: skip
         done = maporl(*arguments)
         assert done.returncode == 2, done.stderr

@@ -155,5 +155,6 @@ def test_an_evaluation_counts_accuracy_votes_agreement_and_flips():
     flips = result.flips[0]
     assert (flips.wrong_to_right, flips.right_to_wrong, flips.stayed_right, flips.stayed_wrong) == (3, 1, 1, 1)
     assert (result.questions, result.tokens, result.final().value) == (3, 24, pytest.approx(4 / 6))
+    assert type(result).from_json(result.to_json()) == result
     low, high = result.final().interval()
     assert (round(low, 3), round(high, 3)) == (0.300, 0.903)
