@@ -38,7 +38,7 @@ TINY = {
 
 def maporl(*arguments):
     return subprocess.run(
-        [sys.executable, "-c", "from maporl.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-m", "maporl", *map(str, arguments)],
         capture_output=True, text=True, cwd=ROOT, timeout=300,
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_identical(written,
     assert whole.returncode == 0, whole.stderr
     path = written("parts", updates=6, training=training)
     process = subprocess.Popen(
-        [sys.executable, "-c", "from maporl.cli import main; main()", "train", str(path), "-q"],
+        [sys.executable, "-m", "maporl", "train", str(path), "-q"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
     )  # fmt: skip
     checkpoint = tmp_path / "parts" / "checkpoint-2"
