@@ -46,7 +46,8 @@ def _warm_start(config: Config, team: Team, task: Task, protocol: Protocol, quie
         for policy in team.policies.values():
             load_weights(policy.model, policy.adapter, initial / policy.name)
         return
-    warm_start(team, task, protocol, config.warm_start, config.seed, quiet)
+    names = speakers(config.protocol, tuple(config.agents))
+    warm_start(team, task, protocol, config.warm_start, config.seed, names, quiet)
     partial = initial.with_name(".partial-initial")
     for policy in team.policies.values():
         save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)

@@ -158,6 +158,9 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
                 utterance.grade = task.grade(dialogue.example, utterance.text)
         return evaluate_dialogues(dialogues)
 
+    def _sample_generations(self) -> None:
+        """Nothing: the dialogues of every update are in ``dialogues.jsonl``."""
+
     # -- logging and saving ---------------------------------------------------------------------------------------
 
     def _merge(self, metrics: dict[str, Metrics]) -> Metrics:

@@ -22,17 +22,24 @@ from trl_ext.chat import encode_continuation, encode_prompt
 
 
 def warm_start(
-    team: Team, task: Task, protocol: Protocol, section: WarmStartSection, seed: int, quiet: bool = False
+    team: Team,
+    task: Task,
+    protocol: Protocol,
+    section: WarmStartSection,
+    seed: int,
+    speakers: tuple[str, ...] | None = None,
+    quiet: bool = False,
 ) -> None:
-    """Train every trainable policy of ``team`` for ``section.steps`` steps, in place."""
+    """Train every trainable policy that speaks for ``section.steps`` steps, in place."""
+    names = speakers or team.names()
     rng = random.Random(seed)
 
     def script(request: Request) -> str:
         return task.write_answer(request.example, rng, right=rng.random() >= section.wrong)
 
-    policies = [p for p in team.policies.values() if p.trainable]
+    policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: torch.optim.AdamW(_parameters(p), lr=section.learning_rate) for p in policies}
-    engine, seats = ScriptedEngine(script), {name: Seat("scripted", name) for name in team.names()}
+    engine, seats = ScriptedEngine(script), {name: Seat("scripted", name) for name in names}
     for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
         examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
         dialogues = play_dialogues(examples, task, protocol, seats, {"scripted": engine}, temperature=0.0)
@@ -49,7 +56,8 @@ def _step(
     policy: Policy, optimizer: torch.optim.Optimizer, dialogues: list[Dialogue], left: float, rate: float
 ) -> None:
     """One step on the whole conversations of the policy's agents, loss on their own words only."""
-    rows = [_conversation(policy, d, agent) for d in dialogues for agent in policy.agents]
+    played = [_conversation(policy, d, agent) for d in dialogues for agent in policy.agents]
+    rows = [(ids, own) for ids, own in played if ids]
     width = max(len(ids) for ids, _ in rows)
     input_ids = torch.full((len(rows), width), policy.tokenizer.pad_token_id)
     labels = torch.full((len(rows), width), -100)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 import math
 
 import pytest
@@ -150,6 +151,8 @@ def test_it_learns_to_say_a(tiny, tmp_path):
     trainer.train()
     assert before < 0.5
     assert trainer.evaluate()["eval_count_a"] > 1.0
+    samples = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert len(samples) == 16 * 10 and samples[0]["step"] == 1 and samples[-1]["completion"].count("a") >= 4
 
 
 @pytest.mark.parametrize("critic", ["head", "model", "none"])

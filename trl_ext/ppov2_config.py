@@ -31,9 +31,11 @@ class PPOv2Config(PPOOptions, TrainingArguments):
     model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
     ref_adapter_name: str | None = option(None, "Adapter that serves as reference; default: adapters off.")
     num_sample_generations: int = option(
-        10, "How often in a run sample answers on the evaluation set are logged; 0: never."
+        10, "How often in a run greedy answers to the evaluation set go to completions.jsonl; 0: never."
     )
-    dataset_num_proc: int | None = option(None, "Processes for preparing the data set.")
+    dataset_num_proc: int | None = option(
+        None, "Unused here: rows are tokenised as they are drawn; kept for scripts written for TRL."
+    )
     sft_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
     reward_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
     world_size: int | None = option(None, "Filled in by the trainer: number of processes.")
@@ -43,7 +45,9 @@ class PPOv2Config(PPOOptions, TrainingArguments):
     batch_size: int | None = option(None, "Filled in by the trainer: rows per update over all processes.")
     local_mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step here.")
     mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step over all processes.")
-    ds3_gather_for_generation: bool = option(True, "Gather ZeRO-3 weights for generation.")
+    ds3_gather_for_generation: bool = option(
+        True, "Unused here, where one process trains; kept for scripts written for TRL."
+    )
 
     def __post_init__(self):
         PPOOptions.__post_init__(self)

@@ -8,6 +8,7 @@ It is a ``transformers.Trainer`` for arguments, callbacks, logging, progress, th
 weights is a :class:`trl_ext.Learner`.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -305,6 +306,7 @@ class PPOv2Trainer(Trainer):
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         if self.control.should_log:
             self.log(dict(metrics))
+        self._sample_generations()
         if self.control.should_evaluate:
             self.evaluate()
         if self.control.should_save:
@@ -324,6 +326,19 @@ class PPOv2Trainer(Trainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _sample_generations(self) -> None:
+        """Write greedy answers to the evaluation set, ``num_sample_generations`` times in a run."""
+        times = self.args.num_sample_generations
+        every = max(1, self.args.num_total_batches // times) if times > 0 else 0
+        if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
+            return
+        answers = self._answer([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "completions.jsonl").open("a", encoding="utf-8") as file:
+            for answer in answers:
+                record = {"step": self.state.global_step, "prompt": answer.prompt.prompt, "completion": answer.text}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def generate_completions(self, sampling: bool = False) -> list[str]:
         """Answers to the evaluation set, greedy unless ``sampling``; kept for scripts written for TRL."""

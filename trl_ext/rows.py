@@ -1,6 +1,7 @@
 """Token rows: what a learner is trained on. One row is one answer with the prompt it was given."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ class Answer:
     response_ids: list[int]
     ended: bool
     label: str
-    prompt: object = None
+    prompt: Any = None
     text: str = ""
     group: tuple = ()
     head: int = 0
