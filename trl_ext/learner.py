@@ -173,7 +173,11 @@ class Learner:
         if optimizer is None:
             args = self.args
             optimizer = torch.optim.AdamW(
-                groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon, weight_decay=args.weight_decay
+                groups,
+                betas=(args.adam_beta1, args.adam_beta2),
+                eps=args.adam_epsilon,
+                weight_decay=args.weight_decay,
+                fused=True,
             )
         self.optimizer = optimizer
         self.scheduler = scheduler or get_scheduler(
