@@ -232,26 +232,27 @@ class Learner:
 
     def forward(self, rows: TokenRows, entropies: bool = False) -> PolicyOutput:
         """Log-probabilities and values of the action tokens of ``rows``, under the current weights."""
-        keep = _predicting(rows.action_mask)
+        read, keep = _predicting(rows)
         targets = rows.input_ids[rows.action_mask]
         with self.active() as model:
-            logits, hidden = _token_logits(model, rows.input_ids, keep, self._autocast)
+            logits, hidden = _token_logits(model, read, keep, self._autocast)
         temperature = self.args.temperature
         logprobs = maths.token_logprobs(logits, targets, temperature)
         with torch.no_grad():
             entropy = maths.token_entropies(logits, temperature) if entropies else None
-        return PolicyOutput(logprobs, self._values(rows, keep, hidden), entropy)
+        return PolicyOutput(logprobs, self._values(rows, hidden), entropy)
 
-    def _values(self, rows: TokenRows, keep: Tensor, hidden: Tensor) -> Tensor | None:
+    def _values(self, rows: TokenRows, hidden: Tensor) -> Tensor | None:
         if self.critic == "none":
             return None
+        read, keep = _predicting(rows)
         if self.critic == "head":
             hidden = hidden.detach() if self.args.detach_critic else hidden
         else:
             switched = self.active(self.critic_adapter) if self.critic == "adapter" else nullcontext()
             with switched, self._autocast():
                 trunk = trunk_of(self.model if self.value_model is None else self.value_model)
-                hidden = trunk(input_ids=rows.input_ids, use_cache=False).last_hidden_state[keep]
+                hidden = trunk(input_ids=read, use_cache=False).last_hidden_state[keep]
         if self.value_head is None:
             return base_of(self.value_model).score(hidden).squeeze(-1).float()
         heads = rows.head.unsqueeze(1).expand_as(keep)[keep]
@@ -260,7 +261,7 @@ class Learner:
     def reference_logprobs(self, rows: TokenRows) -> Tensor:
         """Log-probabilities [M] of the action tokens under the reference, at the same temperature."""
         with self._reference_model() as model:
-            logits, _ = _token_logits(model, rows.input_ids, _predicting(rows.action_mask), self._autocast)
+            logits, _ = _token_logits(model, *_predicting(rows), self._autocast)
         return maths.token_logprobs(logits, rows.input_ids[rows.action_mask], self.args.temperature)
 
     def _autocast(self):
@@ -361,11 +362,12 @@ def _token_logits(model: Any, input_ids: Tensor, keep: Tensor, autocast) -> tupl
     return logits, seen["hidden"]
 
 
-def _predicting(action_mask: Tensor) -> Tensor:
-    """The positions whose output chooses an action token: one column to the left of it."""
-    keep = torch.zeros_like(action_mask)
-    keep[:, :-1] = action_mask[:, 1:]
-    return keep
+def _predicting(rows: TokenRows) -> tuple[Tensor, Tensor]:
+    """What a forward must read, [N, T-1], and the positions in it whose output chooses an action token.
+
+    Nothing is predicted from the last column, so it is not read.
+    """
+    return rows.input_ids[:, :-1], rows.action_mask[:, 1:]
 
 
 def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:

@@ -153,8 +153,12 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
 
 def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Entropy in nats of ``softmax(logits / temperature)`` at each position; ``logits`` [..., V], float32 inside."""
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
+    rows = logits.flatten(0, -2)
+    parts = []
+    for part in rows.split(max(1, 2**22 // logits.shape[-1])):  # a few MB at a time: no copy of all the logits
+        logprobs = torch.log_softmax(part.float() / temperature, dim=-1)
+        parts.append(-(logprobs.exp() * logprobs).sum(-1))
+    return torch.cat(parts).view(logits.shape[:-1])
 
 
 def kl_penalised_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
