@@ -5,7 +5,7 @@ The grammar of a final answer is strict. In falling order of authority, the *las
 1. ``\boxed{...}`` with balanced braces,
 2. ``#### ...`` to the end of the line (GSM8K),
 3. ``Answer: ...`` or ``the (final) answer is ...`` to the end of the sentence,
-4. a text that is nothing but an answer.
+4. a text that is nothing but an answer, or nothing but an equation in numbers (its right-hand side).
 
 Anything else has no final answer, which is not the same as a wrong one but is never right.
 """
@@ -24,6 +24,7 @@ _WITH_UNIT = re.compile(
 )
 _FRACTION = re.compile(r"(?P<sign>[-+]?)\s*\\[dt]?frac\s*\{\s*(?P<top>-?\d+)\s*\}\s*\{\s*(?P<bottom>-?\d+)\s*\}")
 _SLASH = re.compile(r"(?P<top>[-+]?\d+)\s*/\s*(?P<bottom>\d+)")
+_EQUATION = re.compile(r"[\d\s.,$+\-*/x×·÷()=]+=(?P<right>[^=\n]+)")
 _NEGATION = re.compile(
     r"(?:\bnot|\bneither|\bnor|n't|n’t|\bno|\brather than|\binstead of)(?:\s+(?:an?|the|really|simply))*\s*$"
 )
@@ -59,8 +60,8 @@ def final_answer(text: str) -> str | None:
     '3.5'
     >>> final_answer(" 42. ")
     '42'
-    >>> final_answer("2 + 3 = 5 apples") is None
-    True
+    >>> final_answer("2 + 3 = 5 apples"), final_answer("First 2 + 3 = 5, then I stop.")
+    ('5 apples', None)
     """
     answer = boxed(text)
     if answer is None and (lines := re.findall(r"####[ \t]*([^\n]+)", text)):
@@ -69,6 +70,8 @@ def final_answer(text: str) -> str | None:
         answer = _first_sentence(marks[-1]["answer"])
     if answer is None and number(text) is not None:
         answer = text
+    if answer is None and (equation := _EQUATION.fullmatch(text.strip())) and number(equation["right"]) is not None:
+        answer = equation["right"]
     return _trim(answer) or None if answer is not None else None
 
 

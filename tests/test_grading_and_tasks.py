@@ -18,8 +18,8 @@ needs_data = pytest.mark.skipif(not DATA.exists(), reason="the real data are not
 @pytest.mark.parametrize(
     ("text", "truth", "answer", "correct"),
     [
-        ("2 + 3 = 5 apples", "235", None, False),
-        ("2 + 3 = 5 apples", "5", None, False),
+        ("2 + 3 = 5 apples", "235", "5", False),
+        ("2 + 3 = 5 apples", "5", "5", True),
         ("The answer is 1,234.", "1234", "1234", True),
         ("Answer: 3.0", "3", "3", True),
         (r"\boxed{\frac{1}{2}}", "0.5", "1/2", True),
