@@ -6,13 +6,17 @@ from maporl.config import ConfigError, unknown, validated
 from maporl.tasks.anli import ANLI
 from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
+from maporl.tasks.tinygsm import TinyGSM
 
 TASKS: dict[str, Any] = {
     "toy_sum": Arithmetic,
     "toy_times": Arithmetic,
     "gsm8k": GSM8K,
     "anli": ANLI,
+    "tinygsm": TinyGSM,
+    "fantom": FANToM,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 
@@ -30,4 +34,15 @@ def build_task(section: dict[str, Any], split: str, seed: int, where: str = "con
     return validated(TASKS[name], options, f"{where}: task")
 
 
-__all__ = ["ANLI", "GSM8K", "TASKS", "Arithmetic", "Task", "TaskError", "build_task", "read_examples"]
+__all__ = [
+    "ANLI",
+    "GSM8K",
+    "TASKS",
+    "Arithmetic",
+    "FANToM",
+    "Task",
+    "TaskError",
+    "TinyGSM",
+    "build_task",
+    "read_examples",
+]

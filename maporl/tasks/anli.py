@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Literal
 
 from maporl.grading import grade_label
-from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.base import Task, TaskError, is_file, read_examples
 from maporl.types import Example, Grade
 
 LABELS = ("entailment", "neutral", "contradiction")
@@ -13,11 +13,15 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True)
 class ANLI(Task):
-    """``source``: the hub's ``facebook/anli`` (round ``round``), or a ``.jsonl`` file; ``eval_source`` likewise."""
+    """``source``: the hub's ``facebook/anli``, or a ``.jsonl`` file; ``eval_source`` likewise.
+
+    ``round`` is 1, 2 or 3, a list of them, or "all"; a file is read for each of them where its name has ``{round}`` in
+    it, as in ``anli_r{round}/train.jsonl``, else once. ``limit`` takes the first rows of each round only.
+    """
 
     source: str = "facebook/anli"
     eval_source: str | None = None
-    round: Literal[1, 2, 3] = 3
+    round: Literal[1, 2, 3, "all"] | tuple[Literal[1, 2, 3], ...] = 3
     limit: int | None = None
     instruction: str = (
         "{question}\n\nDoes the premise entail the hypothesis (entailment), contradict it (contradiction), or neither "
@@ -31,14 +35,33 @@ class ANLI(Task):
             raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
         if "{question}" not in self.instruction:
             raise ValueError("instruction: expected the text to contain {question}")
+        if not self._rounds or len(set(self._rounds)) != len(self._rounds):
+            raise ValueError(
+                f"round: expected each of 1, 2 and 3 at most once and at least one of them, got {self.round}"
+            )
+
+    @property
+    def _rounds(self) -> tuple[int, ...]:
+        if self.round == "all":
+            return (1, 2, 3)
+        return (self.round,) if isinstance(self.round, int) else self.round
 
     @cached_property
     def _examples(self) -> list[Example]:
-        if self.split == "train":
-            return read_examples(self.source, f"train_r{self.round}", _example)[: self.limit]
-        if self.eval_source is None and self.source.endswith((".jsonl", ".json")):
+        if self.split == "eval" and self.eval_source is None and is_file(self.source):
             raise TaskError(f"anli: {self.source} is one file and has no test split; set task.eval_source")
-        return read_examples(self.eval_source or self.source, f"test_r{self.round}", _example)[: self.limit]
+        source, part = (self.source, "train") if self.split == "train" else (self.eval_source or self.source, "test")
+        # a file without {round} in its name holds whatever rounds it holds
+        rounds = self._rounds if "{round}" in source or not is_file(source) else self._rounds[:1]
+        return [
+            example
+            for number in rounds
+            for example in read_examples(source.replace("{round}", str(number)), f"{part}_r{number}", _example)[
+                : self.limit
+            ]
+        ]
+
+    answer_form = "Answer: <entailment, neutral or contradiction>"
 
     def __len__(self) -> int:
         return len(self._examples)

@@ -44,6 +44,8 @@ class Arithmetic(Task):
         cut = max(1, round(len(pairs) * self.held_out))
         return pairs[:cut] if self.split == "eval" else pairs[cut:]
 
+    answer_form = "Answer: <number>"
+
     def __len__(self) -> int:
         return len(self._pairs)
 
@@ -60,6 +62,10 @@ class Arithmetic(Task):
             return Grade(None, False, "no number as final answer")
         correct = canonical(answer) == example.answer
         return Grade(canonical(answer), correct, "equals the label" if correct else "differs from the label")
+
+    def solution(self, example: Example) -> str:
+        """The number alone."""
+        return example.answer
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
         """An answer as a pupil would write it, right or a random wrong one: for warm starts."""

@@ -22,6 +22,8 @@ class Task(ABC):
     """
 
     name: str = "task"
+    answer_form = "Answer: <final answer>"
+    """The form in which agents are asked for a final answer."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -33,9 +35,17 @@ class Task(ABC):
     def grade(self, example: Example, text: str) -> Grade:
         """What ``text`` answers and whether that is right."""
 
+    def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
+        """:meth:`grade` for each pair; tasks whose graders work in batches override it."""
+        return [self.grade(example, text) for example, text in zip(examples, texts, strict=True)]
+
     def question(self, example: Example) -> str:
         """The question as agents are asked it, with the form of the answer that grading expects."""
         return example.question
+
+    def solution(self, example: Example) -> str:
+        """A right answer in the asked form, as supervised training is to teach it."""
+        return f"Answer: {example.answer}"
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
         """An answer as a pupil would write it, right or wrong; only tasks that can serve for a warm start have it."""
@@ -51,7 +61,7 @@ def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], in
     ``convert(row, number)`` makes the Example; rows without a question or an answer are errors that name the row.
     """
     examples = []
-    for number, row in enumerate(_rows(source, split)):
+    for number, row in enumerate(read_rows(source, split)):
         example = convert(row, number)
         for part in ("question", "answer"):
             if not isinstance(getattr(example, part), str) or not getattr(example, part).strip():
@@ -64,8 +74,14 @@ def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], in
     return examples
 
 
-def _rows(source: str, split: str) -> Sequence[dict[str, Any]]:
-    if source.endswith((".jsonl", ".json")) or Path(source).is_file():
+def is_file(source: str) -> bool:
+    """Whether ``source`` is a file rather than the hub name of a data set."""
+    return source.endswith((".jsonl", ".json")) or Path(source).is_file()
+
+
+def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
+    """Rows of a ``.jsonl`` file, whatever ``split`` says, or of the ``split`` of a data set on the hub."""
+    if is_file(source):
         return _jsonl_rows(Path(source))
     from datasets import load_dataset  # heavy, and needed for hub names only
 

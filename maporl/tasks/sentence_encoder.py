@@ -1,0 +1,54 @@
+"""Sentence embeddings by a transformer encoder, loaded once per process."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+MAX_TOKENS = 128
+"""Longer texts are cut: sentence-transformers' all-* encoders were trained on no more."""
+
+
+class SentenceEncoder:
+    """Mean of a transformer's last hidden states over the attention mask, scaled to length 1."""
+
+    def __init__(self, name: str):
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.tokenizer = AutoTokenizer.from_pretrained(name)
+        self.model = AutoModel.from_pretrained(name, dtype=torch.float32).to(self.device).eval()
+        self.max_tokens = min(MAX_TOKENS, self.tokenizer.model_max_length)
+        self._references: dict[str, Any] = {}
+
+    def embed(self, texts: Sequence[str], batch: int = 32) -> Any:
+        """Tensor [text, width] of unit vectors, float32 on the CPU."""
+        import torch
+
+        vectors = []
+        with torch.no_grad():
+            for start in range(0, len(texts), batch):
+                part = list(texts[start : start + batch])
+                encoded = self.tokenizer(
+                    part, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
+                ).to(self.device)
+                hidden = self.model(**encoded).last_hidden_state
+                mask = encoded["attention_mask"].unsqueeze(-1)
+                mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+                vectors.append(torch.nn.functional.normalize(mean, dim=-1).cpu())
+        return torch.cat(vectors)
+
+    def references(self, texts: Sequence[str]) -> Any:
+        """:meth:`embed` for texts that come again: each is embedded once."""
+        import torch
+
+        new = [text for text in dict.fromkeys(texts) if text not in self._references]
+        if new:
+            self._references |= zip(new, self.embed(new), strict=True)
+        return torch.stack([self._references[text] for text in texts])
+
+
+@functools.cache
+def load_encoder(name: str) -> SentenceEncoder:
+    """The encoder ``name`` (hub name or folder), loaded at the first call."""
+    return SentenceEncoder(name)

@@ -1,0 +1,179 @@
+"""TinyGSM (Liu et al. 2023, arXiv 2312.09241): grade-school word problems, each labelled by a program."""
+
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from maporl.grading import grade_mathematics
+from maporl.tasks.base import Task, TaskError, is_file, read_rows
+from maporl.types import Example, Grade
+
+FUNCTION = "simple_math_problem"
+"""What the programs of the data set define; their labels are its results."""
+logger = logging.getLogger(__name__)
+Numbered = list[tuple[int, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class TinyGSM(Task):
+    """``source``: the hub's ``TinyGSM/TinyGSM``, or a ``.jsonl`` file of rows with ``question`` and ``code``.
+
+    ``code`` may also be in ``meta``. The program runs in the sandbox; what its ``simple_math_problem()`` returns, or the
+    one function that it defines, is the label where it is a whole number. Other rows are dropped, and counted in
+    :attr:`dropped`. The first ``limit`` rows are for training and the next ``held_out`` for evaluation (of a file with
+    fewer rows, the last ones are held out), or ``eval_source``'s first ``held_out``; a held-out question that is also
+    trained on is dropped. These numbers of rows are before dropping.
+
+    ``max_dropped`` is the largest share of rows that may be dropped. Programs by language models are often wrong: about
+    a quarter give fractions. Above one half, it is more likely that the rows are not TinyGSM's than that they are bad.
+    """
+
+    source: str = "TinyGSM/TinyGSM"
+    eval_source: str | None = None
+    limit: int | None = 100_000
+    held_out: int = 1000
+    max_dropped: float = 0.5
+    instruction: str = "{question}\n\nReason briefly, then end with one line: Answer: <number>"
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
+        if self.held_out < 1:
+            raise ValueError(f"held_out: expected at least 1 row, got {self.held_out}")
+        if not 0 <= self.max_dropped < 1:
+            raise ValueError(f"max_dropped: expected a share from 0 to below 1, got {self.max_dropped}")
+        if "{question}" not in self.instruction:
+            raise ValueError("instruction: expected the text to contain {question}")
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many rows of this split serve for nothing, by reason: the sandbox's, and this task's own."""
+        return self._labelled[1]
+
+    def dropped_line(self) -> str:
+        """The counts of :attr:`dropped` for people."""
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
+        return f"tinygsm: {self.split}: {len(self)} rows, {sum(self.dropped.values())} dropped ({reasons or 'none'})"
+
+    @cached_property
+    def _labelled(self) -> tuple[list[Example], dict[str, int]]:
+        rows, known = self._rows()
+        examples, dropped = label_rows(rows, known)
+        if not rows or sum(dropped.values()) > self.max_dropped * len(rows):
+            raise TaskError(
+                f"tinygsm: {self._where()}: {sum(dropped.values())} of {len(rows)} rows were dropped "
+                f"({', '.join(f'{reason} {count}' for reason, count in dropped.items())}), more than "
+                f"task.max_dropped={self.max_dropped} allows; expected 'question' and 'code' that defines {FUNCTION}()"
+            )
+        if not examples:
+            raise TaskError(f"tinygsm: {self._where()}: no rows are left for the {self.split} split")
+        return examples, dropped
+
+    def _where(self) -> str:
+        return self.eval_source if self.split == "eval" and self.eval_source else self.source
+
+    def _rows(self) -> tuple[Numbered, set[str]]:
+        """The numbered rows of this split, and for the evaluation split the questions that training has."""
+        if self.eval_source is not None:
+            training = list(enumerate(_read(self.source, self.limit)))
+            held_out = list(enumerate(_read(self.eval_source, self.held_out))) if self.split == "eval" else []
+        else:
+            wanted = None if self.limit is None else self.limit + self.held_out
+            rows = list(enumerate(_read(self.source, wanted)))
+            if len(rows) <= self.held_out:
+                raise TaskError(
+                    f"tinygsm: {self.source} has {len(rows)} rows, and held_out={self.held_out} leaves none to train on; "
+                    "lower task.held_out or set task.eval_source"
+                )
+            training, held_out = rows[: -self.held_out], rows[-self.held_out :]
+        if self.split == "train":
+            return training, set()
+        return held_out, {_question(row) for _, row in training}
+
+    def __len__(self) -> int:
+        return len(self._labelled[0])
+
+    def __getitem__(self, index: int) -> Example:
+        return self._labelled[0][index]
+
+    def question(self, example: Example) -> str:
+        return self.instruction.replace("{question}", example.question)
+
+    def grade(self, example: Example, text: str) -> Grade:
+        return grade_mathematics(text, example.answer)
+
+
+def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str, int]]:
+    """Examples with what their programs return, and how many rows were dropped for which reason."""
+    dropped: Counter[str] = Counter()
+    usable = []
+    for number, row in rows:
+        reason = "no_question" if not _question(row) else "also_in_training" if _question(row) in known else None
+        if reason:
+            dropped[reason] += 1
+        else:
+            usable.append((number, row))
+    examples = []
+    for (number, row), outcome in zip(usable, _run([_code(row) for _, row in usable]), strict=True):
+        answer = whole_number(outcome.value)
+        if answer is None:
+            dropped["not_integer" if outcome.ok else outcome.reason] += 1
+        else:
+            examples.append(Example(str(row.get("id", f"tinygsm-{number}")), _question(row), answer))
+    for reason, count in dropped.most_common():
+        logger.info("tinygsm: %d of %d rows dropped: %s", count, len(rows), reason)
+    return examples, dict(dropped.most_common())
+
+
+def _run(codes: list[Any]) -> list[Any]:
+    """The sandbox's outcome for each program."""
+    from maporl.rewards.sandbox import Outcome, Sandbox  # rewards need tasks, and only this task needs the sandbox
+
+    calls = [_function(code) for code in codes]
+    outcomes: dict[int, Outcome] = {}
+    with Sandbox() as sandbox:
+        for call in dict.fromkeys(calls):
+            same = [index for index, name in enumerate(calls) if name == call]
+            outcomes |= zip(same, sandbox.run_many([codes[index] for index in same], call), strict=True)
+    return [outcomes[index] for index in range(len(codes))]
+
+
+def whole_number(value: Any) -> str | None:
+    """``value`` as the text of an integer; None if it is none. -1 is an answer like any other.
+
+    What differs from an integer by rounding alone is that integer: 1.1 * 50 is 55.00000000000001 to a program.
+
+    >>> whole_number(12), whole_number(-1.0), whole_number(1.1 * 50), whole_number(2.5), whole_number(True)
+    ('12', '-1', '55', None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return str(round(value)) if math.isclose(value, round(value), rel_tol=1e-9, abs_tol=1e-9) else None
+
+
+def _read(source: str, count: int | None) -> Sequence[dict[str, Any]]:
+    """The first ``count`` rows, or all; of a data set on the hub no more are read than asked for."""
+    if is_file(source):
+        return read_rows(source, "train")[:count]
+    return read_rows(source, "train" if count is None else f"train[:{count}]")
+
+
+def _function(code: Any) -> str:
+    """The function that gives the label; a program that defines one function only may call it what it likes."""
+    defined = re.findall(r"^def (\w+)", code, re.MULTILINE) if isinstance(code, str) else []
+    return defined[0] if len(defined) == 1 and defined[0].isidentifier() else FUNCTION
+
+
+def _question(row: dict[str, Any]) -> str:
+    return str(row.get("question") or "").strip()
+
+
+def _code(row: dict[str, Any]) -> Any:
+    return row.get("code") or (row.get("meta") or {}).get("code")
