@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from maporl.config import AgentSection, Config, ConfigError, LoraSection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
@@ -25,6 +26,10 @@ class Agent:
     ``model`` and ``tokenizer`` are needed unless ``engine`` is "human"; ``adapter`` names the adapter of a
     ``PeftModel`` (which agents may share). ``policy`` names the weights: by default each agent has its own; agents that
     name the same policy share it, and then the first one's model, tokenizer and options count.
+
+    ``by_turn``: other weights at every turn: entries that stand for this agent in its first turn, its second, ..., the
+    last one in all later turns too. Their names are the policies'; they need one tokenizer, because they continue one
+    conversation.
     """
 
     name: str
@@ -38,6 +43,7 @@ class Agent:
     learning_rate: float | None = None
     critic: str | None = None
     engine: str = "transformers"
+    by_turn: tuple["Agent", ...] = ()
 
 
 @dataclass
@@ -53,6 +59,12 @@ class Policy:
     critic: str | None
     stop_ids: frozenset[int] = frozenset()
     agents: list[str] = field(default_factory=list)
+
+    @cached_property
+    def digits(self) -> frozenset[int]:
+        """Token ids that are nothing but digits."""
+        tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
+        return frozenset(i for i, t in enumerate(tokens) if t is not None and t.lstrip("\u0120\u2581 ").isdigit())
 
     @contextmanager
     def active(self) -> Iterator[PreTrainedModel]:
@@ -80,35 +92,41 @@ class Team:
             raise ValueError(f"a team needs agents with different names, got {names}")
         self.agents = {a.name: a for a in agents}
         self.policies: dict[str, Policy] = {}
-        self.voices: dict[str, Policy] = {}
+        self.voices: dict[str, tuple[Policy, ...]] = {}
         for agent in agents:
             if agent.engine == "transformers":
-                self._add(agent)
+                voices = [self._policy(entry) for entry in agent.by_turn or (agent,)]
+                if any(v.tokenizer is not voices[0].tokenizer for v in voices):
+                    raise ValueError(f"agent {agent.name!r}: by_turn: its turns continue one conversation; give every "
+                                     "entry the very same tokenizer object")  # fmt: skip
+                for voice in dict.fromkeys(v.name for v in voices):
+                    self.policies[voice].agents.append(agent.name)
+                self.voices[agent.name] = tuple(voices)
 
-    def _add(self, agent: Agent) -> None:
+    def _policy(self, agent: Agent) -> Policy:
+        """The policy of an agent, or of one of its turns; made on first sight."""
         name = agent.policy or agent.name
-        if name not in self.policies:
-            if agent.model is None or agent.tokenizer is None:
-                raise ValueError(f"agent {agent.name!r}: pass a model and its tokenizer, or engine='human'")
-            check_tokenizer(agent.tokenizer, f"agent {agent.name!r}")
-            adapter = agent.adapter
-            if isinstance(agent.model, PeftModel):
-                adapter = adapter or agent.model.active_adapter
-                if adapter not in agent.model.peft_config:
-                    raise ValueError(
-                        f"agent {agent.name!r}: no adapter {adapter!r}; the model has {list(agent.model.peft_config)}"
-                    )
-            for other in self.policies.values():
-                if other.model is agent.model and other.adapter == adapter:
-                    raise ValueError(
-                        f"agents {other.agents[0]!r} and {agent.name!r} bring the same weights under two policies; give "
-                        "them one policy name to share them, or a model (or adapter) each"
-                    )
-            self.policies[name] = Policy(
-                name, agent.model, agent.tokenizer, adapter, agent.trainable, agent.learning_rate, agent.critic
-            )
-        self.policies[name].agents.append(agent.name)
-        self.voices[agent.name] = self.policies[name]
+        if name in self.policies:
+            return self.policies[name]
+        if agent.model is None or agent.tokenizer is None:
+            raise ValueError(f"agent {agent.name!r}: pass a model and its tokenizer, or engine='human'")
+        check_tokenizer(agent.tokenizer, f"agent {agent.name!r}")
+        adapter = agent.adapter
+        if isinstance(agent.model, PeftModel):
+            adapter = adapter or agent.model.active_adapter
+            if adapter not in agent.model.peft_config:
+                raise ValueError(
+                    f"agent {agent.name!r}: no adapter {adapter!r}; the model has {list(agent.model.peft_config)}"
+                )
+        for other in self.policies.values():
+            if other.model is agent.model and other.adapter == adapter:
+                raise ValueError(
+                    f"policies {other.name!r} and {name!r} bring the same weights; give their agents one "
+                    "policy name to share them, or a model (or adapter) each"
+                )
+        policy = Policy(name, agent.model, agent.tokenizer, adapter, agent.trainable, agent.learning_rate, agent.critic)
+        self.policies[name] = policy
+        return policy
 
     def names(self) -> tuple[str, ...]:
         """Agents in speaking order."""
@@ -165,20 +183,32 @@ class Team:
     @classmethod
     def _load(cls, config: Config, tokenizers: dict[str, Tokenizer], weights: bool) -> "Team":
         bases: dict[tuple, PeftModel] = {}
+        loaded: dict[str, Agent] = {}
         agents: list[Agent] = []
         for name, section in config.agents.items():
-            options = {
-                k: getattr(section, k)
-                for k in ("policy", "role", "system", "trainable", "learning_rate", "critic", "engine")
-            }
-            if section.engine == "human" or any((a.policy or a.name) == (section.policy or name) for a in agents):
-                agents.append(Agent(name, **options))
+            options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
+            seat: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
+            if section.engine == "human":
+                agents.append(Agent(name, **seat))
                 continue
-            policy = section.policy or name
-            model = _load_policy(name, policy, section, tokenizers[name], bases, weights)
-            adapter = policy if isinstance(model, PeftModel) else None
-            agents.append(Agent(name, model, tokenizers[name], adapter=adapter, **options))
+            for policy in (names := policies_of(name, section, config.turns())):
+                if policy not in loaded:
+                    model = _load_policy(name, policy, section, tokenizers[name], bases, weights)
+                    adapter = policy if isinstance(model, PeftModel) else None
+                    loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
+            if len(names) > 1:
+                agents.append(Agent(name, by_turn=tuple(loaded[policy] for policy in names), **seat))
+            else:
+                agents.append(replace(loaded[names[0]], name=name, policy=names[0], **seat))
         return cls(agents)
+
+
+def policies_of(agent: str, section: AgentSection, turns: int) -> tuple[str, ...]:
+    """The policies that speak for an agent, by turn; the last one for all later turns too."""
+    policy = section.policy or agent
+    if section.policy_per == "turn":
+        return tuple(f"{policy}-turn{turn}" for turn in range(1, turns + 1))
+    return (f"{policy}-first", f"{policy}-rest") if section.policy_per == "first_and_rest" else (policy,)
 
 
 # -- loading ------------------------------------------------------------------------------------------------------
@@ -233,7 +263,7 @@ def _load_policy(
     agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: dict[tuple, PeftModel], weights: bool
 ) -> PreTrainedModel | PeftModel:
     """The model of a policy; policies with a LoRA on the same model and dtype share its base."""
-    key = (section.model, section.dtype)
+    key = (section.model, section.dtype, section.load_in_4bit)
     if section.tiny is None and key in bases and (section.lora or section.adapter):
         return _add_adapter(bases[key], policy, section)
     base = build_tiny_model(section.tiny, tokenizer) if section.tiny else _load_base(agent, section, weights)
@@ -267,13 +297,18 @@ def _lora_config(section: AgentSection) -> LoraConfig:
 def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedModel:
     if not weights:
         return AutoModelForCausalLM.from_config(_from_pretrained(AutoConfig, section.model, f"agents.{agent}.model"))
-    return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", dtype=section.dtype)
+    options: dict[str, Any] = {"dtype": section.dtype}
+    if section.load_in_4bit:
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+    return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", **options)
 
 
 def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:  # ImportError: bitsandbytes is not installed
         first_line = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"{where}: {source!r} could not be loaded as {kind.__name__} ({first_line}); give a folder saved by "

@@ -1,4 +1,4 @@
-"""The command line: ``maporl train | check | eval``."""
+"""The command line: ``maporl train | check | eval | sft``."""
 
 import json
 import os
@@ -60,14 +60,14 @@ def train(
 
         console = Console()
         for line in run.check_run(settings):
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, soft_wrap=True)
         before, after = run.train(settings, resume, quiet)
         folder = Path(settings.output_dir)
         plots = plot_run(RunFolder(folder).read_metrics(), folder)
         if after is not None:
             console.print(before_after(before, after))
             for line in flip_lines(after):
-                console.print(line, highlight=False)
+                console.print(line, highlight=False, soft_wrap=True)
         for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", *plots, folder / "final"]:
             console.print(str(path), highlight=False, soft_wrap=True)
     return None
@@ -112,7 +112,47 @@ def evaluate(
         console = Console()
         console.print(evaluation_table(evaluation))
         for line in flip_lines(evaluation):
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def sft(
+    output: Annotated[Path, typer.Option("--output", help="Folder for the trained policies; must be new.")],
+    values: Values = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    dialogues: Annotated[
+        Path | None,
+        typer.Option("--dialogues", help="Learn from these recorded debates instead of the task's solutions."),
+    ] = None,
+    best: Annotated[float, typer.Option("--best", help="Share of the debates to learn from, best first.")] = 0.1,
+    limit: Annotated[int | None, typer.Option("--limit", help="Questions to learn from; default: all.")] = None,
+    epochs: Annotated[float, typer.Option("--epochs")] = 1.0,
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 5e-5,
+    batch_size: Annotated[int, typer.Option("--batch-size")] = 8,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Train a team's policies by supervision, on the task's solutions or on the best of recorded debates."""
+    with _errors():
+        settings = _load(values, config, set_)
+        _quiet_libraries()
+        from transformers import set_seed
+
+        from maporl import run
+        from maporl import sft as supervised
+        from maporl.agents import Team
+
+        set_seed(settings.seed)
+        if dialogues is not None:
+            team, material = Team.from_config(settings), supervised.best_debates(dialogues, best)
+        else:
+            task, _ = run.tasks_of(settings)
+            team = Team.from_config(settings)
+            opening = str(settings.protocol.get("opening", "{question}"))
+            material = supervised.solutions(team, task, opening, limit)
+        losses = supervised.train_supervised(settings, team, material, output, epochs, learning_rate, batch_size, quiet)
+        for policy, loss in losses.items():
+            typer.echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
 
 
 def main() -> None:

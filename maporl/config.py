@@ -10,17 +10,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 
+from maporl.schedules import Freeze, Schedule, Span
 from trl_ext.ppo_options import PPOOptions
 
 STRICT = ConfigDict(extra="forbid")
-PPOOptions.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
+for _plain in (PPOOptions, Schedule, Span, Freeze):
+    setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _off(value: Any) -> Any:
+    """YAML reads a bare ``off`` as false."""
+    return "off" if value is False else value
 
 
 class ConfigError(ValueError):
@@ -60,13 +67,49 @@ class AgentSection:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     lora: LoraSection | None = None
     adapter: str | None = None
+    load_in_4bit: bool = False
     policy: str | None = None
+    policy_per: Literal["agent", "turn", "first_and_rest"] = "agent"
     role: str | None = None
     system: str | None = None
     trainable: bool = True
     learning_rate: NotNegative | None = None
     critic: Literal["head", "adapter", "model", "none"] | None = None
     engine: Literal["transformers", "human"] = "transformers"
+
+
+@dataclass(frozen=True, config=STRICT)
+class BonusSection:
+    """The incentives to collaborate (``maporl.rewards.shaping.collaboration_bonus``)."""
+
+    alpha: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=4, max_length=4)]
+    mode: Literal["paper", "upstream"] = "paper"
+    right: Share = 0.5
+    wrong: Share = 0.5
+
+
+@dataclass(frozen=True, config=STRICT)
+class PenaltySection:
+    """What answers cost their author that are no answers (``maporl.rewards.penalties``); 0 switches one off.
+
+    ``mode="subtract"`` takes the amount off the author's credit alone; ``replace`` puts minus the amount in place of
+    the score before it is shared, as the published MAPoRL code did (with 10).
+    """
+
+    too_short: NotNegative = 0.1
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    no_final_answer: NotNegative = 0.1
+    repetition: NotNegative = 0.1
+    no_eos: NotNegative = 0.1
+    mode: Literal["subtract", "replace"] = "subtract"
+
+
+@dataclass(frozen=True, config=STRICT)
+class VerifierSection:
+    """A learned verifier: a sequence classifier with one output, whose sigmoid is the score."""
+
+    model: str
+    batch_size: Positive = 16
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -77,6 +120,9 @@ class RewardSection:
     horizon: Literal["current", "last", "discounted_sum"] = "discounted_sum"
     share: Literal["individual", "all"] = "all"
     discount: NotNegative = 0.3
+    verifier: VerifierSection | None = None
+    bonus: BonusSection | None = None
+    penalties: PenaltySection | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -101,6 +147,7 @@ class TrainingSection:
     report_to: list[str] = dataclasses.field(default_factory=list)
     critic: Literal["head", "adapter", "model", "none"] = "head"
     critic_per_turn: bool = True
+    critic_context: Literal["dialogue", "answer", "joint"] = "dialogue"
     detach_critic: bool = False
 
 
@@ -133,6 +180,8 @@ class Config:
     seed: Annotated[int, Field(ge=0)] = 0
     updates: Positive = 100
     reward: RewardSection = dataclasses.field(default_factory=RewardSection)
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    restate: Annotated[Literal["off", "base_model"], BeforeValidator(_off)] = "off"
     ppo: PPOOptions = dataclasses.field(default_factory=PPOOptions)
     training: TrainingSection = dataclasses.field(default_factory=TrainingSection)
     warm_start: WarmStartSection = dataclasses.field(default_factory=WarmStartSection)
@@ -142,6 +191,12 @@ class Config:
     def questions_per_update(self) -> int:
         """Dialogues that one update plays."""
         return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps
+
+    def turns(self) -> int:
+        """Turns of the protocol, where it counts them; else 1."""
+        from maporl.protocols import build_protocol
+
+        return getattr(build_protocol(self.protocol, tuple(self.agents)), "turns", 1)
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -206,10 +261,21 @@ def check(config: Config, where: str) -> None:
             f"{where}: agents: none is trainable, so there is nothing to learn; set trainable: true for one"
         )
     _check_policies(config, where)
+    _check_restating(config, where)
     for source in config.reward.sources:
         if source not in SOURCES:
             raise ConfigError(f"{where}: reward.sources: {unknown(source, SOURCES)}")
-    build_protocol(config.protocol, tuple(config.agents), where)
+    protocol = build_protocol(config.protocol, tuple(config.agents), where)
+    try:
+        config.schedule.resolved(getattr(protocol, "turns", 1), tuple(config.agents))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    used = {*config.reward.sources, *getattr(protocol, "between_turns", frozenset)()}
+    if "verifier" in used and config.reward.verifier is None:
+        raise ConfigError(
+            f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
+            "reward.verifier: {model: FOLDER}"
+        )
     build_task(config.task, "train", config.seed, where)
     if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
         raise ConfigError(
@@ -232,8 +298,23 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
             raise ConfigError(
                 f"{where}: agents.{name}.{key}: no folder {value!r}; expected a folder or a hub name like org/name"
             )
+    if agent.load_in_4bit and agent.lora is None and agent.adapter is None and agent.trainable:
+        raise ConfigError(
+            f"{where}: agents.{name}.load_in_4bit: quantised weights cannot be trained; add lora: {{}} or set trainable: false"
+        )
     if (agent.critic == "adapter") and agent.lora is None and agent.adapter is None:
         raise ConfigError(f"{where}: agents.{name}.critic: 'adapter' needs a LoRA; add lora: {{}} or use critic: head")
+
+
+def _check_restating(config: Config, where: str) -> None:
+    """The untrained weights must still be there: under adapters, or as the reference of the KL penalty."""
+    for name, agent in config.agents.items():
+        whole = agent.engine == "transformers" and agent.trainable and agent.lora is None and agent.adapter is None
+        if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
+            raise ConfigError(
+                f"{where}: restate: agents.{name} trains all its weights and keeps no reference at ppo.kl_coef 0, so the "
+                "base model is gone; give it a lora, set ppo.kl_coef above 0, or restate: off"
+            )
 
 
 def _check_policies(config: Config, where: str) -> None:
@@ -242,7 +323,9 @@ def _check_policies(config: Config, where: str) -> None:
     for name, agent in config.agents.items():
         policy = agent.policy or name
         other = first.setdefault(policy, name)
-        for key in ("model", "tiny", "lora", "adapter", "dtype", "trainable", "learning_rate", "critic"):
+        for key in (
+            "model", "tiny", "lora", "adapter", "dtype", "load_in_4bit", "policy_per", "trainable", "learning_rate", "critic",
+        ):  # fmt: skip
             mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
             if mine != theirs:
                 raise ConfigError(

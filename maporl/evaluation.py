@@ -1,5 +1,7 @@
 """What a team's dialogues are worth: accuracy per turn and agent, votes, agreement, changes of mind. No torch.
 
+A question that was finished early keeps its last answers in all later turns, so that every turn is about all questions.
+
 Every share comes with a 95% Wilson interval over questions. A vote that ties is worth 1/(number of tied answers) if the
 truth is among them, its expectation under a fair draw; an answer that cannot be read never wins against one that can.
 """
@@ -59,16 +61,30 @@ class Flips:
     stayed_right: int
     stayed_wrong: int
 
+    def shares(self) -> dict[str, float]:
+        """Improved, declined and same, as shares of all answers that were given in both turns."""
+        same = self.stayed_right + self.stayed_wrong
+        total = max(1, self.wrong_to_right + self.right_to_wrong + same)
+        return {
+            "improved": self.wrong_to_right / total,
+            "declined": self.right_to_wrong / total,
+            "same": same / total,
+        }
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation; ``baselines`` are answers without debate at the same number of sampled tokens."""
+    """The result of an evaluation; ``baselines`` are answers without debate at the same number of sampled tokens.
+
+    ``finished``: the share of questions on which consensus ended the dialogue, by the turn it was reached in.
+    """
 
     turns: list[TurnReport]
     flips: list[Flips]
     questions: int
     tokens: int
     baselines: dict[str, Share] = field(default_factory=dict)
+    finished: list[float] = field(default_factory=list)
 
     def final(self) -> Share:
         """Accuracy of all agents together at the last turn."""
@@ -85,6 +101,9 @@ class Evaluation:
         for number, flips in enumerate(self.flips, 1):
             flat[f"flips/{number}_to_{number + 1}/wrong_to_right"] = float(flips.wrong_to_right)
             flat[f"flips/{number}_to_{number + 1}/right_to_wrong"] = float(flips.right_to_wrong)
+            flat |= {f"change/{number}_to_{number + 1}/{name}": share for name, share in flips.shares().items()}
+        if any(self.finished):
+            flat |= {f"finished/turn_{number}": share for number, share in enumerate(self.finished, 1)}
         return flat
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +125,7 @@ class Evaluation:
             ],
             "flips": [asdict(f) for f in self.flips],
             "baselines": plain(self.baselines),
+            "finished": self.finished,
         }
 
     @classmethod
@@ -123,7 +143,8 @@ class Evaluation:
             for turn in record["turns"]
         ]
         baselines = {name: share(entry) for name, entry in record["baselines"].items()}
-        return cls(turns, [Flips(**f) for f in record["flips"]], record["questions"], record["tokens"], baselines)
+        flips = [Flips(**f) for f in record["flips"]]
+        return cls(turns, flips, record["questions"], record["tokens"], baselines, record["finished"])
 
 
 def evaluate_dialogues(dialogues: Sequence[Dialogue]) -> Evaluation:
@@ -131,7 +152,9 @@ def evaluate_dialogues(dialogues: Sequence[Dialogue]) -> Evaluation:
     turns = [_turn_report(dialogues, turn) for turn in range(max(d.turns() for d in dialogues))]
     flips = [_flips(dialogues, turn) for turn in range(len(turns) - 1)]
     tokens = sum(len(u.response_ids) for d in dialogues for u in d.utterances)
-    return Evaluation(turns, flips, len(dialogues), tokens)
+    ended = [d.turns() for d in dialogues if d.outcome == "consensus"]
+    finished = [ended.count(turn + 1) / len(dialogues) for turn in range(len(turns))]
+    return Evaluation(turns, flips, len(dialogues), tokens, finished=finished)
 
 
 def majority_credit(grades: Sequence[Grade]) -> float:
@@ -154,8 +177,9 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
     by_agent: dict[str, list[bool]] = {}
     votes, agreed, voted = 0.0, 0, 0
     for dialogue in dialogues:
-        grades = [u.grade for u in dialogue.at(turn) if u.grade is not None and u.grade.correct is not None]
-        for utterance in dialogue.at(turn):
+        standing = dialogue.at(min(turn, dialogue.turns() - 1))
+        grades = [u.grade for u in standing if u.grade is not None and u.grade.correct is not None]
+        for utterance in standing:
             if utterance.grade is not None and utterance.grade.correct is not None:
                 by_agent.setdefault(utterance.agent, []).append(utterance.grade.correct)
         if grades:

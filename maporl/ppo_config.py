@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from maporl.config import Config
 from trl_ext.ppo_options import option
@@ -17,6 +18,14 @@ class MultiAgentPPOConfig(PPOv2Config):
     """
 
     critic_per_turn: bool = option(True, "One output of the critic's head for each turn.")
+    critic_context: Literal["dialogue", "answer", "joint"] = option(
+        "dialogue",
+        "What the critic reads before an answer: all that its agent saw, the question alone, or the question and all "
+        "agents' words so far.",
+    )
+    restate: Literal["off", "base_model"] = option(
+        "off", "Ask the untrained model for the final answer where grading finds none; only grading and others read it."
+    )
     eval_questions: int = option(256, "Questions of the evaluation split that evaluate() plays.")
     eval_temperature: float = option(0.0, "Temperature of evaluation; 0 is greedy.")
     dialogues_logged: int = option(4, "Dialogues of each update that are written to dialogues.jsonl.")
@@ -33,6 +42,7 @@ class MultiAgentPPOConfig(PPOv2Config):
             eval_questions=config.evaluation.questions,
             eval_temperature=config.evaluation.temperature,
             dialogues_logged=config.dialogues_logged,
+            restate=config.restate,
             save_strategy="steps" if save else "no",
             save_steps=save or 500,
             eval_strategy="steps" if evaluate else "no",

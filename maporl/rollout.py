@@ -1,6 +1,6 @@
 """Playing: many dialogues in lock-step, so that each policy answers one batch per step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,24 @@ from maporl.types import Ask, Dialogue, Example, Utterance
 
 @dataclass(frozen=True)
 class Seat:
-    """What the driver needs to know of an agent: which engine answers for it, whose weights, whether they learn."""
+    """What the driver needs to know of an agent: which engine answers for it, whose weights at which turn.
+
+    ``policies`` by turn; the last one speaks for all later turns too. ``learning`` are those whose words are trained on.
+    """
 
     engine: str
-    policy: str
-    trainable: bool = True
+    policies: tuple[str, ...]
+    learning: frozenset[str] = frozenset()
     system: str | None = None
     role: str | None = None
+
+    def policy(self, turn: int) -> str:
+        """Whose weights speak at ``turn``."""
+        return self.policies[min(turn, len(self.policies) - 1)]
+
+
+Referee = Callable[[list[Dialogue]], None]
+"""Looks at what was just said, before anybody speaks again: each dialogue it is given holds the new utterances only."""
 
 
 @dataclass
@@ -29,7 +40,6 @@ class _Live:
     dialogue: Dialogue
     play: Play
     asks: list[Ask] = field(default_factory=list)
-    step: int = 0
     transcripts: dict[str, Transcript] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
 
@@ -42,11 +52,12 @@ def play_dialogues(
     engines: Mapping[str, Engine],
     temperature: float,
     rollouts: list[int] | None = None,
+    referee: Referee | None = None,
 ) -> list[Dialogue]:
     """Play every example to its end and return the dialogues in order.
 
-    All dialogues advance together: what they ask in one step goes to each engine as one call. ``rollouts`` numbers
-    siblings, where an example stands several times.
+    All dialogues advance together: what they ask in one step goes to each engine as one call, and what was said to the
+    ``referee`` as one. ``rollouts`` numbers siblings, where an example stands several times.
     """
     live = []
     for number, example in enumerate(examples):
@@ -55,20 +66,23 @@ def play_dialogues(
         live.append(_Live(dialogue, play))
     dialogues = [one.dialogue for one in live]
     live = [one for one in live if _advance(one, None, seats)]
+    step = -1
     while live:
+        step += 1
         requests = [request for one in live for request in _requests(one, seats)]
         replies = _answer(requests, seats, engines, temperature)
-        position, going = 0, []
+        said = [
+            _utterance(request, reply, step, seats[request.ask.agent])
+            for request, reply in zip(requests, replies, strict=True)
+        ]
+        news = []
         for one in live:
-            said = []
-            for request in requests[position : position + len(one.asks)]:
-                said.append(_utterance(request, replies[position], one.step, seats[request.ask.agent]))
-                position += 1
-            one.dialogue.utterances += said
-            one.step += 1
-            if _advance(one, said, seats):
-                going.append(one)
-        live = going
+            new, said = said[: len(one.asks)], said[len(one.asks) :]
+            one.dialogue.utterances += new
+            news.append(new)
+        if referee is not None:
+            referee([replace(one.dialogue, utterances=new) for one, new in zip(live, news, strict=True)])
+        live = [one for one, new in zip(live, news, strict=True) if _advance(one, new, seats)]
     return dialogues
 
 
@@ -89,16 +103,24 @@ def _advance(one: _Live, said: list[Utterance] | None, seats: Mapping[str, Seat]
 
 def _requests(one: _Live, seats: Mapping[str, Seat]) -> list[Request]:
     requests = []
+    speaking: set[str] = set()
     for offset, ask in enumerate(one.asks):
         turn = one.turns.get(ask.agent, 0)
         one.turns[ask.agent] = turn + 1
-        system = seats[ask.agent].system
-        if turn == 0 and system:
-            ask = replace(ask, messages=[{"role": "system", "content": system}, *ask.messages])
-        transcript = one.transcripts.setdefault(ask.agent, Transcript())
+        begins = ask.fresh or ask.agent not in one.transcripts
+        transcript = Transcript() if ask.fresh else one.transcripts.setdefault(ask.agent, Transcript())
+        if not ask.fresh and ask.agent in speaking:
+            raise ValueError(
+                f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it in two "
+                "steps, or with fresh=True"
+            )
+        speaking |= set() if ask.fresh else {ask.agent}
+        seat = seats[ask.agent]
+        if begins and seat.system:
+            ask = replace(ask, messages=[{"role": "system", "content": seat.system}, *ask.messages])
         label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {one.dialogue.example.id}.{one.dialogue.rollout}"
         number = len(one.dialogue.utterances) + offset
-        requests.append(Request(ask, one.dialogue.example, turn, number, transcript, label))
+        requests.append(Request(ask, one.dialogue.example, turn, number, transcript, label, seat.policy(turn)))
     return requests
 
 
@@ -118,7 +140,7 @@ def _utterance(request: Request, reply: Reply, step: int, seat: Seat) -> Utteran
     return Utterance(
         id=request.utterance,
         agent=ask.agent,
-        policy=seat.policy,
+        policy=request.policy,
         turn=request.turn,
         order=step,
         messages=list(ask.messages),
@@ -130,5 +152,6 @@ def _utterance(request: Request, reply: Reply, step: int, seat: Seat) -> Utteran
         response_ids=reply.response_ids,
         logprobs=reply.logprobs,
         stop=reply.stop,
-        trainable=seat.trainable and bool(reply.response_ids),
+        trainable=request.policy in seat.learning and bool(reply.response_ids),
+        answers=ask.answers,
     )

@@ -35,7 +35,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     args = MultiAgentPPOConfig.from_config(config)
     args.disable_tqdm = quiet
     return MultiAgentPPOTrainer(
-        args, team, task, protocol, held_out, config.reward, speakers=speakers(config.protocol, names)
+        args, team, task, protocol, held_out, config.reward, speakers(config.protocol, names), config.schedule
     )
 
 

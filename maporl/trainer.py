@@ -24,12 +24,16 @@ from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.progress import TeamProgress
 from maporl.protocols.base import Protocol
 from maporl.protocols.debate import Debate
-from maporl.rewards import assign_credit, score_dialogues
-from maporl.rollout import Seat, play_dialogues
+from maporl.restating import restate
+from maporl.rewards import RewardSource, assign_credit, build_sources, fill_in, grade_answers, score_dialogues
+from maporl.rollout import Referee, Seat, play_dialogues
 from maporl.run_folder import RunFolder
+from maporl.schedules import Schedule
 from maporl.tasks.base import Task
-from maporl.types import Dialogue, Example
+from maporl.types import Dialogue, Example, Message
+from trl_ext.chat import encode_prompt
 from trl_ext.data import shuffled_indices
+from trl_ext.generation import Sampling, generate
 from trl_ext.ppov2_trainer import Clock, Metrics, PPOv2Trainer
 from trl_ext.rows import TokenRows
 
@@ -45,6 +49,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         eval_task: held-out questions for ``evaluate()``.
         reward: sources and the rule that shares them out over turns and agents.
         speakers: the agents that play, in order; by default all of the team.
+        sources: reward sources by name, to replace or add to those of ``maporl.rewards.SOURCES``.
+        schedule: what learns when; by default everything, always.
         engines: engines by name, to replace or add to "transformers" and "human".
         callbacks: further ``TrainerCallback`` objects.
     """
@@ -58,6 +64,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         eval_task: Task | None = None,
         reward: RewardSection | None = None,
         speakers: Sequence[str] | None = None,
+        schedule: Schedule | None = None,
+        sources: Mapping[str, RewardSource] | None = None,
         engines: Mapping[str, Engine] | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ):
@@ -67,16 +75,23 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         self.protocol = protocol or Debate()
         self.reward = reward or RewardSection()
         self.speakers = tuple(speakers or team.names())
+        turns = getattr(self.protocol, "turns", 1)
+        self.schedule = (schedule or Schedule()).resolved(turns, team.names())
         self.run = RunFolder(str(args.output_dir))
+        self._between_turns: frozenset[str] = getattr(self.protocol, "between_turns", frozenset)()
+        given = dict(sources or {})
+        needed = {*self.reward.sources, *(self._between_turns - {"score"})} - given.keys()
+        self.sources = {**given, **build_sources(self.reward, needed)}
         team.find_stop_ids(args)
-        turns = getattr(self.protocol, "turns", 1) if args.critic_per_turn else 1
-        learners = team.build_learners(args, turns)
+        self._critic_outputs = turns if args.critic_per_turn else 1
+        learners = team.build_learners(args, self._critic_outputs)
         self._begin(learners, args, task, eval_task or task, (None, None), callbacks)
         for policy in team.policies.values():
-            policy.model.to(self.accelerator.device)
+            if not getattr(policy.model, "is_quantized", False):
+                policy.model.to(self.accelerator.device)
         self.engines: dict[str, Engine] = {
             "transformers": TransformersEngine(
-                team.voices, args.response_length, args.local_rollout_forward_batch_size
+                team.policies, args.response_length, args.local_rollout_forward_batch_size
             ),
             "human": HumanEngine(),
             **(engines or {}),
@@ -98,10 +113,10 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         return self.play(batch, self.task, self.args.temperature)
 
     def score(self, answers: list[Dialogue]) -> list[Dialogue]:
-        """Grade every utterance, share out credit, and take penalties off the offender's own term."""
-        score_dialogues(answers, self.task, self.reward.sources)
-        rule = self.reward
-        assign_credit(answers, self.speakers, rule.horizon, rule.share, rule.discount)
+        """Grade and score every answer, take penalties off its author's own term, share out credit."""
+        grade_answers(answers, self.task)
+        score_dialogues(answers, self.task, self.sources, self.reward.sources)
+        assign_credit(answers, self.speakers, self.reward, self._digits())
         penalty = self.args.missing_eos_penalty
         if penalty is not None:
             for utterance in (u for d in answers for u in d.utterances if u.stop.value != "eos"):
@@ -111,29 +126,78 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
 
     def advantage(self, answers: list[Dialogue]) -> tuple[dict[str, TokenRows], Metrics]:
         """Token rows for each policy, whitened per agent and turn."""
-        per_turn = self.args.critic_per_turn
-        return self._assign(answers_by_policy(answers, set(self.learners), per_turn, self.state.global_step + 1))
+        update = self.state.global_step + 1
+        return self._assign(
+            answers_by_policy(
+                answers,
+                {name: learner.tokenizer for name, learner in self.learners.items()},
+                self.schedule.plan(update),
+                update,
+                self._critic_outputs,
+                self.args.critic_context,
+            )
+        )
+
+    def _digits(self) -> dict[str, frozenset[int]]:
+        """By policy, the token ids that may repeat without penalty."""
+        if self.reward.penalties is None or not self.reward.penalties.repetition:
+            return {}
+        return {policy.name: policy.digits for policy in self.team.policies.values()}
 
     # -- playing and evaluating -----------------------------------------------------------------------------------
 
     def play(self, examples: list[Example], task: Task, temperature: float) -> list[Dialogue]:
         """Dialogues on ``examples`` with the current weights; nothing is learned or recorded."""
-        return play_dialogues(examples, task, self.protocol, self.seats(), self.engines, temperature)
+        protocol = self.protocol
+        if hasattr(protocol, "at_update"):
+            protocol = protocol.at_update(self.state.global_step + 1)
+        return play_dialogues(
+            examples, task, protocol, self.seats(), self.engines, temperature, referee=self._referee(task)
+        )
 
     def play_alone(
         self, examples: list[Example], task: Task, protocol: Protocol, seats: dict[str, Seat], temperature: float
     ) -> list[Dialogue]:
         """Dialogues of another protocol or with other seats, through the same engines."""
-        return play_dialogues(examples, task, protocol, seats, self.engines, temperature)
+        return play_dialogues(
+            examples, task, protocol, seats, self.engines, temperature, referee=self._referee(task, scores=False)
+        )
+
+    def _referee(self, task: Task, scores: bool = True) -> Referee:
+        """Restates what cannot be read, and scores what the protocol wants scored between turns."""
+        wanted = self._between_turns if scores else frozenset()
+
+        def look(news: list[Dialogue]) -> None:
+            if self.args.restate == "base_model":
+                restate(news, task, self._say_untrained)
+            if wanted:
+                grade_answers(news, task)
+                fill_in(news, task, {name: self.sources[name] for name in wanted - {"score"}})
+            if "score" in wanted:
+                score_dialogues(news, task, self.sources, self.reward.sources)
+
+        return look
+
+    def _say_untrained(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
+        """What the weights a policy started from say, greedily."""
+        voice = self.team.policies[policy]
+        prompts = [encode_prompt(voice.tokenizer, messages) for messages in conversations]
+        for prompt in prompts:
+            voice.check_length(len(prompt), most, f"restating an answer of policy {policy!r}")
+        sampling = Sampling(most, 0.0, voice.stop_ids, self.args.local_rollout_forward_batch_size)
+        learner = self.learners.get(policy)
+        with learner.reference_model() if learner is not None else voice.active() as model:
+            answers = generate(model, prompts, voice.tokenizer.pad_token_id, sampling)
+        return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
     def seats(self) -> dict[str, Seat]:
         """The speakers as the driver sees them."""
-        seats = {}
-        for name in self.speakers:
-            agent = self.team.agents[name]
-            policy = self.team.voices[name].name if name in self.team.voices else name
-            seats[name] = Seat(agent.engine, policy, policy in self.learners, agent.system, agent.role)
-        return seats
+        learning = frozenset(self.learners)
+        return {
+            name: Seat(agent.engine, tuple(p.name for p in self.team.voices.get(name, ())) or (name,), learning,
+                       agent.system, agent.role)
+            for name, agent in ((n, self.team.agents[n]) for n in self.speakers)
+        }  # fmt: skip
 
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
@@ -153,9 +217,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             torch.manual_seed(self.args.seed)
             examples = [task[i] for i in range(min(len(task), self.args.eval_questions))]
             dialogues = self.play(examples, task, self.args.eval_temperature)
-        for dialogue in dialogues:
-            for utterance in dialogue.utterances:
-                utterance.grade = task.grade(dialogue.example, utterance.text)
+        grade_answers(dialogues, task)
         return evaluate_dialogues(dialogues)
 
     def _sample_generations(self) -> None:
@@ -203,10 +265,14 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
 
 
 def _mean_rewards(dialogues: list[Dialogue]) -> Metrics:
-    """The mean of every named reward, over all utterances and for each agent."""
+    """The mean of every named reward: over all utterances, for each agent, and for each agent and turn; of penalties
+    also how many there were."""
     sums: dict[str, list[float]] = {}
     for utterance in (u for d in dialogues for u in d.utterances):
+        spoken = f"{utterance.agent}/turn_{utterance.turn + 1}"
         for name, value in utterance.rewards.items():
-            sums.setdefault(f"reward/{name}", []).append(value)
-            sums.setdefault(f"reward/{name}/{utterance.agent}", []).append(value)
-    return {name: sum(values) / len(values) for name, values in sums.items()}
+            for key in (name, f"{name}/{utterance.agent}", f"{name}/{spoken}"):
+                sums.setdefault(f"reward/{key}", []).append(value)
+    means = {name: sum(values) / len(values) for name, values in sums.items()}
+    counts = {f"count/{n.removeprefix('reward/')}": float(len(v)) for n, v in sums.items() if "/penalty/" in n}
+    return means | counts

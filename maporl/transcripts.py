@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from maporl.types import Message
+from maporl.types import Dialogue, Message
 from trl_ext.chat import Tokenizer, encode_continuation, encode_prompt
 
 
@@ -31,3 +31,20 @@ class Transcript:
         self.ids += ids
         self.own += [True] * len(ids)
         self.ended = ended
+
+
+def conversation(
+    dialogue: Dialogue, agent: str, policy: str, tokenizer: Tokenizer, stop_ids: frozenset[int]
+) -> tuple[list[int], list[bool]]:
+    """(ids, own): what ``agent``'s transcript would be if it had said its answers with these tokens, each closed by EOS.
+
+    ``own`` is true on the words of ``policy``. For supervised training on words that somebody else may have chosen.
+    """
+    transcript = Transcript()
+    for utterance in (u for u in dialogue.answers() if u.agent == agent):
+        transcript.hear(utterance.messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
+        said = [*tokenizer.encode(utterance.text, add_special_tokens=False), tokenizer.eos_token_id]
+        transcript.say(utterance.id, said, ended=True)
+        if utterance.policy != policy:
+            transcript.own[-len(said) :] = [False] * len(said)
+    return transcript.ids, transcript.own

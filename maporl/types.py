@@ -45,6 +45,9 @@ class Ask:
     """What a protocol wants said next: ``messages`` are those that are *new* to the speaker.
 
     ``parents`` are ids of utterances whose words appear in the messages; ``caller`` the one that called this one.
+    ``answers=False``: what is said is no answer to the question (a summary, a hint): it is not graded, and its worth is
+    that of the utterances it is a parent of. ``fresh=True``: it is asked apart from the agent's conversation, which
+    neither shows in the prompt nor remembers the reply.
     """
 
     agent: str
@@ -52,6 +55,8 @@ class Ask:
     role: str | None = None
     parents: tuple[int, ...] = ()
     caller: int | None = None
+    answers: bool = True
+    fresh: bool = False
 
 
 @dataclass
@@ -60,7 +65,8 @@ class Utterance:
 
     ``id`` numbers the utterances of a dialogue; ``turn`` numbers this agent's own; ``order`` the step of the dialogue
     in which it was asked (utterances of one step are simultaneous). ``prompt_ids`` is everything the speaker saw.
-    ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on.
+    ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on. ``restated`` is the final
+    answer in the asked form where the untrained model had to find it in ``text``; others read it, nothing trains on it.
     """
 
     id: int
@@ -78,9 +84,15 @@ class Utterance:
     logprobs: list[float] | None = None
     stop: Stop = Stop.EOS
     trainable: bool = True
+    answers: bool = True
+    restated: str | None = None
     rewards: dict[str, float] = field(default_factory=dict)
     grade: Grade | None = None
     tags: dict[str, Any] = field(default_factory=dict)
+
+    def words(self) -> str:
+        """What graders and other agents read: the text, and the restated final answer where there is one."""
+        return self.text if self.restated is None else f"{self.text}\n{self.restated}"
 
 
 @dataclass
@@ -93,13 +105,17 @@ class Dialogue:
     prompt: int = 0
     rollout: int = 0
 
+    def answers(self) -> list[Utterance]:
+        """The utterances that answer the question, in order of speaking."""
+        return [u for u in self.utterances if u.answers]
+
     def turns(self) -> int:
-        """Number of turns that anyone played."""
-        return 1 + max((u.turn for u in self.utterances), default=-1)
+        """Number of turns in which anyone answered."""
+        return 1 + max((u.turn for u in self.answers()), default=-1)
 
     def at(self, turn: int) -> list[Utterance]:
-        """The utterances of one turn, in order of speaking."""
-        return [u for u in self.utterances if u.turn == turn]
+        """The answers of one turn, in order of speaking."""
+        return [u for u in self.answers() if u.turn == turn]
 
 
 def to_json(dialogue: Dialogue) -> str:

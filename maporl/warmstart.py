@@ -17,8 +17,8 @@ from maporl.engines.scripted import ScriptedEngine
 from maporl.protocols.base import Protocol
 from maporl.rollout import Seat, play_dialogues
 from maporl.tasks.base import Task
-from maporl.types import Dialogue, Message
-from trl_ext.chat import encode_continuation, encode_prompt
+from maporl.transcripts import conversation
+from maporl.types import Dialogue
 
 
 def warm_start(
@@ -39,12 +39,16 @@ def warm_start(
 
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: torch.optim.AdamW(_parameters(p), lr=section.learning_rate) for p in policies}
-    engine, seats = ScriptedEngine(script), {name: Seat("scripted", name) for name in names}
+    engine, seats = ScriptedEngine(script), {name: Seat("scripted", _policies(team, name)) for name in names}
     for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
         examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
         dialogues = play_dialogues(examples, task, protocol, seats, {"scripted": engine}, temperature=0.0)
         for policy in policies:
             _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
+
+
+def _policies(team: Team, agent: str) -> tuple[str, ...]:
+    return tuple(p.name for p in team.voices[agent]) if agent in team.voices else (agent,)
 
 
 def _parameters(policy: Policy) -> list[torch.nn.Parameter]:
@@ -56,8 +60,14 @@ def _step(
     policy: Policy, optimizer: torch.optim.Optimizer, dialogues: list[Dialogue], left: float, rate: float
 ) -> None:
     """One step on the whole conversations of the policy's agents, loss on their own words only."""
-    played = [_conversation(policy, d, agent) for d in dialogues for agent in policy.agents]
-    rows = [(ids, own) for ids, own in played if ids]
+    played = [
+        conversation(d, agent, policy.name, policy.tokenizer, policy.stop_ids)
+        for d in dialogues
+        for agent in policy.agents
+    ]
+    rows = [(ids, own) for ids, own in played if any(own)]
+    if not rows:  # it only speaks where no answer is asked for
+        return
     width = max(len(ids) for ids, _ in rows)
     input_ids = torch.full((len(rows), width), policy.tokenizer.pad_token_id)
     labels = torch.full((len(rows), width), -100)
@@ -72,20 +82,3 @@ def _step(
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-
-
-def _conversation(policy: Policy, dialogue: Dialogue, agent: str) -> tuple[list[int], list[bool]]:
-    """(ids, own): the dialogue as the agent's transcript would have it, answers closed by EOS."""
-    ids: list[int] = []
-    own: list[bool] = []
-    for utterance in (u for u in dialogue.utterances if u.agent == agent):
-        messages: list[Message] = utterance.messages
-        heard = (
-            encode_continuation(policy.tokenizer, messages, True, policy.stop_ids or {policy.tokenizer.eos_token_id})
-            if ids
-            else encode_prompt(policy.tokenizer, messages)
-        )
-        said = [*policy.tokenizer.encode(utterance.text, add_special_tokens=False), policy.tokenizer.eos_token_id]
-        ids += heard + said
-        own += [False] * len(heard) + [True] * len(said)
-    return ids, own

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.engines import HumanEngine, ScriptedEngine
-from maporl.rewards.sources import RewardFailure, assign_credit, score_dialogues
+from maporl.rewards import assign_credit, label, score_dialogues
+from maporl.rewards.sources import RewardFailure
 from maporl.rollout import Seat, play_dialogues
 from maporl.run_folder import RunExists
 from maporl.types import Ask, Example, Grade, from_json, to_json
@@ -62,7 +63,7 @@ def test_a_debate_shows_each_agent_the_others_last_answers_and_its_own_history()
         heard[request.ask.agent, request.turn] = [m["content"] for m in request.ask.messages]
         return f"{request.ask.agent}{request.turn}"
 
-    seats = {name: Seat("scripted", name) for name in ("ann", "bob", "cy")}
+    seats = {name: Seat("scripted", (name,)) for name in ("ann", "bob", "cy")}
     protocol = Debate(turns=3, later="{others} | {question}", quote="{number}:{name}={text}", separator=",")
     example = Example("e", "2+2=", "4")
     (dialogue,) = play_dialogues([example], TASK, protocol, seats, {"scripted": ScriptedEngine(script)}, 0.0)
@@ -78,7 +79,7 @@ def test_transcripts_only_grow_and_hold_exactly_what_was_sampled(pair, tmp_path)
     trainer = trainer_of(pair(), tmp_path)
     for dialogue in trainer.collect(trainer.next_batch()):
         for agent in ("ann", "bob"):
-            tokenizer = trainer.team.voices[agent].tokenizer
+            tokenizer = trainer.team.voices[agent][0].tokenizer
             first, second = (u for u in dialogue.utterances if u.agent == agent)
             assert (
                 second.prompt_ids[: len(first.prompt_ids) + len(first.response_ids)]
@@ -136,16 +137,16 @@ def test_a_protocol_that_asks_a_stranger_and_a_prompt_that_does_not_fit_are_name
 
 
 def played(script, turns=2, agents=("ann", "bob")):
-    seats = {name: Seat("scripted", name) for name in agents}
+    seats = {name: Seat("scripted", (name,)) for name in agents}
     engine = ScriptedEngine(lambda request: script[request.ask.agent][request.turn])
     return play_dialogues([Example("e", "2+2=", "4")], TASK, Debate(turns=turns), seats, {"scripted": engine}, 0.0)
 
 
 def test_credit_is_the_discounted_share_of_the_teams_later_scores():
     dialogues = played({"ann": ["4", "5"], "bob": ["1", "4"]})
-    score_dialogues(dialogues, TASK, {"label": 1.0})
+    score_dialogues(dialogues, TASK, {"label": label}, {"label": 1.0})
     assert [u.rewards["score"] for u in dialogues[0].utterances] == [1.0, 0.0, 0.0, 1.0]
-    assign_credit(dialogues, ("ann", "bob"), "discounted_sum", "all", 0.3)
+    assign_credit(dialogues, ("ann", "bob"), RewardSection(discount=0.3))
     # ann, turn 1: (1 + 0.3 * 0.5) / 1.3; bob: (0 + 0.15) / 1.3; last turn: their own
     expected = [1.15 / 1.3, 0.15 / 1.3, 0.0, 1.0]
     assert [u.rewards["credit"] for u in dialogues[0].utterances] == pytest.approx(expected)
@@ -163,9 +164,27 @@ def test_a_reward_that_fails_or_is_missing_names_agent_turn_and_dialogue():
 
     dialogues = played({"ann": ["4", "4"], "bob": ["4", "?"]})
     with pytest.raises(RewardFailure, match=r"scored agent 'bob', turn 2, dialogue e\.0: unreadable label"):
-        score_dialogues(dialogues, Odd(), {"label": 1.0})
-    with pytest.raises(RewardFailure, match=r"source 'label' failed on task .*: ZeroDivisionError: no"):
-        score_dialogues(dialogues, Broken(), {"label": 1.0})
+        score_dialogues(dialogues, Odd(), {"label": label}, {"label": 1.0})
+    dialogues = played({"ann": ["4", "4"], "bob": ["4", "?"]})
+    with pytest.raises(
+        RewardFailure,
+        match=r"grading agent 'ann', turn 1, dialogue e\.0 or another of 4 answers failed: ZeroDivisionError: no",
+    ):
+        score_dialogues(dialogues, Broken(), {"label": label}, {"label": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda dialogues, task: [[1.0]], r"expected one value for each of the 4 answers .* got 1 for 1"),
+        (lambda dialogues, task: 1 / 0, r"failed on task .*: ZeroDivisionError"),
+        (lambda dialogues, task: [[1.0, float("nan"), 0.0, 0.0]], r"gave nan to agent 'bob', turn 1, dialogue e\.0"),
+    ],
+)
+def test_a_source_that_raises_or_gives_what_cannot_be_is_named(source, message):
+    dialogues = played({"ann": ["4", "4"], "bob": ["4", "4"]})
+    with pytest.raises(RewardFailure, match=f"reward source 'odd'.* ?{message}"):
+        score_dialogues(dialogues, TASK, {"odd": source}, {"odd": 1.0})
 
 
 def test_a_missing_end_of_sequence_is_penalised_on_the_offenders_own_credit(pair, tmp_path):
@@ -399,7 +418,7 @@ def test_teams_that_cannot_be_are_refused(tiny, tmp_path):
     model, tokenizer = tiny()
     with pytest.raises(ValueError, match="agents with different names"):
         Team([Agent("ann", model, tokenizer), Agent("ann", model, tokenizer)])
-    with pytest.raises(ValueError, match="bring the same weights under two policies"):
+    with pytest.raises(ValueError, match="bring the same weights; give their agents one policy name"):
         Team([Agent("ann", model, tokenizer), Agent("bob", model, tokenizer)])
     with pytest.raises(ValueError, match="agent 'ann': pass a model and its tokenizer"):
         Team([Agent("ann")])

@@ -218,21 +218,27 @@ class Learner:
         yield base_of(self.model)
 
     @contextmanager
-    def _reference_model(self) -> Iterator[Any]:
+    def reference_model(self) -> Iterator[Any]:
+        """The weights this policy started from: a frozen copy, another adapter, or the base with adapters off."""
         if self.reference is not None:
             yield base_of(self.reference)
         elif self.ref_adapter is not None:
             with self.active(self.ref_adapter) as model:
                 yield model
-        else:
+        elif isinstance(self.model, PeftModel):
             with self.model.disable_adapter():
                 yield base_of(self.model)
+        else:
+            raise ValueError(
+                f"policy {self.name!r}: no reference is kept, because all weights train and kl_coef is 0; set kl_coef "
+                "above 0, or train a LoRA"
+            )
 
     # -- forward --------------------------------------------------------------------------------------------------
 
     def forward(self, rows: TokenRows, entropies: bool = False) -> PolicyOutput:
         """Log-probabilities and values of the action tokens of ``rows``, under the current weights."""
-        read, keep = _predicting(rows)
+        read, keep = rows.predicting()
         targets = rows.input_ids[rows.action_mask]
         with self.active() as model:
             logits, hidden = _token_logits(model, read, keep, self._autocast)
@@ -245,23 +251,28 @@ class Learner:
     def _values(self, rows: TokenRows, hidden: Tensor) -> Tensor | None:
         if self.critic == "none":
             return None
-        read, keep = _predicting(rows)
-        if self.critic == "head":
+        read, keep = (rows.critic or rows).predicting()
+        if self.critic == "head" and rows.critic is None:
             hidden = hidden.detach() if self.args.detach_critic else hidden
         else:
-            switched = self.active(self.critic_adapter) if self.critic == "adapter" else nullcontext()
-            with switched, self._autocast():
-                trunk = trunk_of(self.model if self.value_model is None else self.value_model)
-                hidden = trunk(input_ids=read, use_cache=False).last_hidden_state[keep]
+            hidden = self._critic_states(read, keep)
         if self.value_head is None:
             return base_of(self.value_model).score(hidden).squeeze(-1).float()
         heads = rows.head.unsqueeze(1).expand_as(keep)[keep]
         return self.value_head(hidden, heads)
 
+    def _critic_states(self, read: Tensor, keep: Tensor) -> Tensor:
+        """Hidden states [M, H] of a forward of the critic's own: other weights, or other words than the policy's."""
+        adapter = self.critic_adapter if self.critic == "adapter" else None
+        detached = torch.no_grad() if self.critic == "head" and self.args.detach_critic else nullcontext()
+        with self.active(adapter) if self.value_model is None else nullcontext(), self._autocast(), detached:
+            trunk = trunk_of(self.model if self.value_model is None else self.value_model)
+            return trunk(input_ids=read, use_cache=False).last_hidden_state[keep]
+
     def reference_logprobs(self, rows: TokenRows) -> Tensor:
         """Log-probabilities [M] of the action tokens under the reference, at the same temperature."""
-        with self._reference_model() as model:
-            logits, _ = _token_logits(model, *_predicting(rows), self._autocast)
+        with self.reference_model() as model:
+            logits, _ = _token_logits(model, *rows.predicting(), self._autocast)
         return maths.token_logprobs(logits, rows.input_ids[rows.action_mask], self.args.temperature)
 
     def _autocast(self):
@@ -360,14 +371,6 @@ def _token_logits(model: Any, input_ids: Tensor, keep: Tensor, autocast) -> tupl
     with _head_sees_only(model.get_output_embeddings(), keep) as seen, autocast():
         logits = model(input_ids=input_ids, use_cache=False).logits[0]
     return logits, seen["hidden"]
-
-
-def _predicting(rows: TokenRows) -> tuple[Tensor, Tensor]:
-    """What a forward must read, [N, T-1], and the positions in it whose output chooses an action token.
-
-    Nothing is predicted from the last column, so it is not read.
-    """
-    return rows.input_ids[:, :-1], rows.action_mask[:, 1:]
 
 
 def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ weights is a :class:`trl_ext.Learner`.
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,8 +242,10 @@ class PPOv2Trainer(Trainer):
                     if len(parts[number]):
                         collected[name][-1]["grad_norm"] = self.learners[name].step()
         rate = float(self.lr_scheduler.get_last_lr()[0])
-        for learner in self.learners.values():
-            learner.scheduler.step()
+        with warnings.catch_warnings():  # torch warns of a policy that had nothing to learn from yet
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+            for learner in self.learners.values():
+                learner.scheduler.step()
         merged = {name: _update_metrics(entries) for name, entries in collected.items()}
         return self._merge(merged) | {"lr": rate}
 

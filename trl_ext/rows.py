@@ -12,7 +12,8 @@ class Answer:
     """One sampled answer, before it becomes tensors.
 
     ``group`` names the rows whose advantages are whitened together; ``head`` is the critic's output (the turn);
-    ``label`` says in errors whose answer this is; ``score`` is filled in by the reward step.
+    ``label`` says in errors whose answer this is; ``score`` is filled in by the reward step. ``critic_prompt_ids``: what
+    the critic reads before the answer, where that is not the policy's own prompt.
     """
 
     prompt_ids: list[int]
@@ -24,6 +25,7 @@ class Answer:
     group: tuple = ()
     head: int = 0
     score: float | None = None
+    critic_prompt_ids: list[int] | None = None
 
 
 @dataclass
@@ -32,7 +34,8 @@ class TokenRows:
 
     Everything stored per token sits at *that token's own column*: its log-probability given all before it, the value
     of the state it was chosen in, its reward, advantage and return. ``action_mask`` is true where the policy sampled
-    the token; column 0 is never an action. Positions outside the mask hold zeros.
+    the token; column 0 is never an action. Positions outside the mask hold zeros. ``critic``: the same answers after
+    what the critic reads, where that differs; only its ids and masks are used.
     """
 
     input_ids: Tensor
@@ -48,6 +51,7 @@ class TokenRows:
     values: Tensor
     advantages: Tensor
     returns: Tensor
+    critic: "TokenRows | None" = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -66,7 +70,15 @@ class TokenRows:
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
                 chosen[f.name] = value[index][:, :width] if value.dim() == 2 else value[index]
-        return replace(self, **chosen, labels=[self.labels[i] for i in index.tolist()])
+        critic = self.critic.take(index) if self.critic is not None else None
+        return replace(self, **chosen, labels=[self.labels[i] for i in index.tolist()], critic=critic)
+
+    def predicting(self) -> tuple[Tensor, Tensor]:
+        """What a forward must read, [N, T-1], and the positions in it whose output chooses an action token.
+
+        Nothing is predicted from the last column, so it is not read.
+        """
+        return self.input_ids[:, :-1], self.action_mask[:, 1:]
 
 
 def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -> TokenRows:
@@ -96,10 +108,17 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
         head=torch.tensor([a.head for a in answers]),
         group=torch.tensor([groups[a.group] for a in answers]),
         labels=[a.label for a in answers],
-        **{name: torch.zeros(shape) for name in ("logprobs", "ref_logprobs", "values", "advantages", "returns")},
+        logprobs=torch.zeros(shape),
+        ref_logprobs=torch.zeros(shape),
+        values=torch.zeros(shape),
+        advantages=torch.zeros(shape),
+        returns=torch.zeros(shape),
     )
     for f in fields(rows):
         value = getattr(rows, f.name)
         if isinstance(value, Tensor):
             setattr(rows, f.name, value.to(device))
+    if any(a.critic_prompt_ids is not None for a in answers):
+        seen = [replace(a, prompt_ids=a.critic_prompt_ids or a.prompt_ids, critic_prompt_ids=None) for a in answers]
+        rows.critic = build_rows(seen, pad_id, device)
     return rows

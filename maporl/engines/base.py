@@ -9,7 +9,7 @@ from maporl.types import Ask, Example, Stop
 
 @dataclass
 class Request:
-    """One Ask in its place: the dialogue's example, the agent's turn, and the agent's conversation so far."""
+    """One Ask in its place: the dialogue's example, the agent's turn and conversation so far, whose weights answer."""
 
     ask: Ask
     example: Example
@@ -17,6 +17,7 @@ class Request:
     utterance: int
     transcript: Transcript
     label: str
+    policy: str = ""
 
 
 @dataclass

@@ -10,22 +10,22 @@ class TransformersEngine:
     """Answers with the team's own models.
 
     Args:
-        voices: the policy that speaks for each agent, by agent name.
+        policies: the team's policies by name.
         max_new_tokens, batch_size: see :class:`trl_ext.generation.Sampling`.
     """
 
-    def __init__(self, voices: dict[str, Policy], max_new_tokens: int, batch_size: int):
-        self.voices, self.max_new_tokens, self.batch_size = voices, max_new_tokens, batch_size
+    def __init__(self, policies: dict[str, Policy], max_new_tokens: int, batch_size: int):
+        self.policies, self.max_new_tokens, self.batch_size = policies, max_new_tokens, batch_size
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
         """Replies in the order of ``requests``; those of one policy are sampled together."""
         replies: list[Reply | None] = [None] * len(requests)
-        for policy in dict.fromkeys(id(self.voices[r.ask.agent]) for r in requests):
-            rows = [i for i, r in enumerate(requests) if id(self.voices[r.ask.agent]) == policy]
-            voice = self.voices[requests[rows[0]].ask.agent]
-            for row, reply in zip(rows, self._speak(voice, [requests[i] for i in rows], temperature), strict=True):
+        for policy in dict.fromkeys(r.policy for r in requests):
+            rows = [i for i, r in enumerate(requests) if r.policy == policy]
+            answers = self._speak(self.policies[policy], [requests[i] for i in rows], temperature)
+            for row, reply in zip(rows, answers, strict=True):
                 replies[row] = reply
-        return replies  # type: ignore[return-value]  # every request has a voice
+        return replies  # type: ignore[return-value]  # every request names a policy
 
     def sync(self, policy: str) -> None:
         """Nothing to do: the engine samples from the very weights that are trained."""

@@ -27,8 +27,10 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
 
 
 def speakers(section: dict[str, Any], agents: tuple[str, ...]) -> tuple[str, ...]:
-    """Who plays, in order: ``protocol.agents``, by default every agent."""
-    return tuple(section.get("agents") or agents)
+    """Who plays, in order: ``protocol.agents``, by default every agent; and a summariser."""
+    playing = tuple(section.get("agents") or agents)
+    helper = section.get("summariser")
+    return playing if helper is None or helper in playing else (*playing, helper)
 
 
 __all__ = ["PROTOCOLS", "Debate", "Play", "Protocol", "build_protocol", "speakers"]

@@ -4,7 +4,10 @@ All agents answer at once, for several turns. From the second turn each agent is
 own it remembers, because its conversation continues.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from maporl.protocols.base import Play
 from maporl.types import Ask, Example, Utterance
@@ -14,6 +17,74 @@ OTHERS = (
     "Weigh them against your own. Correct yourself where you were wrong, keep what is right, do not merely repeat, and "
     "justify your answer briefly.\n\n{question}"
 )
+ALONE = "Reconsider your answer. Correct it where it was wrong, keep what is right.\n\n{question}"
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """All that is said of scores between turns; ``score`` is between 0 and 1.
+
+    ``verdicts``: (bound, words) in rising order; the words of the first bound above the score are used, beyond all
+    bounds the last ones. ``own`` tells the author, ``others`` the other agents; ``explanation`` comes with ``own``.
+    """
+
+    verdicts: list[tuple[float, str]] = field(
+        default_factory=lambda: [
+            (0.3, "is very likely wrong"),
+            (0.6, "may be wrong, or needs a stronger argument"),
+            (0.8, "seems right, but should be checked again"),
+            (1.0, "is likely right"),
+        ]
+    )
+    own: str = "Your last answer was scored {score:.3f} out of 1.0: it {verdict}."
+    others: str = "This answer was scored {score:.3f} out of 1.0: it {verdict}."
+    explanation: str = "The score estimates the probability that an answer is right. It can be mistaken."
+
+    def __post_init__(self):
+        bounds = [bound for bound, _ in self.verdicts]
+        if not bounds or bounds != sorted(bounds):
+            raise ValueError(f"words.verdicts: expected bounds in rising order, got {bounds}")
+
+    def verdict(self, score: float) -> str:
+        """What ``score`` is called.
+
+        >>> [Feedback().verdict(s) for s in (0.29, 0.3, 0.8)]
+        ['is very likely wrong', 'may be wrong, or needs a stronger argument', 'is likely right']
+        """
+        return next((words for bound, words in self.verdicts if score < bound), self.verdicts[-1][1])
+
+    def tell(self, template: str, utterance: Utterance, source: str) -> str:
+        """The line about ``utterance``; empty where it has no score."""
+        score = utterance.rewards.get(source)
+        return "" if score is None else template.format(score=score, verdict=self.verdict(score))
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """A question is finished when at least ``share`` of the agents give the same answer and the mean score of those
+    agents is at least ``score``; from update ``from_update`` (counted from 1) on."""
+
+    share: float = 0.8
+    score: float = 0.7
+    from_update: int = 1
+
+    def __post_init__(self):
+        if not 0 < self.share <= 1:
+            raise ValueError(f"consensus.share: expected a share above 0 and at most 1, got {self.share}")
+
+    def reached(self, said: list[Utterance]) -> bool:
+        """Whether these answers of one turn agree well enough; answers that cannot be read agree with nothing."""
+        votes = Counter(u.grade.answer for u in said if u.grade is not None and u.grade.answer is not None)
+        if not votes:
+            return False
+        most = max(votes.values())
+        if most / len(said) < self.share:
+            return False
+        for answer in (a for a, n in votes.items() if n == most):
+            scores = [u.rewards["score"] for u in said if u.grade is not None and u.grade.answer == answer]
+            if sum(scores) / len(scores) >= self.score:
+                return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -21,14 +92,27 @@ class Debate:
     """``turns`` simultaneous turns.
 
     ``opening`` may use ``{question}``; ``later`` may use ``{question}`` and ``{others}``, which joins one ``quote`` for
-    each other agent (``{number}`` counts from 1, ``{name}`` and ``{text}``) with ``separator``.
+    each other agent (``{number}`` counts from 1, ``{name}`` and ``{text}``) with ``separator``. ``alone`` stands in for
+    ``later`` where there is nobody else.
+
+    ``feedback`` names the reward source whose score of each answer its author and the others are told before the next
+    turn, in the ``words`` of :class:`Feedback`. ``consensus`` ends a question early. ``summariser`` names an agent that
+    condenses the others' answers for each agent before they are shown; it does not debate itself.
     """
 
     turns: int = 2
     opening: str = "{question}"
     later: str = OTHERS
+    alone: str = ALONE
     quote: str = "Agent {number}:\n```\n{text}\n```"
     separator: str = "\n\n"
+    feedback: Literal["none", "label", "verifier"] = "none"
+    words: Feedback = field(default_factory=Feedback)
+    consensus: Consensus | None = None
+    summariser: str | None = None
+    summary: str = (
+        "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: {question}"
+    )
 
     def __post_init__(self):
         if self.turns < 1:
@@ -36,26 +120,78 @@ class Debate:
         for name, allowed in (
             ("opening", {"question"}),
             ("later", {"question", "others"}),
+            ("alone", {"question"}),
             ("quote", {"number", "name", "text"}),
+            ("summary", {"question", "others"}),
         ):
             try:
                 getattr(self, name).format(**dict.fromkeys(allowed, ""))
             except (KeyError, IndexError, ValueError) as error:
                 raise ValueError(f"{name}: it may use {sorted(allowed)} in braces, but has {error}") from None
 
+    def between_turns(self) -> frozenset[str]:
+        """What must be known of an answer before the next turn: names of reward sources, or "score" for all of them."""
+        sources = {self.feedback} - {"none"}
+        return frozenset(sources | ({"score"} if self.consensus is not None else set()))
+
+    def at_update(self, update: int) -> "Debate":
+        """The protocol as it is played in ``update``, counted from 1."""
+        early = self.consensus is not None and update < self.consensus.from_update
+        return replace(self, consensus=None) if early else self
+
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Outcome: None; everything is in the utterances."""
+        """Outcome: "consensus" where the question was finished early, else None."""
+        debaters = [a for a in agents if a != self.summariser]
         said: list[Utterance] = []
         for turn in range(self.turns):
-            asks = []
-            for agent in agents:
-                others = [u for u in said if u.agent != agent]
-                text = (
-                    self._message(example.question, others) if turn else self.opening.format(question=example.question)
-                )
-                asks.append(Ask(agent, [{"role": "user", "content": text}], parents=tuple(u.id for u in others)))
+            if turn == 0:
+                opening = [{"role": "user", "content": self.opening.format(question=example.question)}]
+                said = yield [Ask(agent, opening) for agent in debaters]
+                continue
+            if self.consensus is not None and self.consensus.reached(said):
+                return "consensus"
+            asks = [self._ask(agent, example.question, said) for agent in debaters]
+            if self.summariser is not None and len(debaters) > 1:
+                asks = yield from self._condensed(asks, example.question, said)
             said = yield asks
+        return None
 
-    def _message(self, question: str, others: list[Utterance]) -> str:
-        quotes = [self.quote.format(number=n, name=u.agent, text=u.text) for n, u in enumerate(others, 1)]
-        return self.later.format(question=question, others=self.separator.join(quotes))
+    def _ask(self, agent: str, question: str, said: list[Utterance], summary: Utterance | None = None) -> Ask:
+        """What ``agent`` is shown before its next answer."""
+        others = [u for u in said if u.agent != agent]
+        shown = summary.text if summary is not None else self._quotes(others)
+        text = self.later.format(question=question, others=shown) if others else self.alone.format(question=question)
+        mine = next(u for u in said if u.agent == agent)
+        if told := self.words.tell(self.words.own, mine, self.feedback):
+            text = "\n\n".join([f"{told} {self.words.explanation}".strip(), text])
+        parents = (summary.id,) if summary is not None else tuple(u.id for u in others)
+        return Ask(agent, [{"role": "user", "content": text}], parents=parents)
+
+    def _quotes(self, others: list[Utterance]) -> str:
+        quotes = []
+        for number, u in enumerate(others, 1):
+            quote = self.quote.format(number=number, name=u.agent, text=u.words())
+            told = self.words.tell(self.words.others, u, self.feedback)
+            quotes.append(f"{quote}\n{told}" if told else quote)
+        return self.separator.join(quotes)
+
+    def _condensed(
+        self, asks: list[Ask], question: str, said: list[Utterance]
+    ) -> Generator[list[Ask], list[Utterance], list[Ask]]:
+        """``asks`` with the summariser's words in place of the quotes."""
+        requests = []
+        for ask in asks:
+            others = [u for u in said if u.agent != ask.agent]
+            text = self.summary.format(question=question, others=self._quotes(others))
+            requests.append(
+                Ask(
+                    str(self.summariser),
+                    [{"role": "user", "content": text}],
+                    role="summariser",
+                    parents=ask.parents,
+                    answers=False,
+                    fresh=True,
+                )
+            )
+        summaries = yield requests
+        return [self._ask(a.agent, question, said, s) for a, s in zip(asks, summaries, strict=True)]

@@ -1,15 +1,14 @@
-"""Reward sources, and how their values become one credit per utterance.
+"""Reward sources: named values for answers.
 
 A source is ``(dialogues, task) -> one value per utterance of every dialogue, or None``: None means that it does not
 apply. A source that fails raises; nothing here turns a failure into 0.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
-import numpy as np
-
-from maporl.rewards.shaping import share_scores
+from maporl.config import ConfigError, RewardSection
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 
@@ -22,61 +21,84 @@ class RewardFailure(RuntimeError):
 
 def label(dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
     """1 for a right answer, 0 for a wrong one, by the task's grader; every answer's grade is kept on it."""
-    values: list[list[float | None]] = []
-    for dialogue in dialogues:
-        row: list[float | None] = []
-        for utterance in dialogue.utterances:
-            utterance.grade = task.grade(dialogue.example, utterance.text)
-            row.append(None if utterance.grade.correct is None else float(utterance.grade.correct))
-        values.append(row)
-    return values
+    grade_answers(dialogues, task)
+    return [
+        [None if u.grade is None or u.grade.correct is None else float(u.grade.correct) for u in d.utterances]
+        for d in dialogues
+    ]
 
 
-SOURCES: dict[str, RewardSource] = {
-    "label": label,
+def verifier(section: RewardSection) -> RewardSource:
+    """A learned verifier's probability that an answer is right, in [0, 1]; see :mod:`maporl.rewards.verifier`."""
+    from maporl.rewards.verifier import load_verifier  # needs torch
+
+    if section.verifier is None:
+        raise ConfigError("reward.verifier: the source 'verifier' needs it; give it a model, or use the source 'label'")
+    return load_verifier(section.verifier)
+
+
+SOURCES: dict[str, Callable[[RewardSection], RewardSource]] = {
+    "label": lambda section: label,
+    "verifier": verifier,
 }
 
 
-def score_dialogues(dialogues: list[Dialogue], task: Task, sources: dict[str, float]) -> None:
-    """Fill in ``utterance.rewards`` by source name, and ``rewards["score"]``, their weighted sum over those that apply."""
-    for utterance in (u for d in dialogues for u in d.utterances):
-        utterance.rewards = {}
-    for name, weight in sources.items():
+def build_sources(section: RewardSection, names: Collection[str]) -> dict[str, RewardSource]:
+    """The sources called ``names``, ready to score."""
+    return {name: SOURCES[name](section) for name in names}
+
+
+def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
+    """Fill in ``grade`` of the answers that have none yet."""
+    asked = [(d, u) for d in dialogues for u in d.answers() if u.grade is None]
+    try:
+        grades = task.grade_many([d.example for d, _ in asked], [u.words() for _, u in asked])
+    except Exception as error:
+        first = f"{where(*asked[0])} or another of {len(asked)} answers"
+        raise RewardFailure(f"task {task.name}: grading {first} failed: {type(error).__name__}: {error}") from error
+    for (_, utterance), grade in zip(asked, grades, strict=True):
+        utterance.grade = grade
+
+
+def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardSource]) -> None:
+    """Fill in ``rewards[name]`` for each of the ``sources`` and each answer that lacks it."""
+    for name, source in sources.items():
+        lacking = [replace(d, utterances=[u for u in d.answers() if name not in u.rewards]) for d in dialogues]
+        lacking = [d for d in lacking if d.utterances]
         try:
-            values = SOURCES[name](dialogues, task)
+            values = source(lacking, task) if lacking else []
+        except RewardFailure:
+            raise
         except Exception as error:
             raise RewardFailure(
                 f"reward source {name!r} failed on task {task.name}: {type(error).__name__}: {error}"
             ) from error
-        for dialogue, row in zip(dialogues, values, strict=True):
+        if [len(row) for row in values] != [len(d.utterances) for d in lacking]:
+            raise RewardFailure(
+                f"reward source {name!r}: expected one value for each of the {sum(len(d.utterances) for d in lacking)} "
+                f"answers of {len(lacking)} dialogues, got {sum(map(len, values))} for {len(values)}"
+            )
+        for dialogue, row in zip(lacking, values, strict=True):
             for utterance, value in zip(dialogue.utterances, row, strict=True):
                 if value is None:
                     continue
                 if not math.isfinite(value):
                     raise RewardFailure(f"reward source {name!r} gave {value} to {where(dialogue, utterance)}")
                 utterance.rewards[name] = value
-                utterance.rewards["score"] = utterance.rewards.get("score", 0.0) + weight * value
-    for dialogue in dialogues:
-        for utterance in dialogue.utterances:
-            if "score" not in utterance.rewards:
-                why = utterance.grade.reason if utterance.grade else "no source applies"
-                raise RewardFailure(f"no reward source scored {where(dialogue, utterance)}: {why}")
 
 
-def assign_credit(
-    dialogues: list[Dialogue], agents: tuple[str, ...], horizon: str, share: str, discount: float
+def score_dialogues(
+    dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardSource], weights: Mapping[str, float]
 ) -> None:
-    """Fill in ``rewards["credit"]``: the score after :func:`maporl.rewards.shaping.share_scores`."""
-    turns = max(d.turns() for d in dialogues)
-    scores = np.full((turns, len(agents), len(dialogues)), np.nan)
-    seat = {agent: index for index, agent in enumerate(agents)}
-    for question, dialogue in enumerate(dialogues):
-        for u in dialogue.utterances:
-            scores[u.turn, seat[u.agent], question] = u.rewards["score"]
-    credit = share_scores(scores, horizon, share, discount)
-    for question, dialogue in enumerate(dialogues):
-        for u in dialogue.utterances:
-            u.rewards["credit"] = float(credit[u.turn, seat[u.agent], question])
+    """Fill in ``rewards["score"]`` of every answer: the sum of the sources that apply to it, by ``weights``."""
+    fill_in(dialogues, task, {name: sources[name] for name in weights})
+    for dialogue in dialogues:
+        for u in dialogue.answers():
+            values = [weight * u.rewards[name] for name, weight in weights.items() if name in u.rewards]
+            if not values:
+                why = u.grade.reason if u.grade else "no source applies"
+                raise RewardFailure(f"no reward source scored {where(dialogue, u)}: {why}")
+            u.rewards["score"] = sum(values)
 
 
 def where(dialogue: Dialogue, utterance: Utterance) -> str:

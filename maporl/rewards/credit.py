@@ -1,0 +1,112 @@
+"""From scores to one credit per utterance: penalties, sharing over turns and agents, the bonus for collaborating."""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from maporl.config import PenaltySection, RewardSection
+from maporl.rewards.penalties import repeats
+from maporl.rewards.shaping import collaboration_bonus, share_scores
+from maporl.types import Dialogue, Stop, Utterance
+
+PENALTIES = ("too_short", "no_final_answer", "repetition", "no_eos")
+
+
+def assign_credit(
+    dialogues: list[Dialogue],
+    agents: tuple[str, ...],
+    reward: RewardSection,
+    digits: Mapping[str, Collection[int]] | None = None,
+) -> None:
+    """Fill in ``rewards["credit"]`` of every utterance of graded and scored ``dialogues``.
+
+    An answer's credit is its shared score, plus the collaboration bonus, less its own penalties; what is no answer is
+    credited with the mean credit of the answers it was shown for. ``digits``: by policy, the token ids that may
+    repeat. Parts are kept by name: ``bonus``, ``penalty/NAME`` (negative).
+    """
+    answers = [u for d in dialogues for u in d.answers()]
+    penalties = reward.penalties
+    if penalties is not None:
+        penalise(answers, penalties, digits or {})
+        if penalties.mode == "replace":
+            for u in answers:
+                u.rewards["score"] = min(_penalties(u), default=u.rewards["score"])
+    grid = _Grid(dialogues, agents)
+    credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
+    bonus = np.zeros(credit.shape)
+    if reward.bonus is not None:
+        rule = reward.bonus
+        correct = grid.of(lambda u: np.nan if u.grade is None or u.grade.correct is None else float(u.grade.correct))
+        bonus = np.nan_to_num(collaboration_bonus(correct, rule.alpha, rule.mode, rule.right, rule.wrong))
+    for u, cell in grid.cells():
+        u.rewards["credit"] = float(credit[cell])
+        if reward.bonus is not None:
+            u.rewards["bonus"] = float(bonus[cell])
+            u.rewards["credit"] += u.rewards["bonus"]
+        if penalties is not None and penalties.mode == "subtract":
+            u.rewards["credit"] += sum(_penalties(u))
+    for dialogue in dialogues:
+        _credit_helpers(dialogue)
+
+
+def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[str, Collection[int]]) -> None:
+    """Record ``rewards["penalty/NAME"] = -amount`` on the answers that earned it.
+
+    - ``too_short``: fewer than ``min_tokens`` tokens;
+    - ``no_final_answer``: nothing in the asked form (an answer that had to be restated has none of its own);
+    - ``repetition``: see :func:`maporl.rewards.penalties.repeats`;
+    - ``no_eos``: cut by the length limit.
+    """
+    repeating = np.zeros(len(answers), dtype=bool)
+    if section.repetition:
+        repeating = repeats([u.response_ids for u in answers], [digits.get(u.policy, ()) for u in answers])
+    for u, repeated in zip(answers, repeating, strict=True):
+        unread = u.restated is not None or u.grade is None or u.grade.answer is None
+        earned = {
+            "too_short": bool(u.response_ids) and len(u.response_ids) < section.min_tokens,
+            "no_final_answer": unread,
+            "repetition": bool(repeated),
+            "no_eos": u.stop is not Stop.EOS,
+        }
+        for name, applies in earned.items():
+            if applies and getattr(section, name):
+                u.rewards[f"penalty/{name}"] = -getattr(section, name)
+
+
+def _penalties(utterance: Utterance) -> list[float]:
+    return [utterance.rewards[f"penalty/{n}"] for n in PENALTIES if f"penalty/{n}" in utterance.rewards]
+
+
+class _Grid:
+    """Answers as cells (turn, agent, question) of arrays."""
+
+    def __init__(self, dialogues: list[Dialogue], agents: tuple[str, ...]):
+        self.dialogues = dialogues
+        speaking = {u.agent for d in dialogues for u in d.answers()}
+        self.seat = {agent: index for index, agent in enumerate(a for a in agents if a in speaking)}
+        self.shape = (max(d.turns() for d in dialogues), len(self.seat), len(dialogues))
+
+    def cells(self):
+        for question, dialogue in enumerate(self.dialogues):
+            for u in dialogue.answers():
+                yield u, (u.turn, self.seat[u.agent], question)
+
+    def of(self, value) -> np.ndarray:
+        """``value(utterance)`` in its cell, NaN elsewhere."""
+        array = np.full(self.shape, np.nan)
+        for u, cell in self.cells():
+            array[cell] = value(u)
+        return array
+
+
+def _credit_helpers(dialogue: Dialogue) -> None:
+    """Utterances that are no answers, last first, because their consumers may be such themselves."""
+    for u in reversed(dialogue.utterances):
+        if not u.answers:
+            consumers = [
+                c.rewards["credit"] for c in dialogue.utterances if u.id in c.parents and "credit" in c.rewards
+            ]
+            if consumers:
+                u.rewards["credit"] = sum(consumers) / len(consumers)
+            else:
+                u.trainable = False  # nobody was shown it, so nothing says what it is worth

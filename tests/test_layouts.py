@@ -1,0 +1,202 @@
+"""Which weights speak and learn at which turn, and what the critic reads."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.buffer import answers_by_policy
+from maporl.config import from_dict
+from maporl.schedules import Freeze, Plan, Schedule, Span
+
+TASK = Arithmetic(largest=9)
+DEBATE = Debate(turns=3, later="{others};{question}", quote="{text}", separator=";")
+
+
+def trainer_of(team, folder, schedule=None, protocol=DEBATE, **options):
+    defaults = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 8,
+        "response_length": 4, "learning_rate": 1e-2, "value_learning_rate": 1e-2, "temperature": 1.0, "report_to": [],
+        "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    args = MultiAgentPPOConfig(**{**defaults, **options})
+    reward = RewardSection(sources={"odd": 1.0})
+    return MultiAgentPPOTrainer(args, team, TASK, protocol, None, reward, schedule=schedule, sources={"odd": odd})
+
+
+def odd(dialogues, task):
+    """A reward that random models earn now and then, so that there is something to learn."""
+    return [[float(sum(u.response_ids) % 2) for u in d.utterances] for d in dialogues]
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten().clone() for p in module.parameters()])
+
+
+@pytest.fixture
+def by_turn(tiny):
+    """An agent with weights of its own for the first turn and for all later ones, and one with the same throughout."""
+
+    def build():
+        first, tokenizer = tiny("llama", seed=1)
+        rest, _ = tiny("llama", seed=2)
+        other, other_tokenizer = tiny("qwen3", seed=3)
+        ann = Agent("ann", by_turn=(Agent("ann-first", first, tokenizer), Agent("ann-rest", rest, tokenizer)))
+        return Team([ann, Agent("bob", other, other_tokenizer)])
+
+    return build
+
+
+def test_each_turn_is_spoken_and_learned_by_its_own_policy(by_turn, tmp_path):
+    trainer = trainer_of(by_turn(), tmp_path)
+    dialogues = trainer.score(trainer.collect(trainer.next_batch()))
+    spoken = {(u.turn, u.policy) for d in dialogues for u in d.utterances if u.agent == "ann"}
+    assert spoken == {(0, "ann-first"), (1, "ann-rest"), (2, "ann-rest")}
+    rows, _ = trainer.advantage(dialogues)
+    assert {name: len(r) for name, r in rows.items()} == {"ann-first": 8, "ann-rest": 16, "bob": 24}
+    metrics = trainer.update(rows)
+    assert all(abs(metrics[f"{policy}/val/first_ratio"] - 1) < 1e-5 for policy in rows)
+
+
+def test_a_turn_that_is_not_trained_makes_no_rows_and_its_policy_stays_as_it_was(by_turn, tmp_path):
+    trainer = trainer_of(by_turn(), tmp_path, Schedule(train_first_turn=False))
+    before = {name: weights(learner.model) for name, learner in trainer.learners.items()}
+    trainer.train()
+    changed = {
+        name: not torch.equal(before[name], weights(learner.model)) for name, learner in trainer.learners.items()
+    }
+    assert changed == {"ann-first": False, "ann-rest": True, "bob": True}
+
+
+def test_one_turn_at_a_time_and_frozen_agents_cost_no_forward(by_turn, tmp_path):
+    schedule = Schedule(cycle=[Span(1, [2])], freeze=[Freeze("bob", 1, 1)])
+    trainer = trainer_of(by_turn(), tmp_path, schedule)
+    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    assert {name: len(r) for name, r in rows.items()} == {"ann-rest": 8}
+    assert all("turn 2" in label for label in rows["ann-rest"].labels)
+
+
+def test_an_update_in_which_nothing_learns_passes(by_turn, tmp_path):
+    trainer = trainer_of(by_turn(), tmp_path, Schedule(freeze=[Freeze("ann", 1, 9), Freeze("bob", 1, 9)]))
+    before = weights(trainer.learners["bob"].model)
+    trainer.train()
+    assert trainer.state.global_step == 1 and torch.equal(before, weights(trainer.learners["bob"].model))
+
+
+def test_turns_of_one_agent_need_one_tokenizer(tiny):
+    first, tokenizer = tiny("llama")
+    rest, other = tiny("llama", seed=1)
+    with pytest.raises(ValueError, match="the very same tokenizer"):
+        Team([Agent("ann", by_turn=(Agent("a", first, tokenizer), Agent("b", rest, other)))])
+
+
+@pytest.mark.parametrize(
+    ("policy_per", "names"),
+    [
+        ("agent", ["ann", "bob"]),
+        ("turn", ["ann-turn1", "ann-turn2", "ann-turn3", "bob-turn1", "bob-turn2", "bob-turn3"]),
+        ("first_and_rest", ["ann-first", "ann-rest", "bob-first", "bob-rest"]),
+    ],
+)
+def test_layouts_of_a_configuration_share_one_base_under_their_adapters(policy_per, names, tiny, tmp_path):
+    model, tokenizer = tiny("llama")
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    agent = {"model": str(tmp_path / "base"), "lora": {"r": 2}, "policy_per": policy_per}
+    config = from_dict(
+        {
+            "output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": agent, "bob": agent},
+            "protocol": {"name": "debate", "turns": 3},
+        }
+    )  # fmt: skip
+    team = Team.from_config(config)
+    assert list(team.policies) == names
+    assert len({id(p.model) for p in team.policies.values()}) == 1
+    assert [p.name for p in team.voices["ann"]] == [n for n in names if n.startswith("ann")]
+
+
+def test_agents_may_share_weights_in_any_layout(tiny, tmp_path):
+    model, tokenizer = tiny("llama")
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    agent = {"model": str(tmp_path / "base"), "lora": {"r": 2}, "policy_per": "first_and_rest", "policy": "all"}
+    values = {"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": agent, "bob": agent}}
+    team = Team.from_config(from_dict(values))
+    assert {n: p.agents for n, p in team.policies.items()} == {"all-first": ["ann", "bob"], "all-rest": ["ann", "bob"]}
+
+
+# -- critics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(tiny):
+    def build():
+        ann, ann_tokenizer = tiny("llama", context=256)
+        bob, bob_tokenizer = tiny("qwen3", seed=1, context=256)
+        return Team([Agent("ann", ann, ann_tokenizer), Agent("bob", bob, bob_tokenizer)])
+
+    return build
+
+
+def test_the_critic_of_every_turn_learns(pair, tmp_path):
+    trainer = trainer_of(pair(), tmp_path, detach_critic=True)
+    assert not trainer.learners["ann"].value_head.linear.weight.any()
+    trainer.train()
+    moved = trainer.learners["ann"].value_head.linear.weight.abs().sum(-1)
+    assert moved.shape[0] == 3 and bool((moved > 0).all())
+
+
+def test_what_each_critic_reads(pair, tmp_path):
+    trainer = trainer_of(pair(), tmp_path)
+    (dialogue,) = trainer.score(trainer.collect(trainer.next_batch()))[:1]
+    last = dialogue.at(2)[0]
+    tokenizer = trainer.learners["ann"].tokenizer
+
+    def read(context):
+        answers = answers_by_policy([dialogue], {"ann": tokenizer}, Plan(), 1, 3, context)["ann"]
+        return answers[-1].critic_prompt_ids
+
+    assert read("dialogue") is None
+    assert read("answer") == dialogue.at(0)[0].prompt_ids
+    joint = tokenizer.decode(read("joint"))
+    earlier = [u.text for u in dialogue.utterances if u.turn < 2]
+    assert len(earlier) == 4 and all(text in joint for text in earlier) and last.policy == "ann"
+
+
+@pytest.mark.parametrize("context", ["answer", "joint"])
+@pytest.mark.parametrize("critic", ["head", "model", "adapter"])
+def test_a_critic_of_other_words_reads_only_them_and_learns(context, critic, tiny, tmp_path):
+    model, tokenizer = tiny("llama", context=512)
+    options = {"target_modules": ["q_proj", "v_proj"], "r": 4, "task_type": "CAUSAL_LM"}
+    team = Team([Agent("ann", get_peft_model(model, LoraConfig(**options)), tokenizer, critic=critic)])
+    trainer = trainer_of(team, tmp_path, critic_context=context, protocol=Debate(turns=2, alone="{question}"))
+    learner = trainer.learners["ann"]
+    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    own = rows["ann"]
+    assert own.critic is not None and own.critic.action_mask.sum() == own.action_mask.sum()
+    torch.nn.init.normal_(learner.value_head.linear.weight)
+    with torch.no_grad():
+        values = learner.forward(own).values
+        own.input_ids[:, 0] = 5  # the policy's words; the critic does not see them
+        assert torch.equal(learner.forward(own).values, values)
+        own.critic.input_ids[:, 0] = 5
+        assert not torch.equal(learner.forward(own).values, values)
+    metrics = trainer.update({"ann": own})
+    assert metrics["ann/loss/value_avg"] > 0
+
+
+def test_restating_asks_the_untrained_weights_and_leaves_what_was_sampled_alone(pair, tmp_path):
+    trainer = trainer_of(pair(), tmp_path, restate="base_model", kl_coef=0.1)
+    conversations = [[{"role": "user", "content": "1+1="}]]
+    before = trainer._say_untrained("ann", conversations, 5)
+    with torch.no_grad():
+        for parameter in trainer.learners["ann"].model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    assert trainer._say_untrained("ann", conversations, 5) == before
+    trainer._say_untrained = lambda policy, conversations, most: ["7" for _ in conversations]
+    dialogues = trainer.score(trainer.collect(trainer.next_batch()))
+    restated = [u for d in dialogues for u in d.utterances if u.restated is not None]
+    assert restated and all(u.grade.answer == "7" for u in restated)
+    for u in restated:
+        said = trainer.learners[u.policy].tokenizer.decode(u.response_ids, skip_special_tokens=True).strip()
+        assert u.text == said
