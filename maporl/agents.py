@@ -15,7 +15,7 @@ from maporl.config import AgentSection, Config, ConfigError, LoraSection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
 from trl_ext.generation import stop_ids_of
-from trl_ext.learner import Learner, base_of
+from trl_ext.learner import Learner, base_of, starting_point
 from trl_ext.ppov2_config import PPOv2Config
 
 
@@ -147,6 +147,7 @@ class Team:
                 args,
                 critic=policy.critic or args.critic,
                 adapter=policy.adapter,
+                ref_adapter=starting_point(policy.model, policy.adapter) if policy.adapter and args.kl_coef else None,
                 outputs=outputs,
                 learning_rate=policy.learning_rate,
             )

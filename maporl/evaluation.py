@@ -2,7 +2,8 @@
 
 A question that was finished early keeps its last answers in all later turns, so that every turn is about all questions.
 
-Every share comes with a 95% Wilson interval over questions. A vote that ties is worth 1/(number of tied answers) if the
+Every share comes with a 95% Wilson interval over *questions*: agents who answer the same question are no independent
+samples of it, so what they share is averaged per question first. A vote that ties is worth 1/(number of tied answers) if the
 truth is among them, its expectation under a fair draw; an answer that cannot be read never wins against one that can.
 """
 
@@ -54,22 +55,20 @@ class TurnReport:
 
 @dataclass(frozen=True)
 class Flips:
-    """Changes between a turn and the next, over agents and questions."""
+    """Changes between a turn and the next: counts over agents and ``questions``, of those that went on."""
 
     wrong_to_right: int
     right_to_wrong: int
     stayed_right: int
     stayed_wrong: int
+    questions: int
 
-    def shares(self) -> dict[str, float]:
+    def shares(self) -> dict[str, Share]:
         """Improved, declined and same, as shares of all answers that were given in both turns."""
         same = self.stayed_right + self.stayed_wrong
-        total = max(1, self.wrong_to_right + self.right_to_wrong + same)
-        return {
-            "improved": self.wrong_to_right / total,
-            "declined": self.right_to_wrong / total,
-            "same": same / total,
-        }
+        answers = max(1, self.wrong_to_right + self.right_to_wrong + same)
+        counts = {"improved": self.wrong_to_right, "declined": self.right_to_wrong, "same": same}
+        return {name: Share(count * self.questions / answers, self.questions) for name, count in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,9 @@ class Evaluation:
         for number, flips in enumerate(self.flips, 1):
             flat[f"flips/{number}_to_{number + 1}/wrong_to_right"] = float(flips.wrong_to_right)
             flat[f"flips/{number}_to_{number + 1}/right_to_wrong"] = float(flips.right_to_wrong)
-            flat |= {f"change/{number}_to_{number + 1}/{name}": share for name, share in flips.shares().items()}
+            flat |= {
+                f"change/{number}_to_{number + 1}/{name}": s.value for name, s in flips.shares().items() if s.total
+            }
         if any(self.finished):
             flat |= {f"finished/turn_{number}": share for number, share in enumerate(self.finished, 1)}
         return flat
@@ -123,7 +124,7 @@ class Evaluation:
             "turns": [
                 {k: plain(getattr(t, k)) for k in ("agents", "team", "majority", "agreement")} for t in self.turns
             ],
-            "flips": [asdict(f) for f in self.flips],
+            "flips": [{**asdict(f), "shares": plain(f.shares())} for f in self.flips],
             "baselines": plain(self.baselines),
             "finished": self.finished,
         }
@@ -143,7 +144,7 @@ class Evaluation:
             for turn in record["turns"]
         ]
         baselines = {name: share(entry) for name, entry in record["baselines"].items()}
-        flips = [Flips(**f) for f in record["flips"]]
+        flips = [Flips(**{k: v for k, v in f.items() if k != "shares"}) for f in record["flips"]]
         return cls(turns, flips, record["questions"], record["tokens"], baselines, record["finished"])
 
 
@@ -175,7 +176,7 @@ def majority_credit(grades: Sequence[Grade]) -> float:
 
 def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
     by_agent: dict[str, list[bool]] = {}
-    votes, agreed, voted = 0.0, 0, 0
+    votes, agreed, voted, right = 0.0, 0, 0, 0.0
     for dialogue in dialogues:
         standing = dialogue.at(min(turn, dialogue.turns() - 1))
         grades = [u.grade for u in standing if u.grade is not None and u.grade.correct is not None]
@@ -186,10 +187,10 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
             votes += majority_credit(grades)
             agreed += grades[0].answer is not None and len({g.answer for g in grades}) == 1
             voted += 1
-    everyone = [c for own in by_agent.values() for c in own]
+            right += sum(bool(g.correct) for g in grades) / len(grades)
     return TurnReport(
         agents={agent: Share(sum(own), len(own)) for agent, own in by_agent.items()},
-        team=Share(sum(everyone), len(everyone)),
+        team=Share(right, voted),
         majority=Share(votes, voted),
         agreement=Share(agreed, voted),
     )
@@ -197,10 +198,12 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
 
 def _flips(dialogues: Sequence[Dialogue], turn: int) -> Flips:
     counts: Counter[tuple[bool, bool]] = Counter()
+    questions = 0
     for dialogue in dialogues:
         before = {u.agent: u.grade.correct for u in dialogue.at(turn) if u.grade}
         after = {u.agent: u.grade.correct for u in dialogue.at(turn + 1) if u.grade}
-        for agent in before.keys() & after.keys():
-            if before[agent] is not None and after[agent] is not None:
-                counts[bool(before[agent]), bool(after[agent])] += 1
-    return Flips(counts[False, True], counts[True, False], counts[True, True], counts[False, False])
+        both = [a for a in before.keys() & after.keys() if before[a] is not None and after[a] is not None]
+        for agent in both:
+            counts[bool(before[agent]), bool(after[agent])] += 1
+        questions += bool(both)
+    return Flips(counts[False, True], counts[True, False], counts[True, True], counts[False, False], questions)

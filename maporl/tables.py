@@ -53,9 +53,10 @@ def evaluation_table(evaluation: Evaluation) -> Table:
 
 
 def flip_lines(evaluation: Evaluation) -> list[str]:
-    """Changes of mind between turns, a line each."""
+    """Changes of mind between turns, a line each, with shares and their 95% intervals in %."""
     return [
-        f"turn {n} -> {n + 1}: {f.wrong_to_right} wrong to right, {f.right_to_wrong} right to wrong, "
+        f"turn {n} -> {n + 1}: {f.wrong_to_right} wrong to right ({cell(f.shares()['improved'])}), "
+        f"{f.right_to_wrong} right to wrong ({cell(f.shares()['declined'])}), "
         f"{f.stayed_right} stayed right, {f.stayed_wrong} stayed wrong"
         for n, f in enumerate(evaluation.flips, 1)
     ]

@@ -75,6 +75,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         self.protocol = protocol or Debate()
         self.reward = reward or RewardSection()
         self.speakers = tuple(speakers or team.names())
+        if unknown := [name for name in self.speakers if name not in team.agents]:
+            raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
         turns = getattr(self.protocol, "turns", 1)
         self.schedule = (schedule or Schedule()).resolved(turns, team.names())
         self.run = RunFolder(str(args.output_dir))
@@ -213,6 +215,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         task = task if task is not None else self.eval_task
         if task is None:
             raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
+        if self.args.eval_questions < 1:
+            raise ValueError("evaluate: eval_questions is 0; set it to the number of questions to evaluate on")
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed)
             examples = [task[i] for i in range(min(len(task), self.args.eval_questions))]

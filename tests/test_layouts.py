@@ -1,5 +1,7 @@
 """Which weights speak and learn at which turn, and what the critic reads."""
 
+import shutil
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -200,3 +202,48 @@ def test_restating_asks_the_untrained_weights_and_leaves_what_was_sampled_alone(
     for u in restated:
         said = trainer.learners[u.policy].tokenizer.decode(u.response_ids, skip_special_tokens=True).strip()
         assert u.text == said
+
+
+# -- references and critics of adapters ---------------------------------------------------------------------------
+
+
+def lora_pair(tiny):
+    """Two LoRA agents on one base, as a configuration would load them."""
+    model, tokenizer = tiny("llama")
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    shared = get_peft_model(model, lora, adapter_name="ann")
+    shared.add_adapter("bob", lora)
+    return [Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")]
+
+
+def test_the_reference_of_an_adapter_that_is_not_fresh_is_a_frozen_copy_of_it(tiny, tmp_path):
+    agents = lora_pair(tiny)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in agents[0].model.named_parameters():
+            if "lora_B.bob" in name:
+                parameter.add_(torch.randn_like(parameter))
+    trainer = trainer_of(Team(agents), tmp_path, kl_coef=0.1)
+    assert [trainer.learners[n].ref_adapter for n in ("ann", "bob")] == [None, "bob_start"]
+    _, metrics = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    assert abs(metrics["ann/objective/kl"]) < 1e-5 and abs(metrics["bob/objective/kl"]) < 1e-5
+    start = {n: p.clone() for n, p in agents[0].model.named_parameters() if ".bob_start." in n}
+    trainer.train()
+    assert start and all(torch.equal(p, dict(agents[0].model.named_parameters())[n]) for n, p in start.items())
+
+
+def test_critic_models_of_adapters_on_one_base_are_their_own_and_resume(tiny, tmp_path):
+    def build(folder):
+        torch.manual_seed(5)
+        return trainer_of(
+            Team(lora_pair(tiny)), folder, critic="model", save_strategy="steps", save_steps=1, total_episodes=16
+        )
+
+    trainer = build(tmp_path)
+    assert {n: list(x.value_model.peft_config) for n, x in trainer.learners.items()} == {"ann": ["ann"], "bob": ["bob"]}
+    trainer.train()
+    expected = {n: weights(x.value_model) for n, x in trainer.learners.items()}
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    again = build(tmp_path)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert all(torch.equal(expected[n], weights(x.value_model)) for n, x in again.learners.items())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
 from trl_ext.checkpoint import CheckpointError
@@ -430,3 +430,104 @@ def test_a_resumed_run_ends_bit_identical(tiny, tmp_path):
     parts = run(tmp_path / "parts", 6, resume=True)
     for name, value in whole.items():
         assert torch.equal(value, parts[name]), name
+
+
+# -- rows, collators and rewards as people bring them -------------------------------------------------------------
+
+
+def test_a_padding_collator_of_transformers_serves(tiny, tmp_path):
+    model, tokenizer = tiny()
+    rows = [{"input_ids": tokenizer.encode(q["prompt"] * (1 + q["number"] % 2))} for q in QUESTIONS]
+    seen = []
+
+    def look(prompts, completions, **columns):
+        seen.extend(prompts)
+        return [0.0] * len(prompts)
+
+    tokenizer.padding_side = "left"
+    collator = DataCollatorWithPadding(tokenizer)
+    trainer = PPOv2Trainer(
+        config(tmp_path), tokenizer, model, train_dataset=rows, data_collator=collator, reward_funcs=look
+    )
+    trainer.score(trainer.collect(trainer.next_batch()))
+    assert sorted(seen) == sorted(tokenizer.decode(r["input_ids"]) for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "1+1="}, {"prompt": ""}], "a row of the data set has no prompt"),
+        ([{"prompt": "1+1="}, {"question": "x"}], "a row of the data set has no prompt"),
+        ([{"prompt": "1" * 126}], r"a prompt has 126 tokens and answers may have 6 .* reads at most 128"),
+    ],
+)
+def test_rows_that_cannot_be_answered_are_named(tiny, tmp_path, rows, message):
+    model, tokenizer = tiny()
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=rows, reward_funcs=count_a)
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def test_a_plain_reward_function_may_run_an_event_loop_of_its_own(tiny, tmp_path):
+    async def one():
+        return 1.0
+
+    def sync(prompts, completions, **columns):
+        return [asyncio.run(one()) for _ in completions]
+
+    model, tokenizer = tiny()
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=sync)
+    assert {a.score for a in trainer.score(trainer.collect(trainer.next_batch()))} == {1.0}
+
+
+def test_a_reward_that_is_no_number_is_named(tiny, tmp_path):
+    model, tokenizer = tiny()
+    text = lambda prompts, completions, **columns: ["good"] * len(completions)  # noqa: E731
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=text)
+    with pytest.raises(RewardError, match="expected numbers or None, got 'good' for answer 0"):
+        trainer.train()
+
+
+def test_gradient_checkpointing_recomputes_also_for_a_model_that_was_loaded(tiny, tmp_path, monkeypatch):
+    model, tokenizer = tiny()
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    args = config(tmp_path / "run", gradient_checkpointing=True)
+    trainer = PPOv2Trainer(args, tokenizer, loaded, train_dataset=QUESTIONS, reward_funcs=count_a)
+    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    forwards = []
+    loaded.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
+    trainer.learners["policy"].accumulate(rows["policy"], torch.arange(4))
+    assert len(forwards) == 2
+
+
+def test_an_update_ends_early_beyond_the_kl_it_is_allowed(tiny, tmp_path):
+    model, tokenizer = tiny()
+    args = config(tmp_path, target_kl=1e-9, num_ppo_epochs=4, learning_rate=1e-2)
+    length = lambda prompts, completions, **columns: [float(len(text)) for text in completions]  # noqa: E731
+    trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=length)
+    steps = []
+    trainer.learners["policy"].optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    metrics = trainer.update(trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))[0])
+    assert len(steps) == 2 and metrics["policy/stopped_early"] == 1.0  # the first step cannot have moved anything yet
+
+
+def test_what_would_silently_do_nothing_is_refused():
+    with pytest.raises(ValueError, match="fp16: loss scaling is not supported"):
+        PPOv2Config(output_dir="x", fp16=True, use_cpu=True)
+    with pytest.raises(ValueError, match=r"save_strategy: expected 'steps'"):
+        PPOv2Config(output_dir="x", save_strategy="epoch")
+
+
+def test_a_second_run_does_not_add_to_the_completions_of_the_first(tiny, tmp_path):
+    for number in range(2):
+        model, tokenizer = tiny()
+        args = config(tmp_path, total_episodes=16)
+        trainer = PPOv2Trainer(
+            args, tokenizer, model, train_dataset=QUESTIONS, eval_dataset=QUESTIONS[:2], reward_funcs=count_a
+        )
+        if number == 0:
+            trainer.train()
+        else:
+            with pytest.raises(CheckpointError, match=r"holds completions\.jsonl of an earlier run"):
+                trainer.train()

@@ -24,14 +24,18 @@ def assign_advantages(rows: TokenRows, options: PPOOptions, has_critic: bool = T
     advantages, rows.returns = maths.gae(rewards, rows.values.to(rewards.dtype), mask, options.gamma, lam)
     rows.advantages = _per_group(advantages, rows, shift_mean=True)
     penalty = -options.kl_coef * kl.sum(1).mean()
-    return {
-        "objective/kl": float(kl.sum(1).mean()),
+    metrics = {
         "objective/entropy": float((-rows.logprobs).sum(1).mean()),
-        "objective/non_score_reward": float(penalty),
         "objective/scores": float(rows.score.mean()),
         "objective/rlhf_reward": float(penalty + rows.score.mean()),
         "val/explained_variance": _explained_variance(rows.values[mask], rows.returns[mask]),
     }
+    if options.kl_coef == 0:  # there is no reference to be far from
+        return metrics
+    for kind in ("k1", "k3"):
+        estimate = torch.where(mask, maths.kl_estimate(rows.logprobs, rows.ref_logprobs, kind), 0.0)
+        metrics[f"objective/kl_{kind}"] = float(estimate.sum(1).mean())
+    return metrics | {"objective/kl": float(kl.sum(1).mean()), "objective/non_score_reward": float(penalty)}
 
 
 def _per_group(values: Tensor, rows: TokenRows, shift_mean: bool) -> Tensor:

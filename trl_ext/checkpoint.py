@@ -97,7 +97,9 @@ def save_policy(learner: Learner, folder: Path) -> None:
     save_policy_weights(learner.model, learner.adapter, learner.tokenizer, folder)
     if learner.critic == "adapter":
         save_adapter(learner.model, learner.critic_adapter, folder / "critic")
-    if learner.value_model is not None:
+    if isinstance(learner.value_model, PeftModel):
+        save_adapter(learner.value_model, str(learner.value_model.active_adapter), folder / "critic")
+    elif learner.value_model is not None:
         learner.value_model.save_pretrained(folder / "critic")
     if learner.value_head is not None:
         save_file(_contiguous(learner.value_head.state_dict()), folder / "value_head.safetensors")

@@ -1,6 +1,6 @@
 """Prompts: from tokenised, text or chat rows to token ids, in a seeded order that can be resumed at any row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +22,40 @@ class Prompt:
 
 def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     """Accepts ``input_ids``, ``prompt`` (text or messages) or ``messages`` (a closing assistant message is dropped)."""
+    if not any(row.get(column) is not None and len(row[column]) for column in PROMPT_COLUMNS):
+        raise ValueError(
+            f"a row of the data set has no prompt: expected one of {', '.join(PROMPT_COLUMNS)}, got {row!r:.200}"
+        )
     columns = {k: v for k, v in row.items() if k not in (*PROMPT_COLUMNS, "attention_mask", "lengths")}
-    if "input_ids" in row:
+    if row.get("input_ids") is not None:
         ids = [int(i) for i in row["input_ids"]]
         return Prompt(ids, tokenizer.decode(ids, skip_special_tokens=True), columns)
-    prompt = row["prompt"] if "prompt" in row else row["messages"]
+    prompt = row["prompt"] if row.get("prompt") is not None else row["messages"]
     if isinstance(prompt, str):
         return Prompt(tokenizer.encode(prompt), prompt, columns)
     messages = list(prompt)
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     return Prompt(encode_prompt(tokenizer, messages), messages, columns)
+
+
+def rows_of(batch: Any) -> list[dict[str, Any]]:
+    """What a data collator returned, as rows: a list of rows, or a padded batch with an attention mask."""
+    if isinstance(batch, list):
+        return batch
+    if not isinstance(batch, Mapping) or "input_ids" not in batch or "attention_mask" not in batch:
+        raise ValueError(
+            "data_collator: expected a list of rows, or a mapping with input_ids and attention_mask, got "
+            f"{type(batch).__name__}"
+        )
+    others = {k: v for k, v in batch.items() if k not in ("input_ids", "attention_mask")}
+    return [
+        {
+            "input_ids": [int(i) for i, real in zip(ids, mask, strict=True) if real],
+            **{k: v[n] for k, v in others.items()},
+        }
+        for n, (ids, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True))
+    ]
 
 
 def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:

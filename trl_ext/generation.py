@@ -23,11 +23,11 @@ class Sampling:
 
 
 def stop_ids_of(
-    model: PreTrainedModel, tokenizer: Tokenizer, stop_token: str | None, stop_id: int | None
+    model: PreTrainedModel, tokenizer: Tokenizer, stop_token: str | None, stop_id: int | list[int] | None
 ) -> frozenset[int]:
     """The ids that end an answer: as asked for, else the EOS list of the model's generation config and tokenizer."""
     if stop_id is not None:
-        return frozenset([stop_id])
+        return frozenset([stop_id] if isinstance(stop_id, int) else stop_id)
     if stop_token == "none":
         return frozenset()
     found = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import PreTrainedModel, get_scheduler
 from trl.trainer import disable_dropout_in_model
@@ -109,6 +109,7 @@ class Learner:
                 "wrong adapter; use critic 'head' or turn gradient_checkpointing off"
             )
         self.name, self.tokenizer, self.args = name, tokenizer, args
+        self._trainable: list[nn.Parameter] = []
         self.model: Any = model
         self.critic, self.ref_adapter = critic, ref_adapter
         self.adapter: Any = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
@@ -120,15 +121,18 @@ class Learner:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self._accelerator: Any = None
-        self._trainable: list[nn.Parameter] = []
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def _build_value_model(self, value_model: nn.Module | None) -> nn.Module | None:
+    def _build_value_model(self, value_model: Any) -> nn.Module | None:
         if self.critic != "model":
             return None
         if value_model is None:
-            value_model = copy.deepcopy(self.model)
+            with self.active():
+                value_model = copy.deepcopy(self.model)
+            if isinstance(value_model, PeftModel):
+                for other in set(value_model.peft_config) - {self.adapter}:
+                    value_model.delete_adapter(other)
         _quiet_dropout(value_model)
         return value_model
 
@@ -167,6 +171,7 @@ class Learner:
             for module in filter(None, (self.model, self.value_model)):
                 base_of(module).gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
                 base_of(module).enable_input_require_grads()
+                base_of(module).train()  # transformers recomputes in training mode only; dropout is off everywhere
         with self.active():
             groups = self._parameter_groups()
         self._trainable = [p for group in groups for p in group["params"]]
@@ -364,6 +369,26 @@ class Learner:
             if bool(bad.any()):
                 labels = [label for label, is_bad in zip(rows.labels, bad.tolist(), strict=True) if is_bad]
                 raise NonFiniteError(f"policy {self.name!r}: a {what} is not finite at {'; '.join(labels[:4])}")
+
+
+def starting_point(model: Any, adapter: str) -> str | None:
+    """The name of a frozen copy of ``adapter`` as it is now, to serve as a reference; None where adapters off do.
+
+    A fresh LoRA changes nothing (its B matrices are 0), so the model without it is where its training starts. One that
+    is loaded or warm-started does.
+    """
+    weights = get_peft_model_state_dict(model, adapter_name=adapter)
+    if all(not bool(w.any()) for name, w in weights.items() if "lora_B" in name or "lora_embedding_B" in name):
+        return None
+    name = f"{adapter}_start"
+    kept = list(model.active_adapters)
+    model.add_adapter(name, copy.deepcopy(model.peft_config[adapter]))
+    set_peft_model_state_dict(model, weights, adapter_name=name)
+    for parameter_name, parameter in model.named_parameters():
+        if f".{name}." in parameter_name:
+            parameter.requires_grad_(False)
+    model.set_adapter(kept[0])
+    return name
 
 
 def _token_logits(model: Any, input_ids: Tensor, keep: Tensor, autocast) -> tuple[Tensor, Tensor]:

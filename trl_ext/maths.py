@@ -110,6 +110,8 @@ def clipped_value_loss(
     ``loss = 0.5 * mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2))``.
     Returns ``(loss, clip_fraction)``.
     """
+    # masked before squaring: whatever stands outside the mask must not reach the gradient either
+    values, old_values, returns = (torch.where(mask.bool(), t, 0.0) for t in (values, old_values, returns))
     losses, clipped = value_loss_terms(values, old_values, returns, clip)
     return masked_mean(losses, mask), masked_mean(clipped, mask)
 

@@ -22,7 +22,9 @@ class PPOOptions:
         None,
         "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
     )
-    stop_token_id: int | None = option(None, "Stop at this id instead.")
+    stop_token_id: int | list[int] | None = option(  # noqa: RUF009
+        None, "Stop at this id, or one of these, instead."
+    )
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of an answer without end of sequence.")
     kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")
@@ -30,6 +32,9 @@ class PPOOptions:
     cliprange: float = option(0.2, "Clip range of the policy ratio.")
     vf_coef: float = option(0.1, "Weight of the critic's loss.")
     cliprange_value: float = option(0.2, "Clip range of the critic's values.")
+    target_kl: float | None = option(
+        None, "End an update's passes early once the approximate KL to the policy that sampled exceeds this."
+    )
     gamma: float = option(1.0, "Discount per token.")
     lam: float = option(0.95, "Lambda of GAE.")
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")

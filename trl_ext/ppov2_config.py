@@ -52,3 +52,10 @@ class PPOv2Config(PPOOptions, TrainingArguments):
     def __post_init__(self):
         PPOOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
+        if self.fp16:
+            raise ValueError("fp16: loss scaling is not supported here; use bf16=True, which has float32's range")
+        for name in ("save_strategy", "eval_strategy"):
+            if getattr(self, name) not in ("no", "steps"):
+                raise ValueError(
+                    f"{name}: expected 'steps' (counted in updates) or 'no', got {str(getattr(self, name))!r}"
+                )

@@ -10,6 +10,7 @@ weights is a :class:`trl_ext.Learner`.
 
 import json
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -34,14 +35,15 @@ from trl_ext.checkpoint import (
     save_policy,
     write_checkpoint,
 )
-from trl_ext.data import Prompt, check_dataset, read_prompt, shuffled_indices
+from trl_ext.data import Prompt, check_dataset, read_prompt, rows_of, shuffled_indices
 from trl_ext.generation import Sampling, generate, stop_ids_of
-from trl_ext.learner import Learner
+from trl_ext.learner import Learner, base_of
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.rows import Answer, TokenRows, build_rows
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
 
 Metrics = dict[str, float]
+COMPLETIONS = "completions.jsonl"
 
 
 class PPOv2Trainer(Trainer):
@@ -59,7 +61,8 @@ class PPOv2Trainer(Trainer):
             reward functions.
         value_model: a critic of its own (sequence classification); None: ``args.critic`` decides, by default a head
             on the policy's trunk.
-        data_collator: applied to the list of rows of one batch, where rows need work; must return a list of rows.
+        data_collator: applied to the list of rows of one batch, where rows need work; returns rows, or a padded batch
+            with an attention mask (``DataCollatorWithPadding``).
         eval_dataset: rows for ``evaluate()``.
         peft_config: wraps ``model`` in a new adapter.
         reward_funcs: one or several ``f(prompts, completions, **columns) -> list[float | None]``, plain or async.
@@ -82,7 +85,7 @@ class PPOv2Trainer(Trainer):
         reward_model: nn.Module | None = None,
         train_dataset: Sequence[dict] | None = None,
         value_model: nn.Module | None = None,
-        data_collator: Callable[[list[dict]], list[dict]] | None = None,
+        data_collator: Callable[[list[dict]], Any] | None = None,
         eval_dataset: Sequence[dict] | None = None,
         optimizers: tuple = (None, None),
         callbacks: list[TrainerCallback] | None = None,
@@ -148,9 +151,9 @@ class PPOv2Trainer(Trainer):
     def _count_batches(self, args: Any, rows: int) -> int:
         """Fill in TRL's batch counts; returns the number of updates."""
         args.world_size = self.accelerator.num_processes
-        if args.world_size > 1:
+        if (started := max(args.world_size, int(os.environ.get("WORLD_SIZE", "1")))) > 1:
             raise NotImplementedError(
-                f"this version trains in one process; it was started with {args.world_size}. "
+                f"this version trains in one process; it was started with {started}. "
                 "Start it with one process (accelerate launch --num_processes 1)"
             )
         args.local_batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -231,29 +234,35 @@ class PPOv2Trainer(Trainer):
         """``num_ppo_epochs`` passes; in each, ``num_mini_batches`` optimizer steps of every learner."""
         args = self.args
         collected: dict[str, list[Metrics]] = {name: [] for name in rows}
+        going = set(rows)
         for epoch in range(args.num_ppo_epochs):
             cuts = {name: self._minibatches(len(r), epoch) for name, r in rows.items()}
             for number in range(args.num_mini_batches):
-                for name, parts in cuts.items():
-                    if len(parts[number]):
-                        index = parts[number].to(rows[name].input_ids.device)
-                        collected[name].append(self.learners[name].accumulate(rows[name], index))
-                for name, parts in cuts.items():  # every loss first, then every step
-                    if len(parts[number]):
-                        collected[name][-1]["grad_norm"] = self.learners[name].step()
+                stepping = [name for name, parts in cuts.items() if name in going and len(parts[number])]
+                for name in stepping:
+                    index = cuts[name][number].to(rows[name].input_ids.device)
+                    collected[name].append(self.learners[name].accumulate(rows[name], index))
+                for name in stepping:  # every loss first, then every step
+                    collected[name][-1]["grad_norm"] = self.learners[name].step()
+                    if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
+                        going.discard(name)
         rate = float(self.lr_scheduler.get_last_lr()[0])
         with warnings.catch_warnings():  # torch warns of a policy that had nothing to learn from yet
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
             for learner in self.learners.values():
                 learner.scheduler.step()
         merged = {name: _update_metrics(entries) for name, entries in collected.items()}
+        if args.target_kl is not None:
+            for name in merged:
+                merged[name]["policy/stopped_early"] = float(name not in going)
         return self._merge(merged) | {"lr": rate}
 
     # -- pieces the seams share -----------------------------------------------------------------------------------
 
     def _answer(self, batch: list[dict], temperature: float) -> list[Answer]:
         learner = self.learners["policy"]
-        prompts = [read_prompt(row, learner.tokenizer) for row in self._collate(batch)]
+        prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
+        self._check_lengths(prompts)
         sampling = Sampling(
             self.args.response_length, temperature, self._stop_ids, self.args.local_rollout_forward_batch_size
         )
@@ -270,6 +279,17 @@ class PPOv2Trainer(Trainer):
             )
             for number, (prompt, ids) in enumerate(zip(prompts, responses, strict=True))
         ]
+
+    def _check_lengths(self, prompts: list[Prompt]) -> None:
+        """Raise if a prompt and its answer cannot fit the model's context."""
+        config = base_of(self.learners["policy"].model).config.get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
+        longest = max(prompts, key=lambda p: len(p.ids))
+        if context is not None and len(longest.ids) + self.args.response_length > context:
+            raise ValueError(
+                f"a prompt has {len(longest.ids)} tokens and answers may have {self.args.response_length} (response_length), "
+                f"but the model reads at most {context}; shorten the prompt or the answers: {longest.prompt!r:.80}"
+            )
 
     def _score_by_model(self, answers: list[Answer]) -> list[float]:
         reward = self._reward_model
@@ -338,7 +358,7 @@ class PPOv2Trainer(Trainer):
             return
         answers = self._answer([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "completions.jsonl").open("a", encoding="utf-8") as file:
+        with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:
             for answer in answers:
                 record = {"step": self.state.global_step, "prompt": answer.prompt.prompt, "completion": answer.text}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -378,6 +398,11 @@ class PPOv2Trainer(Trainer):
         self.state.train_batch_size = args.per_device_train_batch_size
         existing = list_checkpoints(self.folder)
         if not wanted:
+            if (self.folder / COMPLETIONS).exists() and self.state.global_step == 0:
+                raise CheckpointError(
+                    f"{args.output_dir}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
+                    "choose another output_dir"
+                )
             if existing and self.state.global_step == 0:
                 raise CheckpointError(
                     f"{args.output_dir}: holds {existing[-1].name} of an earlier run, which would be mixed up with this "

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +25,10 @@ def call_reward_functions(
 ) -> dict[str, list[float | None]]:
     """Each function's values by its name; async ones run concurrently. ``columns`` are the data set's other columns."""
 
+    # plain functions run here, outside any event loop, so that they may use one of their own
+    results = [_call(f, prompts, completions, columns) for f in functions]
+
     async def gather() -> list:
-        results = [_call(f, prompts, completions, columns) for f in functions]
         return await asyncio.gather(*(_finished(f, r) for f, r in zip(functions, results, strict=True)))
 
     named: dict[str, list[float | None]] = {}
@@ -35,7 +38,11 @@ def call_reward_functions(
             got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
             raise RewardError(f"reward {name!r}: expected a list of {len(completions)} numbers or None, got {got}")
         for row, value in enumerate(values):
-            if value is not None and not math.isfinite(value):
+            if value is None:
+                continue
+            if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+                raise RewardError(f"reward {name!r}: expected numbers or None, got {value!r:.80} for answer {row}")
+            if not math.isfinite(value):
                 raise NonFiniteError(f"reward {name!r}: value {value} for answer {row} ({completions[row]!r:.80})")
         named[_unused(name, named)] = [None if v is None else float(v) for v in values]
     return named
@@ -44,6 +51,10 @@ def call_reward_functions(
 def weighted_scores(named: dict[str, list[float | None]], weights: Sequence[float]) -> list[float]:
     """The weighted sum over those sources that apply; an answer that no source scored is an error."""
     scores: list[float] = []
+    for name, source in named.items():
+        for row, value in enumerate(source):
+            if value is not None and not math.isfinite(value):
+                raise NonFiniteError(f"reward {name!r}: value {value} for answer {row}")
     for row in range(len(next(iter(named.values())))):
         given = [(w, source[row]) for w, source in zip(weights, named.values(), strict=True)]
         values = [(w, v) for w, v in given if v is not None]
