@@ -34,7 +34,8 @@ from maporl.types import Dialogue, Example, Message
 from trl_ext.chat import encode_prompt
 from trl_ext.data import shuffled_indices
 from trl_ext.generation import Sampling, generate
-from trl_ext.ppov2_trainer import Clock, Metrics, PPOv2Trainer
+from trl_ext.measures import Clock, Metrics
+from trl_ext.ppov2_trainer import PPOv2Trainer
 from trl_ext.rows import TokenRows
 
 

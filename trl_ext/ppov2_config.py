@@ -1,5 +1,7 @@
 """Arguments of :class:`trl_ext.PPOv2Trainer`: TRL 1.12's ``PPOConfig``, on the current ``TrainingArguments``."""
 
+import math
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,3 +61,29 @@ class PPOv2Config(PPOOptions, TrainingArguments):
                 raise ValueError(
                     f"{name}: expected 'steps' (counted in updates) or 'no', got {str(getattr(self, name))!r}"
                 )
+
+    def count_batches(self, processes: int, rows: int) -> int:
+        """Fill in TRL's batch counts for a data set of ``rows``; returns the number of updates."""
+        self.world_size = processes
+        if (started := max(self.world_size, int(os.environ.get("WORLD_SIZE", "1")))) > 1:
+            raise NotImplementedError(
+                f"this version trains in one process; it was started with {started}. "
+                "Start it with one process (accelerate launch --num_processes 1)"
+            )
+        self.local_batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        self.micro_batch_size = self.per_device_train_batch_size * self.world_size
+        self.batch_size = self.local_batch_size * self.world_size
+        if self.local_batch_size % self.num_mini_batches:
+            raise ValueError(
+                f"num_mini_batches={self.num_mini_batches} does not divide the batch of {self.local_batch_size} answers "
+                f"(per_device_train_batch_size {self.per_device_train_batch_size} x gradient_accumulation_steps "
+                f"{self.gradient_accumulation_steps}); change one of the three"
+            )
+        self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
+        self.mini_batch_size = self.local_mini_batch_size * self.world_size
+        if self.total_episodes is None:
+            self.total_episodes = int(self.num_train_epochs * rows)
+        self.num_total_batches = max(1, math.ceil(self.total_episodes / self.batch_size))
+        if self.max_steps > 0:
+            self.num_total_batches = min(self.num_total_batches, self.max_steps)
+        return self.num_total_batches

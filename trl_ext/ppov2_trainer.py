@@ -10,8 +10,6 @@ weights is a :class:`trl_ext.Learner`.
 
 import json
 import math
-import os
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -38,11 +36,11 @@ from trl_ext.checkpoint import (
 from trl_ext.data import Prompt, check_dataset, read_prompt, rows_of, shuffled_indices
 from trl_ext.generation import Sampling, generate, stop_ids_of
 from trl_ext.learner import Learner, base_of
+from trl_ext.measures import Clock, Metrics, mean, update_metrics
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.rows import Answer, TokenRows, build_rows
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
 
-Metrics = dict[str, float]
 COMPLETIONS = "completions.jsonl"
 
 
@@ -70,7 +68,7 @@ class PPOv2Trainer(Trainer):
         reward_processing_class: the reward model's tokenizer where it differs from the policy's.
     """
 
-    args: Any  # a PPOv2Config; the counts in it are filled in by _count_batches
+    args: Any  # a PPOv2Config, with its counts filled in
     accelerator: Any
     train_dataset: Any
     eval_dataset: Any
@@ -141,38 +139,12 @@ class PPOv2Trainer(Trainer):
                 data_collator=cast(Any, list),
                 callbacks=callbacks,
             )
-        updates = self._count_batches(args, len(train_dataset))
+        updates = args.count_batches(self.accelerator.num_processes, len(train_dataset))
         for learner in learners.values():
             optimizer, scheduler = optimizers if learner is first else (None, None)
             learner.prepare(self.accelerator, updates, optimizer, scheduler)
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
         self.episodes = 0
-
-    def _count_batches(self, args: Any, rows: int) -> int:
-        """Fill in TRL's batch counts; returns the number of updates."""
-        args.world_size = self.accelerator.num_processes
-        if (started := max(args.world_size, int(os.environ.get("WORLD_SIZE", "1")))) > 1:
-            raise NotImplementedError(
-                f"this version trains in one process; it was started with {started}. "
-                "Start it with one process (accelerate launch --num_processes 1)"
-            )
-        args.local_batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        args.micro_batch_size = args.per_device_train_batch_size * args.world_size
-        args.batch_size = args.local_batch_size * args.world_size
-        if args.local_batch_size % args.num_mini_batches:
-            raise ValueError(
-                f"num_mini_batches={args.num_mini_batches} does not divide the batch of {args.local_batch_size} answers "
-                f"(per_device_train_batch_size {args.per_device_train_batch_size} x gradient_accumulation_steps "
-                f"{args.gradient_accumulation_steps}); change one of the three"
-            )
-        args.local_mini_batch_size = args.local_batch_size // args.num_mini_batches
-        args.mini_batch_size = args.local_mini_batch_size * args.world_size
-        if args.total_episodes is None:
-            args.total_episodes = int(args.num_train_epochs * rows)
-        args.num_total_batches = max(1, math.ceil(args.total_episodes / args.batch_size))
-        if args.max_steps > 0:
-            args.num_total_batches = min(args.num_total_batches, args.max_steps)
-        return args.num_total_batches
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -251,7 +223,7 @@ class PPOv2Trainer(Trainer):
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
             for learner in self.learners.values():
                 learner.scheduler.step()
-        merged = {name: _update_metrics(entries) for name, entries in collected.items()}
+        merged = {name: update_metrics(entries) for name, entries in collected.items()}
         if args.target_kl is not None:
             for name in merged:
                 merged[name]["policy/stopped_early"] = float(name not in going)
@@ -343,9 +315,9 @@ class PPOv2Trainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         check_dataset(dataset, "eval_dataset")
         answers = self.score(self._answer([dataset[i] for i in range(len(dataset))], temperature=0.0))
-        metrics = {f"{metric_key_prefix}_{name}": _mean(values) for name, values in self.rewards.items()}
-        metrics[f"{metric_key_prefix}_score"] = _mean([a.score for a in answers])
-        metrics[f"{metric_key_prefix}_ended"] = _mean([float(a.ended) for a in answers])
+        metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in self.rewards.items()}
+        metrics[f"{metric_key_prefix}_score"] = mean([a.score for a in answers])
+        metrics[f"{metric_key_prefix}_ended"] = mean([float(a.ended) for a in answers])
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -418,24 +390,6 @@ class PPOv2Trainer(Trainer):
         self.restore_state(state)
 
 
-class Clock:
-    """Seconds per named part of an update."""
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str):
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
-
 @contextmanager
 def _no_gradient_checkpointing(args: PPOv2Config):
     wanted, args.gradient_checkpointing = args.gradient_checkpointing, False
@@ -443,25 +397,6 @@ def _no_gradient_checkpointing(args: PPOv2Config):
         yield
     finally:
         args.gradient_checkpointing = wanted
-
-
-def _update_metrics(entries: list[Metrics]) -> Metrics:
-    """Means over all optimizer steps of an update, under TRL's names."""
-    if not entries:
-        return {}
-    mean = {key: sum(e[key] for e in entries) / len(entries) for key in entries[0]}
-    ratios = [e["ratio"] for e in entries]
-    return {
-        "loss/policy_avg": mean["policy_loss"],
-        "loss/value_avg": mean["value_loss"],
-        "policy/approxkl_avg": mean["approx_kl"],
-        "policy/clipfrac_avg": mean["clipped"],
-        "val/clipfrac_avg": mean["value_clipped"],
-        "val/ratio": mean["ratio"],
-        "val/ratio_var": float(np.var(ratios)),
-        "val/first_ratio": ratios[0],
-        "grad_norm": mean["grad_norm"],
-    }
 
 
 def _as_list(functions) -> list[RewardFunction]:
@@ -474,8 +409,3 @@ def _weights(weights: Sequence[float] | None, sources: int) -> list[float]:
     if weights is not None and len(weights) != sources:
         raise ValueError(f"reward_weights: expected {sources} numbers, one per source, got {len(weights)}")
     return [1.0] * sources if weights is None else [float(w) for w in weights]
-
-
-def _mean(values: list[float | None]) -> float:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else float("nan")

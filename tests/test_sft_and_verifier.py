@@ -1,0 +1,150 @@
+"""Supervised training before PPO, and a learned verifier in this process."""
+
+import json
+import math
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+from typer.testing import CliRunner
+
+from maporl import Agent, Arithmetic, Team
+from maporl.cli import app
+from maporl.config import ConfigError, RewardSection, VerifierSection, from_dict
+from maporl.rewards import build_sources, fill_in
+from maporl.rewards.sources import RewardFailure
+from maporl.rewards.verifier import checked
+from maporl.run_folder import RunExists
+from maporl.sft import best_debates, solutions, train_supervised
+from maporl.types import Dialogue, Example, Utterance, to_json
+
+TASK = Arithmetic(largest=4)
+CONFIG = {
+    "output_dir": "unused", "task": {"name": "toy_sum", "largest": 4},
+    "agents": {"ann": {"tiny": {"hidden_size": 32, "layers": 1, "heads": 2}}}, "training": {"use_cpu": True},
+}  # fmt: skip
+
+
+def said(number, turn, score, text="4"):
+    return Utterance(
+        number, "ann", "ann", turn, turn, [{"role": "user", "content": "2+2="}], text, rewards={"score": score}
+    )
+
+
+# -- supervised ---------------------------------------------------------------------------------------------------
+
+
+def test_a_team_learns_its_tasks_solutions_and_loads_again(tiny, tmp_path):
+    model, tokenizer = tiny()
+    team = Team([Agent("ann", model, tokenizer)])
+    dialogues = solutions(team, TASK, "{question}")
+    assert [d.utterances[0].text for d in dialogues[:3]] == [TASK[i].answer for i in range(3)]
+    config = from_dict(CONFIG)
+    first = train_supervised(config, team, dialogues, tmp_path / "a", epochs=1, learning_rate=3e-3, quiet=True)
+    last = train_supervised(config, team, dialogues, tmp_path / "b", epochs=20, learning_rate=3e-3, quiet=True)
+    assert last["ann"] < first["ann"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "b" / "ann")
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
+
+
+def test_each_adapter_of_a_shared_base_learns_from_its_own_words_only(tiny, tmp_path):
+    model, tokenizer = tiny()
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    shared = get_peft_model(model, lora, adapter_name="ann")
+    shared.add_adapter("bob", lora)
+    team = Team([Agent(n, shared, tokenizer, adapter=n, trainable=n == "ann") for n in ("ann", "bob")])
+    before = {n: p.clone() for n, p in shared.named_parameters()}
+    train_supervised(from_dict(CONFIG), team, solutions(team, TASK, "{question}"), tmp_path / "out", quiet=True)
+    changed = {n for n, p in shared.named_parameters() if not torch.equal(p, before[n])}
+    assert changed and all(".ann." in name for name in changed)
+    base, _ = tiny()
+    assert isinstance(PeftModel.from_pretrained(base, tmp_path / "out" / "ann"), PeftModel)
+
+
+def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
+    file = tmp_path / "dialogues.jsonl"
+    dialogues = [
+        Dialogue(Example(str(i), "2+2=", "4"), [said(0, 0, 1 - s), said(1, 1, s)])
+        for i, s in enumerate((0.2, 0.9, 0.5, 0.1))
+    ]
+    file.write_text("".join(json.dumps({"step": 3, **json.loads(to_json(d))}) + "\n" for d in dialogues))
+    assert [d.example.id for d in best_debates(file, 0.5)] == ["1", "2"]
+    assert [d.example.id for d in best_debates(file, 0.1)] == ["1"]
+    with pytest.raises(ConfigError, match="expected a share above 0 and at most 1, got 0"):
+        best_debates(file, 0)
+    with pytest.raises(ConfigError, match="no such file"):
+        best_debates(tmp_path / "none.jsonl", 0.5)
+
+
+def test_the_sft_command_saves_policies_and_overwrites_nothing(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps(CONFIG))  # JSON is YAML
+    command = ["sft", str(config), "--output", str(tmp_path / "out"), "--limit", "4", "-q"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "ann: 4 dialogues, mean loss" in done.output and (tmp_path / "out" / "ann" / "model.safetensors").exists()
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 1 and "nothing was overwritten" in again.output
+    with pytest.raises(RunExists):
+        train_supervised(from_dict(CONFIG), Team.from_config(from_dict(CONFIG)), [], tmp_path / "out")
+
+
+# -- the verifier -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verifier(tiny, tmp_path):
+    """A folder with a random sequence classifier of ``labels`` outputs."""
+
+    def build(labels=1):
+        _, tokenizer = tiny(alphabet="0123456789+=Answer: ", context=256)
+        shape = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_labels=labels, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        folder = tmp_path / f"verifier-{labels}"
+        LlamaForSequenceClassification(shape).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return build
+
+
+def test_a_verifier_scores_question_and_answer_between_0_and_1_whatever_the_batch(verifier):
+    folder = verifier()
+    dialogues = [
+        Dialogue(Example("e", f"{i}+2=", "4"), [said(0, 0, 0.0, t), said(1, 1, 0.0, "77")])
+        for i, t in enumerate("4567")
+    ]
+    scores = []
+    for batch in (1, 8):
+        for d in dialogues:
+            for u in d.utterances:
+                u.rewards = {}
+        section = RewardSection(sources={"verifier": 1.0}, verifier=VerifierSection(folder, batch))
+        fill_in(dialogues, TASK, build_sources(section, ["verifier"]))
+        scores.append([u.rewards["verifier"] for d in dialogues for u in d.utterances])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5) and len(set(scores[0])) == 8
+    assert all(0 < s < 1 for s in scores[0])
+
+
+@pytest.mark.parametrize("bad", [[1.5, 0.5], [-0.1, 0.5], [math.nan, 0.5]])
+def test_scores_outside_0_and_1_are_an_error_naming_the_verifier_and_the_answer(bad):
+    dialogue = Dialogue(Example("e", "q", "a"), [said(0, 0, 0.0), said(1, 1, 0.0)])
+    asked = [(dialogue, u) for u in dialogue.utterances]
+    with pytest.raises(RewardFailure, match=r"verifier here: expected scores in \[0, 1\], got .* agent 'ann', turn 1"):
+        checked(bad, asked, "here")
+    with pytest.raises(RewardFailure, match="verifier here: expected 2 scores, got 1"):
+        checked(bad[:1], asked, "here")
+
+
+def test_a_verifier_that_cannot_serve_is_named_before_anything_runs(verifier):
+    with pytest.raises(ConfigError, match=r"reward\.verifier\.model: .* has 3 outputs"):
+        build_sources(RewardSection(verifier=VerifierSection(verifier(3))), ["verifier"])
+    with pytest.raises(ConfigError, match=r"reward\.verifier\.model: '/none' could not be loaded"):
+        build_sources(RewardSection(verifier=VerifierSection("/none")), ["verifier"])
+    for changes in ({"reward": {"sources": {"verifier": 1}}}, {"protocol": {"name": "debate", "feedback": "verifier"}}):
+        with pytest.raises(ConfigError, match=r"reward\.verifier: a verifier scores or gives feedback here"):
+            from_dict({**CONFIG, **changes})

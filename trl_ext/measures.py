@@ -1,0 +1,51 @@
+"""What a trainer measures of itself: seconds per phase, and means over the optimizer steps of an update."""
+
+import time
+from contextlib import contextmanager
+
+import numpy as np
+
+Metrics = dict[str, float]
+
+
+class Clock:
+    """Seconds per named part of an update."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str):
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+def update_metrics(entries: list[Metrics]) -> Metrics:
+    """Means over all optimizer steps of an update, under TRL's names."""
+    if not entries:
+        return {}
+    mean = {key: sum(e[key] for e in entries) / len(entries) for key in entries[0]}
+    ratios = [e["ratio"] for e in entries]
+    return {
+        "loss/policy_avg": mean["policy_loss"],
+        "loss/value_avg": mean["value_loss"],
+        "policy/approxkl_avg": mean["approx_kl"],
+        "policy/clipfrac_avg": mean["clipped"],
+        "val/clipfrac_avg": mean["value_clipped"],
+        "val/ratio": mean["ratio"],
+        "val/ratio_var": float(np.var(ratios)),
+        "val/first_ratio": ratios[0],
+        "grad_norm": mean["grad_norm"],
+    }
+
+
+def mean(values: list[float | None]) -> float:
+    """The mean of what is known; NaN where nothing is."""
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else float("nan")
