@@ -1,0 +1,92 @@
+"""What is counted per update and over an evaluation, and what is drawn of it."""
+
+import math
+
+import pytest
+
+from maporl.evaluation import Evaluation, Share, evaluate_dialogues
+from maporl.plots import plot_run
+from maporl.trainer import _mean_rewards
+from maporl.types import Dialogue, Example, Grade, Utterance
+
+
+def dialogue(*turns, outcome=None):
+    """``turns``: for each turn the answers of ann, bob, ...; "4" is right."""
+    said = []
+    for turn, answers in enumerate(turns):
+        for agent, answer in zip(("ann", "bob", "cy"), answers, strict=False):
+            grade = Grade(answer, answer == "4", "")
+            said.append(Utterance(len(said), agent, agent, turn, turn, [], answer, grade=grade))
+    return Dialogue(Example("e", "q", "4"), said, outcome)
+
+
+def test_a_finished_question_keeps_its_answers_in_later_turns():
+    result = evaluate_dialogues([dialogue("44", outcome="consensus"), dialogue("45", "55"), dialogue("55", "45")])
+    assert [t.team.value for t in result.turns] == pytest.approx([0.5, 0.5])
+    assert result.turns[1].agents["ann"] == Share(2, 3)
+    assert result.finished == [pytest.approx(1 / 3), 0.0]
+    metrics = result.metrics()
+    assert metrics["finished/turn_1"] == pytest.approx(1 / 3)
+    # of the four answers that went on, one improved and one declined
+    assert (metrics["change/1_to_2/improved"], metrics["change/1_to_2/declined"], metrics["change/1_to_2/same"]) == (
+        0.25,
+        0.25,
+        0.5,
+    )
+    assert Evaluation.from_json(result.to_json()) == result
+
+
+def test_agents_that_answer_the_same_question_are_no_independent_samples_of_it():
+    result = evaluate_dialogues([dialogue("44")] * 5 + [dialogue("55")] * 5)
+    turn = result.turns[0]
+    assert turn.team.interval() == turn.agents["ann"].interval()
+    assert turn.team.total == 10
+
+
+def test_a_tie_gives_its_share_and_what_cannot_be_read_loses_it():
+    tie, unread = dialogue("45"), dialogue("45")
+    unread.utterances[1].grade = Grade(None, False, "")
+    assert evaluate_dialogues([tie]).turns[0].majority.value == 0.5
+    assert evaluate_dialogues([unread]).turns[0].majority.value == 1.0
+
+
+def test_rewards_are_logged_by_agent_and_turn_and_penalties_counted():
+    played = dialogue("45", "44")
+    for u, bonus in zip(played.utterances, (0.0, -1.0, 0.5, 1.0), strict=True):
+        u.rewards = {"bonus": bonus}
+    played.utterances[1].rewards["penalty/no_eos"] = -0.1
+    metrics = _mean_rewards([played])
+    assert metrics["reward/bonus"] == 0.125 and metrics["reward/bonus/ann"] == 0.25
+    assert metrics["reward/bonus/bob/turn_2"] == 1.0
+    assert metrics["reward/penalty/no_eos/bob/turn_1"] == -0.1
+    assert {k: v for k, v in metrics.items() if k.startswith("count/")} == {
+        "count/penalty/no_eos": 1.0, "count/penalty/no_eos/bob": 1.0, "count/penalty/no_eos/bob/turn_1": 1.0,
+    }  # fmt: skip
+
+
+def test_a_run_is_drawn_with_what_it_has(tmp_path):
+    metrics = [
+        {
+            "step": step, "tokens_per_second": 1.0, "accuracy/turn_1": 0.1 * step, "accuracy/turn_1/ann": 0.5,
+            "majority/turn_1": 0.2, "reward/score": 0.3, "ann/objective/kl": 0.1, "change/1_to_2/improved": 0.1,
+            "reward/bonus/ann/turn_1": 0.2, "count/penalty/no_eos/ann/turn_1": 3.0,
+        }
+        for step in (1, 2, 3)
+    ]  # fmt: skip
+    metrics.append({"step": 3, "eval_accuracy/turn_1": 0.4})
+    files = {p.name for p in plot_run(metrics, tmp_path)}
+    assert files == {
+        "accuracy.png",
+        "majority.png",
+        "changes.png",
+        "reward.png",
+        "bonus.png",
+        "penalties.png",
+        "kl.png",
+    }
+    assert all((tmp_path / name).stat().st_size > 5_000 for name in files)
+    assert plot_run([{"step": 1, "accuracy/turn_1": 0.5}], tmp_path / ".") == [tmp_path / "accuracy.png"]
+
+
+def test_the_wilson_interval_of_nothing_is_unknown():
+    assert all(math.isnan(x) for x in Share(0, 0).interval())
