@@ -531,3 +531,25 @@ def test_a_second_run_does_not_add_to_the_completions_of_the_first(tiny, tmp_pat
         else:
             with pytest.raises(CheckpointError, match=r"holds completions\.jsonl of an earlier run"):
                 trainer.train()
+
+
+def test_where_one_forward_holds_all_rows_the_first_step_does_not_repeat_it(tiny, tmp_path):
+    gradients, forwards = [], []
+    for keep in (True, False):
+        model, tokenizer = tiny()
+        args = config(tmp_path / str(keep), per_device_train_batch_size=16, gradient_accumulation_steps=1)
+        length = lambda prompts, completions, **columns: [float(len(text)) for text in completions]  # noqa: E731
+        trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=length)
+        learner, answers = trainer.learners["policy"], trainer.score(trainer.collect(trainer.next_batch()))
+        count = []
+        model.lm_head.register_forward_hook(lambda *_, count=count: count.append(1))
+        rows, _ = trainer.advantage(answers)
+        if not keep:
+            learner._first = None
+        metrics = learner.accumulate(rows["policy"], torch.randperm(16))
+        assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6)
+        forwards.append(len(count))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert forwards == [1, 2]
+    assert gradients[0].norm() > 0
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)

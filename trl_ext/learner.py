@@ -121,6 +121,7 @@ class Learner:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self._accelerator: Any = None
+        self._first: tuple[TokenRows, PolicyOutput] | None = None
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -287,17 +288,24 @@ class Learner:
     def annotate(self, rows: TokenRows) -> dict[str, float]:
         """Fill in ``logprobs``, ``values`` and ``ref_logprobs`` under the weights that sampled; returns statistics.
 
-        The forward is the one of training, so that the first ratio of the first minibatch is 1.
+        The forward is the one of training, so that the first ratio of the first minibatch is 1. Where one forward holds
+        all rows, it is kept, graph and all, and the first step of the update does not repeat it.
         """
+        args = self.args
+        largest = min(args.per_device_train_batch_size, args.local_rollout_forward_batch_size)
+        keep = args.num_mini_batches == 1 and len(rows) <= largest and not args.gradient_checkpointing
+        self._first = None
         logprobs, values, references, entropies = [], [], [], []
         order = rows.by_length()
         for part in order.split(self.args.local_rollout_forward_batch_size):
             piece = rows.take(part)
-            out = self.forward(piece, entropies=True)
-            logprobs.append(out.logprobs)
+            with torch.set_grad_enabled(keep):
+                out = self.forward(piece, entropies=True)
+            self._first = (rows, out) if keep else None
+            logprobs.append(out.logprobs.detach())
             entropies.append(cast(Tensor, out.entropies))
-            values.append(torch.zeros_like(out.logprobs) if out.values is None else out.values)
-            references.append(self.reference_logprobs(piece) if self.args.kl_coef != 0 else out.logprobs)
+            values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
+            references.append(self.reference_logprobs(piece) if args.kl_coef != 0 else logprobs[-1])
         rows.logprobs = _scatter(torch.cat(logprobs), rows.action_mask, order)
         rows.values = _scatter(torch.cat(values), rows.action_mask, order)
         rows.ref_logprobs = _scatter(torch.cat(references), rows.action_mask, order)
@@ -316,12 +324,14 @@ class Learner:
         sums = dict.fromkeys(
             ("loss", "policy_loss", "value_loss", "clipped", "value_clipped", "approx_kl", "ratio"), 0.0
         )
-        for part in rows.by_length(index).split(args.per_device_train_batch_size):
+        first, self._first = self._first, None
+        whole = first is not None and first[0] is rows and len(index) == len(rows)
+        for part in rows.by_length(None if whole else index).split(args.per_device_train_batch_size):
             piece = rows.take(part)
             mask = piece.action_mask
             old_logprobs, old_values = piece.logprobs[mask], piece.values[mask]
             advantages, returns = piece.advantages[mask], piece.returns[mask]
-            out = self.forward(piece)
+            out = first[1] if whole and first is not None else self.forward(piece)
             everything = torch.ones_like(old_logprobs, dtype=torch.bool)
             policy_losses, clipped = maths.policy_loss_terms(
                 out.logprobs, old_logprobs, advantages, everything, args.cliprange
