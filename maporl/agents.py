@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from maporl.config import AgentSection, Config, ConfigError, LoraSection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
+from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer, encode_prompt
 from trl_ext.generation import stop_ids_of
 from trl_ext.learner import Learner, base_of, starting_point
 from trl_ext.ppov2_config import PPOv2Config
+
+
+class PromptTooLong(ValueError):
+    """A prompt and its answer cannot fit the model's context."""
 
 
 @dataclass
@@ -77,7 +82,7 @@ class Policy:
         """Raise if a prompt and its answer cannot fit the model's context."""
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and prompt + new > context:
-            raise ValueError(
+            raise PromptTooLong(
                 f"{label}: the prompt has {prompt} tokens and the answer may have {new}, but policy {self.name!r} reads "
                 f"at most {context}; shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
             )
@@ -229,15 +234,15 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
                 AutoTokenizer, source, f"agents.{name}.{'tokenizer' if section.tokenizer else 'model'}"
             )
         if section.chat_template is not None:
-            tokenizer.chat_template = _chat_template(section.chat_template)
+            tokenizer.chat_template = _chat_template(section.chat_template, f"agents.{name}.chat_template")
         if section.pad_token is not None:
             tokenizer.pad_token = section.pad_token
-        _check_for_config(name, tokenizer)
+        _check_for_config(name, section, tokenizer)
         tokenizers[name] = tokenizer
     return tokenizers
 
 
-def _check_for_config(name: str, tokenizer: Tokenizer) -> None:
+def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) -> None:
     where = f"agents.{name}"
     if tokenizer.eos_token_id is None:
         raise ConfigError(
@@ -252,12 +257,45 @@ def _check_for_config(name: str, tokenizer: Tokenizer) -> None:
             f"{where}: its tokenizer has no chat template (a base model?); set {where}.chat_template: fallback for plain "
             "'User:' and 'Assistant:' paragraphs, or the path of a Jinja file"
         )
+    _check_vocabulary(where, section, tokenizer)
 
 
-def _chat_template(value: str) -> str:
+def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -> None:
+    """The template renders a short chat, and the model knows every id that this and ordinary text may hold.
+
+    Tokens added beyond the model's vocabulary that no text leads to do no harm, and some tokenizers have them.
+    """
+    messages = [{"role": "system", "content": "."}] if section.system else []
+    messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
+    try:
+        ids = encode_prompt(tokenizer, messages)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: its chat template cannot render {', '.join(m['role'] for m in messages)} messages "
+            f"({type(error).__name__}: {' '.join(str(error).split())}); mend the template, or set {where}.chat_template"
+        ) from None
+    size = None if section.model is None else getattr(_text_config(where, section.model), "vocab_size", None)
+    highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if size is not None and highest >= size:
+        raise ConfigError(
+            f"{where}: its tokenizer uses ids up to {highest}, but model {section.model!r} knows {size} tokens only; use "
+            "the model's own tokenizer"
+        )
+
+
+def _chat_template(value: str, where: str) -> str:
+    """``fallback``, a template's text, or a file: what ends in .jinja or has no brace must be one."""
     if value == "fallback":
         return FALLBACK_TEMPLATE
-    return Path(value).read_text(encoding="utf-8") if Path(value).is_file() else value
+    if "{" in value and not value.endswith(".jinja"):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{where}: {value!r:.80} is no readable file ({type(error).__name__}); expected 'fallback', a Jinja file, or "
+            "the text of a template"
+        ) from None
 
 
 def _load_policy(
@@ -317,11 +355,14 @@ def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) 
         ) from error
 
 
-def context_length(section: AgentSection) -> int | None:
+def context_length(agent: str, section: AgentSection) -> int | None:
     """The context of an agent's model, from its configuration alone."""
     if section.tiny is not None:
         return section.tiny.context
     if section.model is None:
         return None
-    config = _from_pretrained(AutoConfig, section.model, "agents.model")
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    return getattr(_text_config(f"agents.{agent}", section.model), "max_position_embeddings", None)
+
+
+def _text_config(where: str, model: str) -> Any:
+    return _from_pretrained(AutoConfig, model, f"{where}.model").get_text_config()

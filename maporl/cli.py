@@ -53,13 +53,13 @@ def train(
         _quiet_libraries()
         from rich.console import Console
 
-        from maporl import run
+        from maporl import run, run_checks
         from maporl.plots import plot_run
         from maporl.run_folder import RunFolder
         from maporl.tables import before_after, flip_lines
 
         console = Console()
-        for line in run.check_run(settings):
+        for line in run_checks.check_run(settings):
             console.print(line, highlight=False, soft_wrap=True)
         before, after = run.train(settings, resume, quiet)
         folder = Path(settings.output_dir)
@@ -79,7 +79,7 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
     with _errors():
         settings = _load(values, config, set_)
         _quiet_libraries()
-        from maporl.run import check_run
+        from maporl.run_checks import check_run
 
         for line in check_run(settings):
             typer.echo(line)
@@ -138,15 +138,15 @@ def sft(
         _quiet_libraries()
         from transformers import set_seed
 
-        from maporl import run
         from maporl import sft as supervised
         from maporl.agents import Team
+        from maporl.run_checks import tasks_of
 
         set_seed(settings.seed)
         if dialogues is not None:
             team, material = Team.from_config(settings), supervised.best_debates(dialogues, best)
         else:
-            task, _ = run.tasks_of(settings)
+            task, _ = tasks_of(settings)
             team = Team.from_config(settings)
             opening = str(settings.protocol.get("opening", "{question}"))
             material = supervised.solutions(team, task, opening, limit)
@@ -204,6 +204,7 @@ class _errors:
         known = code == 2 or any(
             _is(error, module, name)
             for module, name in (
+                ("maporl.agents", "PromptTooLong"),
                 ("maporl.run_folder", "RunExists"),
                 ("maporl.rewards.sources", "RewardFailure"),
                 ("trl_ext.checkpoint", "CheckpointError"),

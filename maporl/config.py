@@ -22,7 +22,8 @@ for _plain in (PPOOptions, Schedule, Span, Freeze):
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def _off(value: Any) -> Any:
@@ -54,6 +55,19 @@ class TinySection:
     heads: Positive = 4
     context: Positive = 128
 
+    def __post_init__(self):
+        if len(set(self.alphabet)) != len(self.alphabet):
+            raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r}")
+        if self.hidden_size % self.heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by heads={self.heads}; change one of them"
+            )
+        if self.architecture != "gpt_neox" and self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} with heads={self.heads}: {self.architecture} needs an even share of the "
+                "width for each head; change one of them"
+            )
+
 
 @dataclass(frozen=True, config=STRICT)
 class AgentSection:
@@ -82,7 +96,7 @@ class AgentSection:
 class BonusSection:
     """The incentives to collaborate (``maporl.rewards.shaping.collaboration_bonus``)."""
 
-    alpha: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=4, max_length=4)]
+    alpha: Annotated[list[Finite], Field(min_length=4, max_length=4)]
     mode: Literal["paper", "upstream"] = "paper"
     right: Share = 0.5
     wrong: Share = 0.5
@@ -116,7 +130,9 @@ class VerifierSection:
 class RewardSection:
     """Where scores come from and how an utterance is credited with later ones (``maporl.rewards.shaping``)."""
 
-    sources: dict[str, float] = dataclasses.field(default_factory=lambda: {"label": 1.0})
+    sources: Annotated[dict[str, Finite], Field(min_length=1)] = dataclasses.field(
+        default_factory=lambda: {"label": 1.0}
+    )
     horizon: Literal["current", "last", "discounted_sum"] = "discounted_sum"
     share: Literal["individual", "all"] = "all"
     discount: NotNegative = 0.3
@@ -177,7 +193,7 @@ class Config:
     task: dict[str, Any]
     agents: Annotated[dict[str, AgentSection], Field(min_length=1)]
     protocol: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "debate"})
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     updates: Positive = 100
     reward: RewardSection = dataclasses.field(default_factory=RewardSection)
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
@@ -210,11 +226,18 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
 
 def from_dict(values: dict[str, Any], where: str = "configuration") -> Config:
     """A checked Config from plain values (see :func:`load`)."""
+    from maporl.config_checks import check  # it knows tasks and protocols, and they need this module
+
     values = dict(values)
-    defaults = values.pop("agent_defaults", None) or {}
+    defaults = values.pop("agent_defaults", None)
+    if not isinstance(defaults, dict | None):
+        raise ConfigError(f"{where}: agent_defaults: expected options of agents by name, got {defaults!r:.80}")
     agents = values.get("agents")
-    if isinstance(agents, dict) and isinstance(defaults, dict):
-        values["agents"] = {name: _merge(defaults, own or {}) for name, own in agents.items()}
+    if isinstance(agents, dict):  # an agent that is no mapping is left for the schema to refuse
+        values["agents"] = {
+            name: _merge(defaults or {}, own or {}) if isinstance(own, dict | None) else own
+            for name, own in agents.items()
+        }
     config = validated(Config, values, where)
     check(config, where)
     return config
@@ -237,104 +260,15 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines))) from None
 
 
-def check(config: Config, where: str) -> None:
-    """What no single field can say: parts that must fit each other. Loads no model."""
-    from maporl.protocols import build_protocol
-    from maporl.rewards import SOURCES
-    from maporl.tasks import TASKS, Task, build_task
+def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping in a YAML file, with its ``extends`` merged under it; duplicate keys are an error.
 
-    if config.ppo.total_episodes is not None:
-        raise ConfigError(f"{where}: ppo.total_episodes: the length of a run is set by 'updates'; remove it")
-    if (
-        config.training.gradient_accumulation_steps
-        * config.training.per_device_train_batch_size
-        % config.ppo.num_mini_batches
-    ):
+    ``overlays``: the files that extend this one.
+    """
+    if path.resolve() in overlays:
         raise ConfigError(
-            f"{where}: ppo.num_mini_batches={config.ppo.num_mini_batches} does not divide the "
-            f"{config.questions_per_update()} questions of an update; change it or training.per_device_train_batch_size"
+            f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of the files"
         )
-    for name, agent in config.agents.items():
-        _check_agent(name, agent, where)
-    if not any(a.trainable and a.engine == "transformers" for a in config.agents.values()):
-        raise ConfigError(
-            f"{where}: agents: none is trainable, so there is nothing to learn; set trainable: true for one"
-        )
-    _check_policies(config, where)
-    _check_restating(config, where)
-    for source in config.reward.sources:
-        if source not in SOURCES:
-            raise ConfigError(f"{where}: reward.sources: {unknown(source, SOURCES)}")
-    protocol = build_protocol(config.protocol, tuple(config.agents), where)
-    try:
-        config.schedule.resolved(getattr(protocol, "turns", 1), tuple(config.agents))
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    used = {*config.reward.sources, *getattr(protocol, "between_turns", frozenset)()}
-    if "verifier" in used and config.reward.verifier is None:
-        raise ConfigError(
-            f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
-            "reward.verifier: {model: FOLDER}"
-        )
-    build_task(config.task, "train", config.seed, where)
-    if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
-        raise ConfigError(
-            f"{where}: warm_start: task {config.task['name']!r} cannot write example answers; set warm_start.steps to 0"
-        )
-
-
-def _check_agent(name: str, agent: AgentSection, where: str) -> None:
-    if not name.replace("_", "").replace("-", "").isalnum():
-        raise ConfigError(f"{where}: agents: {name!r} is no name for a folder; use letters, digits, '-' and '_'")
-    if agent.engine == "human":
-        return
-    if (agent.model is None) == (agent.tiny is None):
-        raise ConfigError(
-            f"{where}: agents.{name}: give either 'model' (a hub name or folder) or 'tiny', got {'both' if agent.model else 'neither'}"
-        )
-    for key in ("model", "tokenizer", "adapter"):
-        value = getattr(agent, key)
-        if value is not None and _looks_like_path(value) and not Path(value).is_dir():
-            raise ConfigError(
-                f"{where}: agents.{name}.{key}: no folder {value!r}; expected a folder or a hub name like org/name"
-            )
-    if agent.load_in_4bit and agent.lora is None and agent.adapter is None and agent.trainable:
-        raise ConfigError(
-            f"{where}: agents.{name}.load_in_4bit: quantised weights cannot be trained; add lora: {{}} or set trainable: false"
-        )
-    if (agent.critic == "adapter") and agent.lora is None and agent.adapter is None:
-        raise ConfigError(f"{where}: agents.{name}.critic: 'adapter' needs a LoRA; add lora: {{}} or use critic: head")
-
-
-def _check_restating(config: Config, where: str) -> None:
-    """The untrained weights must still be there: under adapters, or as the reference of the KL penalty."""
-    for name, agent in config.agents.items():
-        whole = agent.engine == "transformers" and agent.trainable and agent.lora is None and agent.adapter is None
-        if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
-            raise ConfigError(
-                f"{where}: restate: agents.{name} trains all its weights and keeps no reference at ppo.kl_coef 0, so the "
-                "base model is gone; give it a lora, set ppo.kl_coef above 0, or restate: off"
-            )
-
-
-def _check_policies(config: Config, where: str) -> None:
-    """Agents that name one policy share its weights, so whatever describes the weights must agree."""
-    first: dict[str, str] = {}
-    for name, agent in config.agents.items():
-        policy = agent.policy or name
-        other = first.setdefault(policy, name)
-        for key in (
-            "model", "tiny", "lora", "adapter", "dtype", "load_in_4bit", "policy_per", "trainable", "learning_rate", "critic",
-        ):  # fmt: skip
-            mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
-            if mine != theirs:
-                raise ConfigError(
-                    f"{where}: agents {other!r} and {name!r} share policy {policy!r} but differ in {key}: {theirs!r} and {mine!r}"
-                )
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, with its ``extends`` merged under it; duplicate keys are an error."""
     if not path.is_file():
         near = (
             difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], 1)
@@ -345,12 +279,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such configuration file{hint}")
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(values).__name__}")
     parent = values.pop("extends", None)
-    return _merge(read_yaml(path.parent / parent), values) if parent else values
+    if not isinstance(parent, str | None):
+        raise ConfigError(f"{path}: extends: expected the name of one file, got {parent!r:.80}")
+    return _merge(read_yaml(path.parent / parent, (*overlays, path.resolve())), values) if parent else values
 
 
 def unknown(name: str, known: Any) -> str:
@@ -382,11 +318,18 @@ def _apply(values: dict, overrides: list[str]) -> dict:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise ConfigError(f"--set {override}: expected key=value, for example --set training.learning_rate=1e-4")
-        nested: Any = yaml.safe_load(text)
+        try:
+            nested: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override}: the value is not readable as YAML: {_one_line(error)}") from None
         for key in reversed(path.split(".")):
             nested = {key: nested}
         values = _merge(values, nested)
     return values
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _explain(kind: type, fault: Any) -> str:
@@ -421,7 +364,3 @@ def _dataclass_in(hint: Any) -> type | None:
         if found := _dataclass_in(part):
             return found
     return None
-
-
-def _looks_like_path(value: str) -> bool:
-    return value.startswith((".", "/", "~")) or value.count("/") > 1

@@ -2,37 +2,37 @@
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 from transformers import set_seed
 
-from maporl.agents import Team, context_length, load_tokenizers
+from maporl.agents import Team
 from maporl.config import Config, ConfigError, WarmStartSection, to_yaml
 from maporl.evaluation import Evaluation, Share, majority_credit
-from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.debate import Debate
+from maporl.run_checks import tasks_of, training_arguments
 from maporl.run_folder import RunExists
-from maporl.tasks import Task, build_task
+from maporl.tasks import Task
 from maporl.trainer import MultiAgentPPOTrainer
 from maporl.types import Grade
 from maporl.warmstart import warm_start
-from trl_ext.chat import encode_prompt
 from trl_ext.checkpoint import CheckpointError, list_checkpoints, load_weights, save_policy_weights
 
 
 def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
     """The trainer of a configuration, its models loaded and warm-started (or read from the run's ``initial/``)."""
     set_seed(config.seed)
+    args = training_arguments(config)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
     protocol = build_protocol(config.protocol, names)
     team = team or Team.from_config(config)
     if config.warm_start.steps:
         _warm_start(config, team, task, protocol, quiet)
-    args = MultiAgentPPOConfig.from_config(config)
     args.disable_tqdm = quiet
     return MultiAgentPPOTrainer(
         args, team, task, protocol, held_out, config.reward, speakers(config.protocol, names), config.schedule
@@ -54,48 +54,6 @@ def _warm_start(config: Config, team: Team, task: Task, protocol: Protocol, quie
     partial.rename(initial)
 
 
-def tasks_of(config: Config) -> tuple[Task, Task | None]:
-    """The training split, and the evaluation split unless ``evaluation.questions`` is 0; both are read here."""
-    task = build_task(config.task, "train", config.seed)
-    if len(task) == 0:
-        raise ConfigError("task: the training split is empty")
-    held_out = build_task(config.task, "eval", config.seed) if config.evaluation.questions else None
-    if held_out is not None and len(held_out) == 0:
-        raise ConfigError("task: the evaluation split is empty; set evaluation.questions to 0 to do without")
-    return task, held_out
-
-
-def check_run(config: Config) -> list[str]:
-    """Everything that can be checked without loading a model; returns what was found, a line each."""
-    task, held_out = tasks_of(config)
-    tokenizers = load_tokenizers(config)
-    protocol = build_protocol(config.protocol, tuple(config.agents))
-    questions = sorted((task.question(e) for e in task), key=len)[-16:]
-    for name, tokenizer in tokenizers.items():
-        context = context_length(config.agents[name])
-        for question in questions:
-            text = getattr(protocol, "opening", "{question}").replace("{question}", question)
-            length = len(encode_prompt(tokenizer, [{"role": "user", "content": text}]))
-            if context is not None and length + config.ppo.response_length > context:
-                raise ConfigError(
-                    f"agents.{name}: a first prompt has {length} tokens and answers may have {config.ppo.response_length} "
-                    f"(ppo.response_length), but its model reads at most {context}; question: {question!r:.80}"
-                )
-    evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
-    return [
-        f"task {config.task['name']}: {len(task)} questions, {evaluation}",
-        f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
-        f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
-    ]
-
-
-def _describe(agent) -> str:
-    if agent.engine == "human":
-        return "human"
-    what = agent.model or f"tiny {agent.tiny.architecture}"
-    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")
-
-
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
     """Run ``config`` to its end; returns the evaluations before and after, None where evaluation is off.
 
@@ -103,12 +61,17 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
     """
     folder = Path(config.output_dir)
     _claim(folder, config, resume)
-    trainer = build_trainer(config, quiet=quiet)
-    before = _evaluation(trainer, folder / "evaluation_before.json")
-    if resume and not list_checkpoints(folder):
-        trainer.run.rewind(0)
-        resume = False
-    trainer.train(resume_from_checkpoint=resume)
+    try:
+        trainer = build_trainer(config, quiet=quiet)
+        before = _evaluation(trainer, folder / "evaluation_before.json")
+        from_checkpoint = resume and bool(list_checkpoints(folder))
+        if resume and not from_checkpoint:
+            trainer.run.rewind(0)
+        trainer.train(resume_from_checkpoint=from_checkpoint)
+    except Exception:
+        if not resume:
+            _release(folder)
+        raise
     trainer.save_model(str(folder / "final"))
     return before, _evaluation(trainer, folder / "evaluation_after.json")
 
@@ -131,7 +94,17 @@ def _claim(folder: Path, config: Config, resume: bool) -> None:
             "folder (--set output_dir=...)"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    with file.open("x") as new:  # another run that claims the folder at this very moment fails
+        new.write(text)
+
+
+def _release(folder: Path) -> None:
+    """Empty the folder of a run that failed before anything was trained, so that a corrected one can have it."""
+    untrained = {"config.yaml", "evaluation_before.json", ".partial-initial"}
+    if {path.name for path in folder.iterdir()} <= untrained:
+        shutil.rmtree(folder / ".partial-initial", ignore_errors=True)
+        for path in folder.iterdir():
+            path.unlink()
 
 
 def _changed_lines(old: str, new: str) -> str:
@@ -190,7 +163,7 @@ def add_baselines(trainer: MultiAgentPPOTrainer, evaluation: Evaluation) -> Eval
     def round_of(agent: str, temperature: float) -> tuple[list[Grade], int]:
         played = trainer.play_alone(examples, task, alone, {agent: trainer.seats()[agent]}, temperature)
         said = [d.utterances[0] for d in played]
-        grades = [task.grade(d.example, u.text) for d, u in zip(played, said, strict=True)]
+        grades = task.grade_many([d.example for d in played], [u.text for u in said])
         return grades, sum(len(u.response_ids) for u in said)
 
     for agent in (name for name in trainer.speakers if name in trainer.team.voices):

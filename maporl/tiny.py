@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from maporl.config import ConfigError, TinySection
+from maporl.config import TinySection
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.content }}"
@@ -27,8 +27,6 @@ def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
 
     The order of the alphabet decides the ids, so two alphabets give two tokenizers.
     """
-    if len(set(section.alphabet)) != len(section.alphabet):
-        raise ConfigError(f"tiny.alphabet: every character once, got {section.alphabet!r}")
     special = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {token: index for index, token in enumerate([*special, *section.alphabet])}
     raw = RawTokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -60,8 +58,6 @@ def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast) -
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if section.hidden_size % section.heads:
-        raise ConfigError(f"tiny.hidden_size={section.hidden_size} is not divisible by tiny.heads={section.heads}")
     if section.architecture == "llama":
         return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=section.heads))
     if section.architecture == "gpt_neox":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from maporl.config import from_dict
+from maporl.config import ConfigError, from_dict, load
+from maporl.run_checks import check_run
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -105,6 +107,43 @@ def test_mistakes_are_one_line_and_exit_code_2(written, tmp_path):
             done.stderr.startswith("error: ") and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
         )
     assert not (tmp_path / "run").exists()
+
+
+UNFIT = {
+    "training.lr_scheduler_type=linnear": "training.lr_scheduler_type: unknown 'linnear'; did you mean 'linear'",
+    "training.report_to=[nobody]": "training.report_to: ['nobody'] cannot be reported to",
+    "training.eval_strategy=sometimes": "eval_strategy",
+    "agents.ann.tiny.alphabet='01234'": "agents.ann.tiny.alphabet: questions have characters",
+    "agents.ann.chat_template=nowhere.jinja": "agents.ann.chat_template: 'nowhere.jinja' is no readable file",
+    "agents.ann.chat_template='{{ broken('": "agents.ann: its chat template cannot render",
+    f"protocol.later='{'{question}' * 60}'": "agents.ann: a prompt of turn 2 has at least 245 tokens",
+}
+
+
+@pytest.mark.parametrize(("change", "message"), UNFIT.items(), ids=[change[:30] for change in UNFIT])
+def test_what_no_schema_can_say_is_found_before_a_model_is_loaded(written, change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_run(load(written(), [change]))
+
+
+def test_a_tokenizer_that_is_not_the_models_is_refused(tiny, written, tmp_path):
+    model, _ = tiny(alphabet="0123456789+=;")
+    _, larger = tiny(alphabet="0123456789+=;abcdefgh")
+    model.save_pretrained(tmp_path / "base")
+    larger.save_pretrained(tmp_path / "base")
+    refused = maporl("check", written(agents={"ann": {"model": str(tmp_path / "base")}}, warm_start={"steps": 0}))
+    assert refused.returncode == 2 and "its tokenizer uses ids up to" in refused.stderr
+
+
+def test_a_run_that_fails_before_training_leaves_the_folder_to_the_corrected_one(written, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1=", "answer": "2"}\n' * 20)
+    source = {"name": "gsm8k", "source": str(rows), "eval_source": str(rows)}
+    failing = maporl("train", written(task=source, warm_start={"steps": 0}, reward={"sources": {"label": 1, "verifier": 1},
+                     "verifier": {"model": "./tests"}}), "-q")  # fmt: skip
+    assert failing.returncode != 0
+    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+    assert maporl("train", written(updates=1), "-q").returncode == 0
 
 
 def test_a_base_model_needs_a_template_and_a_tokenizer_a_padding_token(tiny, written, tmp_path):

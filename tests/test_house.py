@@ -130,6 +130,33 @@ BAD = {
     "indivisible minibatches": ({"ppo": {"num_mini_batches": 3}}, r"num_mini_batches=3 does not divide the 32"),
     "greedy training": ({"ppo": {"temperature": 0}}, r"temperature: must be above 0"),
     "two stops": ({"ppo": {"stop_token": "eos", "stop_token_id": 3}}, r"exclude each other"),
+    "critic without adapter, for all": ({"training": {"critic": "adapter"}}, r"training\.critic: 'adapter' needs a LoRA, and agents\.ann"),
+    "checkpointing under a critic's adapter": (
+        {"agents": {"ann": {"tiny": {}, "lora": {}, "critic": "adapter"}}, "training": {"gradient_checkpointing": True}},
+        r"agents\.ann\.critic: 'adapter' excludes training\.gradient_checkpointing",
+    ),
+    "evaluations of nothing": ({"training": {"eval_steps": 5}, "evaluation": {"questions": 0}}, r"training\.eval_steps=5 .*questions is 0"),
+    "seed too large": ({"seed": 2**32}, r"seed: .*less than 4294967296"),
+    "infinite option of ppo": ({"ppo": {"gamma": float("inf")}}, r"ppo\.gamma"),
+    "infinite weight": ({"reward": {"sources": {"label": float("inf")}}}, r"reward\.sources\.label"),
+    "no sources": ({"reward": {"sources": {}}}, r"reward\.sources: .*at least 1"),
+    "negative token": ({"ppo": {"stop_token_id": -1}}, r"stop_token_id: expected a token id of at least 0.* got -1"),
+    "character twice": ({"agents": {"ann": {"tiny": {"alphabet": "aa"}}}}, r"alphabet: expected every character once"),
+    "width and heads": ({"agents": {"ann": {"tiny": {"hidden_size": 30, "heads": 4}}}}, r"hidden_size=30 is not divisible by heads=4"),
+    "defaults that are no mapping": ({"agent_defaults": 5}, r"agent_defaults: expected options of agents by name, got 5"),
+    "agent that is no mapping": ({"agents": {"ann": 5}}, r"agents\.ann"),
+    "policy that leaves the folder": ({"agents": {"ann": {"tiny": {}, "policy": "../../x"}}}, r"policy: '\.\./\.\./x' is no name for a folder"),
+    "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' stands 2 times"),
+    "no speakers": ({"protocol": {"name": "debate", "agents": []}}, r"protocol\.agents: expected a list of agents, got \[\]"),
+    "nobody who speaks learns": (
+        {"agents": {"ann": {"tiny": {}, "trainable": False}, "bob": {"tiny": {}}}, "protocol": {"name": "debate", "agents": ["ann"]}},
+        r"of \['ann'\] none is trainable.* add one of \['bob'\]",
+    ),
+    "opening that asks nothing": ({"protocol": {"name": "debate", "opening": "Answer!"}}, r"opening: it must contain \{question\}"),
+    "protocol that is no name": ({"protocol": {"name": ["debate"]}}, r"protocol\.name"),
+    "task that is no name": ({"task": {"name": ["toy_sum"]}}, r"task\.name: expected one of "),
+    "template without operands": ({"task": {"name": "toy_sum", "template": "{a}"}}, r"template: expected a text with both \{a\} and \{b\}"),
+    "template with other braces": ({"task": {"name": "toy_sum", "template": "{a}{b}{c}"}}, r"template: .* got '\{a\}\{b\}\{c\}' \(KeyError"),
     "critic without adapter": ({"agents": {"ann": {"tiny": {}, "critic": "adapter"}}}, r"'adapter' needs a LoRA"),
     "shared weights that differ": (
         {"agents": {"ann": {"tiny": {}, "policy": "p"}, "bob": {"tiny": {"layers": 1}, "policy": "p"}}},
@@ -168,6 +195,32 @@ def test_files_that_are_not_configurations_are_refused(tmp_path):
     listing.write_text("- 1\n")
     with pytest.raises(ConfigError, match="expected a mapping"):
         load(listing)
+
+
+def test_files_that_extend_each_other_and_broken_overrides_are_refused(tmp_path):
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("extends: two.yaml\n")
+    two.write_text("extends: one.yaml\n")
+    with pytest.raises(ConfigError, match=r"one\.yaml: extends itself, by way of two\.yaml"):
+        load(one)
+    two.write_text("extends: [a]\n")
+    with pytest.raises(ConfigError, match="extends: expected the name of one file"):
+        load(two)
+    two.write_bytes(b"seed: \xff\n")
+    with pytest.raises(ConfigError, match=r"two\.yaml: not readable as YAML"):
+        load(two)
+    good = tmp_path / "good.yaml"
+    good.write_text(yaml.safe_dump(GOOD))
+    with pytest.raises(ConfigError, match=r"--set ppo=\{: the value is not readable as YAML"):
+        load(good, ["ppo={"])
+    with pytest.raises(ConfigError, match=r"agents\.ann"):
+        load(good, ["agents.ann=5"])
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"output_dir: '.*/file' is a file; expected a new or empty folder"):
+        from_dict({**GOOD, "output_dir": str(tmp_path / "file" / "run")})
 
 
 def test_overrides_extends_and_agent_defaults_merge(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from maporl import run
+from maporl import run, run_checks
 from maporl.config import from_dict, read_yaml
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs" / "ppo").glob("maporl_*.yaml"))
@@ -78,7 +78,7 @@ def small(path, root, folder):
 def test_it_checks_and_runs_two_updates(path, stand_ins, tmp_path, monkeypatch):
     monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
     config = small(path, stand_ins, tmp_path)
-    run.check_run(config)
+    run_checks.check_run(config)
     run.train(config, resume=False, quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if "tokens_per_second" in line]

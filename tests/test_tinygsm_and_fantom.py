@@ -49,7 +49,7 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
     assert task.dropped == {
         "not_integer": 2, "no_question": 1, "error:ZeroDivisionError": 1, "forbidden": 1, "no_value": 1, "source": 1,
     }  # fmt: skip
-    assert task.dropped_line() == (
+    assert task.remark() == (
         "tinygsm: train: 5 rows, 7 dropped (not_integer 2, no_question 1, error:ZeroDivisionError 1, forbidden 1, "
         "no_value 1, source 1)"
     )

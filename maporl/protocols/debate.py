@@ -126,8 +126,12 @@ class Debate:
         ):
             try:
                 getattr(self, name).format(**dict.fromkeys(allowed, ""))
-            except (KeyError, IndexError, ValueError) as error:
+            except (KeyError, IndexError, ValueError, AttributeError) as error:
                 raise ValueError(f"{name}: it may use {sorted(allowed)} in braces, but has {error}") from None
+        if self.opening.format(question="") == self.opening.format(question="?"):
+            raise ValueError(
+                f"opening: it must contain {{question}}, or nobody is asked anything; got {self.opening!r:.80}"
+            )
 
     def between_turns(self) -> frozenset[str]:
         """What must be known of an answer before the next turn: names of reward sources, or "score" for all of them."""

@@ -79,7 +79,11 @@ class ANLI(Task):
 def _example(row: dict, number: int) -> Example:
     """Hub rows have ``premise``, ``hypothesis`` and a label number; local ones ``question`` and ``answer``."""
     name = str(row.get("id") or row.get("uid") or f"anli-{number}")
+    given = row.get("answer" if "premise" not in row else "label")
+    written = "" if given is None else str(given)
+    answer = {str(place): label for place, label in enumerate(LABELS)}.get(written, written)
+    if answer.strip() and answer not in LABELS:
+        raise ValueError(f"({name}) has the label {given!r}; expected {', '.join(LABELS)}, or 0, 1, 2 in this order")
     if "premise" not in row:
-        return Example(name, str(row.get("question") or ""), str(row.get("answer") or ""))
-    answer = LABELS[row["label"]] if row.get("label") in (0, 1, 2) else ""
+        return Example(name, "" if row.get("question") is None else str(row["question"]), answer)
     return Example(name, f"Premise: {row['premise']}\nHypothesis: {row['hypothesis']}", answer)

@@ -35,6 +35,15 @@ class Arithmetic(Task):
             )
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
+        try:
+            put = [self.template.format(a=a, b=b, op="+") for a, b in ((0, 0), (0, 1), (1, 0))]
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"template: expected a text with {{a}} and {{b}}, perhaps {{op}}, and no other braces, got {self.template!r} "
+                f"({type(error).__name__}: {error})"
+            ) from None
+        if len(set(put)) < len(put):
+            raise ValueError(f"template: expected a text with both {{a}} and {{b}}, got {self.template!r}")
 
     @cached_property
     def _pairs(self) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from maporl.types import Example, Grade
 
@@ -21,9 +21,15 @@ class Task(ABC):
     ``split`` ("train" or "eval"). To add one, subclass, and put it in ``maporl.tasks.TASKS``.
     """
 
-    name: str = "task"
+    name: ClassVar[str] = "task"
+    """What messages call it: the class's name in lower case, unless a subclass sets its own."""
     answer_form = "Answer: <final answer>"
     """The form in which agents are asked for a final answer."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -47,6 +53,10 @@ class Task(ABC):
         """A right answer in the asked form, as supervised training is to teach it."""
         return f"Answer: {example.answer}"
 
+    def remark(self) -> str | None:
+        """A line about how this split was read, for people, or None; ``maporl check`` prints it."""
+        return None
+
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
         """An answer as a pupil would write it, right or wrong; only tasks that can serve for a warm start have it."""
         raise NotImplementedError(f"task {type(self).__name__} cannot write example answers")
@@ -58,11 +68,15 @@ class Task(ABC):
 def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], int], Example]) -> list[Example]:
     """Examples from ``source``: a ``.jsonl`` file, or the hub name of a data set whose ``split`` is taken.
 
-    ``convert(row, number)`` makes the Example; rows without a question or an answer are errors that name the row.
+    ``convert(row, number)`` makes the Example, or raises ValueError saying what is wrong with the row; rows without a
+    question or an answer are errors that name the row.
     """
     examples = []
     for number, row in enumerate(read_rows(source, split)):
-        example = convert(row, number)
+        try:
+            example = convert(row, number)
+        except ValueError as error:
+            raise TaskError(f"{source}: row {number + 1} {error}") from error
         for part in ("question", "answer"):
             if not isinstance(getattr(example, part), str) or not getattr(example, part).strip():
                 raise TaskError(

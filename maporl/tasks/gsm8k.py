@@ -66,7 +66,7 @@ class GSM8K(Task):
 
 def _example(row: dict, number: int) -> Example:
     """The label is what follows ``####`` in the worked solution, thousands' commas removed; else the answer itself."""
-    answer = str(row.get("answer") or "")
+    question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
     label = answer.rsplit("####", 1)[-1].strip().replace(",", "")
     worked = answer if "####" in answer else (row.get("meta") or {}).get("solution", "")
-    return Example(str(row.get("id", f"gsm8k-{number}")), str(row.get("question") or ""), label, {"solution": worked})
+    return Example(str(row.get("id", f"gsm8k-{number}")), question, label, {"solution": worked})

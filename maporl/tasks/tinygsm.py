@@ -57,7 +57,7 @@ class TinyGSM(Task):
         """How many rows of this split serve for nothing, by reason: the sandbox's, and this task's own."""
         return self._labelled[1]
 
-    def dropped_line(self) -> str:
+    def remark(self) -> str:
         """The counts of :attr:`dropped` for people."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
         return f"tinygsm: {self.split}: {len(self)} rows, {sum(self.dropped.values())} dropped ({reasons or 'none'})"

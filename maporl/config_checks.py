@@ -1,0 +1,171 @@
+"""What no single field of a configuration can say: parts that must fit each other. Loads no model, and no torch."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+from maporl.config import AgentSection, Config, ConfigError, unknown
+from maporl.protocols import Protocol, build_protocol, speakers
+from maporl.rewards import SOURCES
+from maporl.tasks import TASKS, Task, build_task
+
+
+def check(config: Config, where: str) -> None:
+    """Raise ``ConfigError`` at the first fault; ``where`` is what its message begins with."""
+    _check_output(config, where)
+    _check_ppo(config, where)
+    for name, agent in config.agents.items():
+        _check_agent(name, agent, where)
+        _check_critic(name, agent, config, where)
+    _check_policies(config, where)
+    _check_restating(config, where)
+    protocol = build_protocol(config.protocol, tuple(config.agents), where)
+    _check_learning(config, protocol, where)
+    _check_reward(config, protocol, where)
+    _check_task(config, where)
+
+
+def _check_output(config: Config, where: str) -> None:
+    folder = Path(config.output_dir)
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if there.exists() and not there.is_dir():
+        raise ConfigError(
+            f"{where}: output_dir: {str(there)!r} is a file; expected a new or empty folder, so give another name"
+        )
+
+
+def _check_ppo(config: Config, where: str) -> None:
+    ppo = config.ppo
+    if ppo.total_episodes is not None:
+        raise ConfigError(f"{where}: ppo.total_episodes: the length of a run is set by 'updates'; remove it")
+    for name, value in dataclasses.asdict(ppo).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: ppo.{name}: expected a finite number, got {value}")
+    ids = [ppo.stop_token_id] if isinstance(ppo.stop_token_id, int) else ppo.stop_token_id
+    if ids is not None and (not ids or min(ids) < 0):
+        raise ConfigError(
+            f"{where}: ppo.stop_token_id: expected a token id of at least 0, or a list of them, got {ppo.stop_token_id}"
+        )
+    if config.questions_per_update() % ppo.num_mini_batches:
+        raise ConfigError(
+            f"{where}: ppo.num_mini_batches={ppo.num_mini_batches} does not divide the "
+            f"{config.questions_per_update()} questions of an update; change it or training.per_device_train_batch_size"
+        )
+
+
+def _check_agent(name: str, agent: AgentSection, where: str) -> None:
+    _check_folder_name(name, f"{where}: agents")
+    if agent.policy is not None:
+        _check_folder_name(agent.policy, f"{where}: agents.{name}.policy")
+    if agent.engine == "human":
+        return
+    if (agent.model is None) == (agent.tiny is None):
+        raise ConfigError(
+            f"{where}: agents.{name}: give either 'model' (a hub name or folder) or 'tiny', got {'both' if agent.model else 'neither'}"
+        )
+    for key in ("model", "tokenizer", "adapter"):
+        value = getattr(agent, key)
+        if value is not None and _looks_like_path(value) and not Path(value).is_dir():
+            raise ConfigError(
+                f"{where}: agents.{name}.{key}: no folder {value!r}; expected a folder or a hub name like org/name"
+            )
+    if agent.load_in_4bit and agent.lora is None and agent.adapter is None and agent.trainable:
+        raise ConfigError(
+            f"{where}: agents.{name}.load_in_4bit: quantised weights cannot be trained; add lora: {{}} or set trainable: false"
+        )
+
+
+def _check_folder_name(name: str, where: str) -> None:
+    if not name.replace("_", "").replace("-", "").isalnum():
+        raise ConfigError(f"{where}: {name!r} is no name for a folder; use letters, digits, '-' and '_'")
+
+
+def _check_critic(name: str, agent: AgentSection, config: Config, where: str) -> None:
+    key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
+    if agent.engine == "human" or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
+        return
+    if agent.lora is None and agent.adapter is None:
+        raise ConfigError(
+            f"{where}: {key}: 'adapter' needs a LoRA, and agents.{name} has none; add lora: {{}} to it or use critic: head"
+        )
+    if config.training.gradient_checkpointing:
+        raise ConfigError(
+            f"{where}: {key}: 'adapter' excludes training.gradient_checkpointing, which would recompute activations under "
+            "the wrong adapter; use critic: head or set training.gradient_checkpointing: false"
+        )
+
+
+def _check_policies(config: Config, where: str) -> None:
+    """Agents that name one policy share its weights, so whatever describes the weights must agree."""
+    first: dict[str, str] = {}
+    for name, agent in config.agents.items():
+        policy = agent.policy or name
+        other = first.setdefault(policy, name)
+        for key in (
+            "model", "tiny", "lora", "adapter", "dtype", "load_in_4bit", "policy_per", "trainable", "learning_rate", "critic",
+        ):  # fmt: skip
+            mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
+            if mine != theirs:
+                raise ConfigError(
+                    f"{where}: agents {other!r} and {name!r} share policy {policy!r} but differ in {key}: {theirs!r} and {mine!r}"
+                )
+
+
+def _check_restating(config: Config, where: str) -> None:
+    """The untrained weights must still be there: under adapters, or as the reference of the KL penalty."""
+    for name, agent in config.agents.items():
+        whole = agent.engine == "transformers" and agent.trainable and agent.lora is None and agent.adapter is None
+        if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
+            raise ConfigError(
+                f"{where}: restate: agents.{name} trains all its weights and keeps no reference at ppo.kl_coef 0, so the "
+                "base model is gone; give it a lora, set ppo.kl_coef above 0, or restate: off"
+            )
+
+
+def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
+    """Somebody learns, and at turns that there are."""
+    learning = {name for name, a in config.agents.items() if a.trainable and a.engine == "transformers"}
+    if not learning:
+        raise ConfigError(
+            f"{where}: agents: none is trainable, so there is nothing to learn; set trainable: true for one"
+        )
+    playing = speakers(config.protocol, tuple(config.agents))
+    if learning.isdisjoint(playing):
+        raise ConfigError(
+            f"{where}: protocol.agents: of {list(playing)} none is trainable, so there is nothing to learn; add one of "
+            f"{sorted(learning)} or set trainable: true for one that plays"
+        )
+    try:
+        config.schedule.resolved(getattr(protocol, "turns", 1), tuple(config.agents))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
+    for source in config.reward.sources:
+        if source not in SOURCES:
+            raise ConfigError(f"{where}: reward.sources: {unknown(source, SOURCES)}")
+    used = {*config.reward.sources, *getattr(protocol, "between_turns", frozenset)()}
+    if "verifier" in used and config.reward.verifier is None:
+        raise ConfigError(
+            f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
+            "reward.verifier: {model: FOLDER}"
+        )
+
+
+def _check_task(config: Config, where: str) -> None:
+    name = config.task.get("name")
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"{where}: task.name: expected one of {', '.join(TASKS)}, got {name!r:.80}")
+    build_task(config.task, "train", config.seed, where)
+    if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
+        raise ConfigError(f"{where}: warm_start: task {name!r} cannot write example answers; set warm_start.steps to 0")
+    if config.training.eval_steps and not config.evaluation.questions:
+        raise ConfigError(
+            f"{where}: training.eval_steps={config.training.eval_steps} asks for evaluations but evaluation.questions is 0; "
+            "set evaluation.questions above 0 or training.eval_steps to 0"
+        )
+
+
+def _looks_like_path(value: str) -> bool:
+    return value.startswith((".", "/", "~")) or value.count("/") > 1

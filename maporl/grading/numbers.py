@@ -1,0 +1,186 @@
+r"""Numbers as people and models write them, read exactly. Every rule is a doctest."""
+
+import ast
+import operator
+import re
+from fractions import Fraction
+
+LONGEST_ANSWER = 1000
+_APPROXIMATELY = re.compile(r"(?:(?:about|approximately|around|roughly|exactly|only|just)\s|≈|~|\\approx\b)\s*", re.I)
+_LETTERS = "[A-Za-zÀ-ÖØ-öø-ÿ]"
+_QUANTITY = re.compile(
+    r"(?P<sign>[-+]?)\s*[$€£]?\s*(?P<inner>[-+]?)"
+    r"(?:"
+    r"\\[dt]?frac\s*\{\s*(?P<top>-?[0-9]+)\s*\}\s*\{\s*(?P<bottom>-?[0-9]+)\s*\}"
+    r"|(?:(?P<whole>[0-9]+)[ ]+)?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)"
+    r"|(?P<decimal>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?<=[0-9])(?:[eE][-+]?[0-9]{1,3})?)"
+    r")"
+    r"(?:\s*\((?P<name>[A-Za-z]+(?:[- ][A-Za-z]+)?)\))?"
+    rf"(?:\s*[%€$£]|\s*°[CF]?|(?P<space>\s*)(?P<unit>(?:{_LETTERS}+[.²³]?(?:\s+|/|$)){{0,4}}))"
+)
+_MAGNITUDES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_words = str.split
+_SMALL = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
+_SHORT_UNITS = frozenset(  # words of two letters, and those of three that may follow a number without a blank
+    _words(
+        "km cm mm nm kg mg ml dl cl lb oz ft in yd mi hr am pm us of an at kb mb gb tb hz pt qt cc sq cu "
+        "hrs lbs min sec mph kmh kph kwh gal usd eur gbp"
+    )
+)
+_NO_UNIT = re.compile(
+    "(?:"
+    + "|".join([*_SMALL, *_TENS, *_MAGNITUDES])
+    + "|half|halves|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth"
+    "|tenth|eleventh|twelfth|twentieth|hundredth|thousandth|millionth|billionth|score|gross|lakh|crore|mil|mille|tausend"
+    "|millones|millionen|milliard|doubled?|twice|tripled?|thrice|halved|quadrupled?|nil|nought|infinity"
+    "|plus|minus|times?|over|divided|multiplied|added|subtracted|squared|cubed|factorial|root|sqrt|modulo|mod|power|raised"
+    "|point|negative|positive|below|under|sin|cos|tan|log|exp|alpha|beta|gamma|theta|lambda|omega|and|but|not|nor|n?either"
+    "|both|versus|then|instead|rather|wait|actually|correction|sorry|never|cannot|unless|except|without|wrong|incorrect"
+    "|false|untrue|maybe|perhaps|possibly|too|than|equals?)s?"
+)
+
+_ARITHMETIC = re.compile(r"[0-9 +\-*/()]{1,100}")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def number(text: str) -> Fraction | None:
+    r"""The one number that ``text`` is, exactly; None if it is anything else.
+
+    Thousands, decimals, powers of ten, currency, percent signs, fractions, mixed numbers and "about" are understood.
+
+    >>> [str(number(t)) for t in ("1,234", "3.0", r"\frac{1}{2}", "-3/4", "$5", "12 red apples", r"7\%", "0.50")]
+    ['1234', '3', '1/2', '-3/4', '5', '12', '7', '1/2']
+    >>> [str(number(t)) for t in ("1e3", "1/2 cup", "–5", "about 5", "5 (five)", "3 1/2", "5€", "$5$ apples", "12km/h")]
+    ['1000', '1/2', '-5', '5', '5', '7/2', '5', '5', '12']
+    >>> [number(t) for t in ("2 + 3", "10-4", "1,23", "apples", "", "1 or 2", r"\frac{1}{0}", "9" * 5000)]
+    [None, None, None, None, None, None, None, None]
+
+    A unit may have four words. Magnitudes count; words that change the number or take it back, and variables, do not.
+
+    >>> [str(number(t)) for t in ("5 thousand", "2 dozen eggs", "$1.5 million", "5 times", "5 km per hour")]
+    ['5000', '24', '1500000', '5', '5']
+    >>> [number(t) for t in ("5 minus three", "5 squared", "5 halves", "5 or six", "5 not six", "5x", "5 k", "5 (six)")]
+    [None, None, None, None, None, None, None, None]
+    """
+    if len(text) > 2 * LONGEST_ANSWER:
+        return None
+    text = plain(text)
+    text = text[match.end() :] if (match := _APPROXIMATELY.match(text)) else text
+    match = None if "\n" in text or len(text) > LONGEST_ANSWER else _QUANTITY.fullmatch(text)
+    if not match or (match["sign"] and match["inner"]):
+        return None
+    scale = _scale(match["unit"] or "", attached=not match["space"])
+    if match["decimal"] is not None:
+        value = Fraction(match["decimal"].replace(",", ""))
+    else:
+        top, bottom = int(match["top"] or match["over"]), int(match["bottom"] or match["under"])
+        if not bottom or (match["whole"] and top >= bottom):
+            return None
+        value = int(match["whole"] or 0) + Fraction(top, bottom)
+    if scale is None or (match["name"] and match["name"].lower().replace(" ", "-") != _name(value)):
+        return None
+    return value * scale * (-1 if "-" in (match["sign"], match["inner"]) else 1)
+
+
+def canonical(answer: str) -> str:
+    r"""One spelling for equal answers, for votes and agreement: numbers and arithmetic in whole numbers as their value.
+
+    >>> canonical("1,234.0 dollars"), canonical(r"\frac{2}{4}"), canonical(" Paris. "), canonical(r"\text{Paris}")
+    ('1234', '1/2', 'paris', 'paris')
+    >>> canonical("5"), canonical("5€"), canonical("2+3"), canonical("7/(2*4)"), canonical("1/0+1")
+    ('5', '5', '5', '7/8', '1/0+1')
+    """
+    value = number(answer)
+    if value is None:
+        value = arithmetic(plain(answer))
+    return str(value) if value is not None else re.sub(r"\s+", " ", plain(answer)).lower()
+
+
+def trim(text: str) -> str:
+    text = text.strip().strip("*_`").strip()
+    for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$")):
+        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
+            text = text[len(opening) : -len(closing)].strip()
+    return re.sub(r"(?<!\.)\.$|[,;:]+$", "", text).strip().strip("*_`").strip()
+
+
+def plain(text: str) -> str:
+    r"""Without what only sets the type.
+
+    >>> plain(r"$5\text{ km}$"), plain(r"\frac12"), plain("$5$ apples"), plain("−1{,}000"), plain(r"45^\circ")
+    ('5  km', '\\frac{1}{2}', '5 apples', '-1,000', '45°')
+    """
+    text = trim(re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}", r" \1", text))
+    text = re.sub(r"^\$([^$]+)\$(?=\s+[^\W\d_])", r"\1", text)
+    text = re.sub(r"(\\[dt]?frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
+    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", "°", text)
+    for written, plain in (("{,}", ","), (r"\%", "%"), (r"\$", "$"), (r"\!", ""), (r"\,", " "), ("−", "-")):
+        text = text.replace(written, plain)
+    return re.sub(r"^–(?=\s*[$€£]?\s*[.\d])", "-", text.strip())
+
+
+def _scale(unit: str, attached: bool) -> int | None:
+    """What the words after a number multiply it by; None if they are no unit. ``attached``: no blank before them.
+
+    >>> _scale("apples", False), _scale("million dollars", False), _scale("or so", False), _scale("m", True)
+    (1, 1000000, None, None)
+    """
+    words = [word for word in re.split(r"[\s/.²³]+", unit) if word]
+    scale = _MAGNITUDES.get(words[0].lower().removesuffix("s")) if words else None
+    if scale is not None:
+        words, attached = words[1:], False
+    for place, word in enumerate(words):
+        lower = word.lower()
+        if len(word) == 1:
+            fits = word in "mghslL" or (lower == "a" and place + 1 < len(words))
+        elif len(word) == 2:
+            fits = lower in _SHORT_UNITS
+        else:
+            fits = not _NO_UNIT.fullmatch(lower) or unit.strip() == "times"  # "5 times" answers how often
+        if attached and place == 0 and len(word) < 4:
+            fits = lower in _SHORT_UNITS
+        if not fits:
+            return None
+    return scale or 1
+
+
+def _name(value: Fraction) -> str | None:
+    """A whole number below 100 in English words.
+
+    >>> _name(Fraction(5)), _name(Fraction(42)), _name(Fraction(1, 2))
+    ('five', 'forty-two', None)
+    """
+    if value.denominator != 1 or not 0 <= value < 100:
+        return None
+    tens, ones = divmod(int(value), 10)
+    if tens < 2:
+        return _SMALL[int(value)]
+    return _TENS[tens - 2] + (f"-{_SMALL[ones]}" if ones else "")
+
+
+def arithmetic(text: str) -> Fraction | None:
+    """The value of sums, differences, products and quotients of whole numbers; None for any other text.
+
+    >>> str(arithmetic("2 * (3 + 4)/4")), arithmetic("1/0"), arithmetic("2**9"), arithmetic("2(3)"), arithmetic("05-1")
+    ('7/2', None, None, None, None)
+    """
+    if not _ARITHMETIC.fullmatch(text):
+        return None
+    try:
+        return _evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError):
+        return None
+
+
+def _evaluate(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant):
+        return Fraction(node.value)  # type: ignore[arg-type]  # nothing but whole numbers gets here
+    if isinstance(node, ast.UnaryOp):
+        return -_evaluate(node.operand) if isinstance(node.op, ast.USub) else _evaluate(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    raise SyntaxError("no arithmetic")

@@ -1,0 +1,155 @@
+"""What ``maporl check`` and the start of every run look at: data, tokenizers, lengths, transformers' own options.
+
+No model is loaded.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import SchedulerType, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
+
+from maporl.agents import context_length, load_tokenizers
+from maporl.config import AgentSection, Config, ConfigError, unknown
+from maporl.engines import Reply, Request
+from maporl.ppo_config import MultiAgentPPOConfig
+from maporl.protocols import build_protocol, speakers
+from maporl.rollout import Seat, play_dialogues
+from maporl.tasks import Task, build_task
+from trl_ext.chat import Tokenizer
+
+
+def training_arguments(config: Config) -> MultiAgentPPOConfig:
+    """The trainer's arguments; what transformers would refuse while it trains is refused here."""
+    training = config.training
+    if not _steps(training.lr_scheduler_type):
+        usable = [kind.value for kind in SchedulerType if _steps(kind.value)]
+        raise ConfigError(f"training.lr_scheduler_type: {unknown(training.lr_scheduler_type, usable)}")
+    try:
+        for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
+            callback()  # says what is not installed
+    except (ValueError, RuntimeError, ImportError, AssertionError) as error:
+        raise ConfigError(
+            f"training.report_to: {training.report_to} cannot be reported to: {' '.join(str(error).split())}"
+        ) from None
+    try:
+        return MultiAgentPPOConfig.from_config(config)
+    except ValueError as error:
+        raise ConfigError(f"training: {' '.join(str(error).split())}") from None
+
+
+def _reports(names: list[str]) -> list[str] | str:
+    """As ``TrainingArguments`` reads them: "all" and "none" stand alone."""
+    return names[0] if names in (["all"], ["none"]) else names
+
+
+def _steps(scheduler: str) -> bool:
+    """Whether there is a learning-rate schedule of this name that needs nothing but the number of updates."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    try:
+        schedule = get_scheduler(scheduler, optimizer, num_warmup_steps=0, num_training_steps=1)
+        optimizer.step()
+        schedule.step()
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def tasks_of(config: Config) -> tuple[Task, Task | None]:
+    """The training split, and the evaluation split unless ``evaluation.questions`` is 0; both are read here."""
+    task = build_task(config.task, "train", config.seed)
+    if len(task) == 0:
+        raise ConfigError("task: the training split is empty")
+    held_out = build_task(config.task, "eval", config.seed) if config.evaluation.questions else None
+    if held_out is not None and len(held_out) == 0:
+        raise ConfigError("task: the evaluation split is empty; set evaluation.questions to 0 to do without")
+    return task, held_out
+
+
+def check_run(config: Config) -> list[str]:
+    """Everything that can be checked without loading a model; returns what was found, a line each."""
+    training_arguments(config)
+    task, held_out = tasks_of(config)
+    tokenizers = load_tokenizers(config)
+    splits = [split for split in (task, held_out) if split is not None]
+    _check_alphabets(config, splits)
+    warnings = _check_lengths(config, splits, tokenizers)
+    evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
+    return [
+        f"task {config.task['name']}: {len(task)} questions, {evaluation}",
+        *(line for split in splits if (line := split.remark())),
+        f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
+        f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
+        *warnings,
+    ]
+
+
+def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:
+    """Every character of every question is in the alphabet of every tiny model that plays."""
+    used = {character for task in splits for example in task for character in task.question(example)}
+    for name in speakers(config.protocol, tuple(config.agents)):
+        tiny = config.agents[name].tiny
+        if tiny is not None and (missing := used - set(tiny.alphabet)):
+            raise ConfigError(
+                f"agents.{name}.tiny.alphabet: questions have characters that {tiny.alphabet!r:.80} lacks: "
+                f"{''.join(sorted(missing))!r:.80}; add them"
+            )
+
+
+class _Silent:
+    """An engine whose agents say nothing, so that every prompt is as short as it can be; keeps prompts' lengths."""
+
+    def __init__(self, tokenizers: dict[str, Tokenizer]):
+        self.tokenizers = tokenizers
+        self.heard: list[tuple[Request, int]] = []
+
+    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+        """Empty answers; people, who have no tokenizer, are not measured."""
+        for request in (r for r in requests if r.ask.agent in self.tokenizers):
+            prompt = request.transcript.hear(request.ask.messages, self.tokenizers[request.ask.agent], frozenset())
+            request.transcript.say(request.utterance, [], ended=False)
+            self.heard.append((request, len(prompt)))
+        return [Reply("") for _ in requests]
+
+    def sync(self, policy: str) -> None:
+        """No weights."""
+
+
+def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]) -> list[str]:
+    """Refuse prompts that cannot fit even if every answer is empty; warn of those that long answers make too long."""
+    names = tuple(config.agents)
+    players = speakers(config.protocol, names)
+    silent = _Silent(tokenizers)
+    seats = {name: Seat("silent", (name,), system=config.agents[name].system) for name in players}
+    for task in splits:
+        by_length = sorted(task, key=lambda example: len(task.question(example)))
+        play_dialogues(by_length[-16:], task, build_protocol(config.protocol, names), seats, {"silent": silent}, 0.0)
+    contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
+    most = config.ppo.response_length
+    longer: dict[str, int] = {}
+    for request, length in silent.heard:
+        agent, context = request.ask.agent, contexts[request.ask.agent]
+        if context is None:
+            continue
+        if length + most > context:
+            which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
+            raise ConfigError(
+                f"agents.{agent}: {which} {length} tokens and answers may have {most} (ppo.response_length), but its "
+                f"model reads at most {context}; shorten the protocol's texts or ppo.response_length, or use another "
+                f"model; question: {request.example.question!r:.80}"
+            )
+        said = len(players) * most * (1 if request.ask.fresh else request.turn)
+        if length + said + most > context:
+            longer[agent] = max(longer.get(agent, 0), length + said + most)
+    return [
+        f"warning: agents.{agent}: its last turn may need about {length} tokens if all answers are as long as "
+        f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
+        for agent, length in longer.items()
+    ]
+
+
+def _describe(agent: AgentSection) -> str:
+    if agent.engine == "human":
+        return "human"
+    what = f"tiny {agent.tiny.architecture}" if agent.tiny else str(agent.model)
+    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")
