@@ -14,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from maporl import run
 from maporl.config import ConfigError, from_dict, load
 from maporl.run_checks import check_run
 
@@ -160,6 +161,19 @@ def test_a_base_model_needs_a_template_and_a_tokenizer_a_padding_token(tiny, wri
     settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "pad_token"}))
     refused = maporl("check", written(agents=agents, warm_start={"steps": 0}))
     assert refused.returncode == 2 and "set agents.ann.pad_token: '<eos>'" in refused.stderr
+
+
+def test_metrics_go_to_tensorboard_when_asked(written, tmp_path, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    training = {**TINY["training"], "report_to": ["tensorboard"]}
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    run.train(load(written(updates=2, training=training)), resume=False, quiet=True)
+    read = events.EventAccumulator(str(tmp_path / "events"))
+    read.Reload()
+    logged = {name: [event.value for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    name = next(n for n in logged if n.endswith("approxkl_avg"))
+    assert logged[name] == pytest.approx([row[name.removeprefix("train/")] for row in rows])
 
 
 def test_lora_agents_of_one_folder_share_a_base_and_train(tiny, written, tmp_path):

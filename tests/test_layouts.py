@@ -1,6 +1,7 @@
 """Which weights speak and learn at which turn, and what the critic reads."""
 
 import shutil
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPO
 from maporl.buffer import answers_by_policy
 from maporl.config import from_dict
 from maporl.schedules import Freeze, Plan, Schedule, Span
+from maporl.types import Ask
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=3, later="{others};{question}", quote="{text}", separator=";")
@@ -146,6 +148,26 @@ def test_the_critic_of_every_turn_learns(pair, tmp_path):
     trainer.train()
     moved = trainer.learners["ann"].value_head.linear.weight.abs().sum(-1)
     assert moved.shape[0] == 3 and bool((moved > 0).all())
+
+
+@dataclass(frozen=True)
+class Relay:
+    """A protocol of a user: says nothing of its number of turns, and ann speaks twice where bob speaks once."""
+
+    def play(self, example, agents):
+        question = [{"role": "user", "content": example.question}]
+        (first,) = yield [Ask("ann", question)]
+        (second,) = yield [Ask("bob", [{"role": "user", "content": f"{first.text}{example.question}"}])]
+        yield [Ask("ann", [{"role": "user", "content": second.text}])]
+        return "done"
+
+
+def test_a_protocol_that_names_no_number_of_turns_trains(pair, tmp_path):
+    trainer = trainer_of(pair(), tmp_path, protocol=Relay())
+    before = {name: weights(policy.model) for name, policy in trainer.team.policies.items()}
+    trainer.train()
+    assert all(not torch.equal(before[name], weights(p.model)) for name, p in trainer.team.policies.items())
+    assert trainer.learners["ann"].value_head.linear.weight.shape[0] == 1  # one critic for whatever turns there are
 
 
 def test_what_each_critic_reads(pair, tmp_path):
