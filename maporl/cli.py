@@ -1,4 +1,4 @@
-"""The command line: ``maporl train | check | eval | sft``."""
+"""The command line: ``maporl train | check | eval | sft | verifier | serve``."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maporl.config import Config, ConfigError, load, to_yaml
+from maporl.verifier.cli import app as verifier_app
+from reward_server.cli import serve
 
 app = typer.Typer(
     name="maporl",
@@ -18,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(verifier_app, name="verifier")
+app.command()(serve)
 
 Values = Annotated[
     list[str] | None,
@@ -207,6 +211,8 @@ class _errors:
                 ("maporl.agents", "PromptTooLong"),
                 ("maporl.run_folder", "RunExists"),
                 ("maporl.rewards.sources", "RewardFailure"),
+                ("maporl.verifier.data", "DataError"),
+                ("maporl.verifier.model", "VerifierError"),
                 ("trl_ext.checkpoint", "CheckpointError"),
                 ("trl_ext.learner", "NonFiniteError"),
                 ("trl_ext.scoring", "RewardError"),

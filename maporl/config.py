@@ -120,10 +120,28 @@ class PenaltySection:
 
 @dataclass(frozen=True, config=STRICT)
 class VerifierSection:
-    """A learned verifier: a sequence classifier with one output, whose sigmoid is the score."""
+    """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
-    model: str
+    In this process if there is only a ``model``; served if there are ``urls``, or none of both here and some in the
+    environment (``MAPORL_VERIFIER_URLS``). ``batch_size``: chats of a forward, or of a request. ``timeout``: seconds.
+    ``on_failure``: after ``retries``, stop the run, wait for the servers as long as it takes, or use the task's grades.
+    """
+
+    model: str | None = None
     batch_size: Positive = 16
+    urls: tuple[str, ...] = ()
+    api: Literal["maporl", "vllm"] = "maporl"
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+    retries: Annotated[int, Field(ge=0)] = 5
+    concurrency: Positive = 32
+    on_failure: Literal["stop", "wait", "label"] = "stop"
+
+    def __post_init__(self):
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
+        if self.api == "vllm" and self.model is None:
+            raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
 
 
 @dataclass(frozen=True, config=STRICT)

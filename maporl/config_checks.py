@@ -149,7 +149,7 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
     if "verifier" in used and config.reward.verifier is None:
         raise ConfigError(
             f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
-            "reward.verifier: {model: FOLDER}"
+            "reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server"
         )
 
 

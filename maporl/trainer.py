@@ -242,6 +242,9 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
                 engine.sync(policy)
         metrics |= evaluate_dialogues(answers).metrics()
         metrics |= _mean_rewards(answers)
+        for source in self.sources.values():
+            if hasattr(source, "metrics"):
+                metrics |= source.metrics()
         self.run.add_dialogues(self.state.global_step + 1, answers[: self.args.dialogues_logged])
         super()._finish_update(answers, rows, metrics, clock)
 

@@ -1,1 +1,1 @@
-"""A verifier served from a process of its own. Not written yet: ``python -m reward_server`` says so and exits."""
+"""A verifier served over HTTP from a process of its own: ``python -m reward_server`` or ``maporl serve``."""

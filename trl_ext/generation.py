@@ -13,13 +13,17 @@ from trl_ext.chat import Tokenizer
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: ``temperature`` 0 is greedy; no truncation of the distribution, so that log-probabilities of the
-    training forward are those of the sampler."""
+    """How to sample: ``temperature`` 0 is greedy.
+
+    ``top_p`` below 1 truncates the distribution; PPO leaves it at 1, so that log-probabilities of the training forward
+    are those of the sampler.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
     stop_ids: frozenset[int] = frozenset()
     batch_size: int = 64
+    top_p: float = 1.0
 
 
 def stop_ids_of(
@@ -75,7 +79,7 @@ def generate(model: Any, prompts: list[list[int]], pad_id: int, sampling: Sampli
         do_sample=sampling.temperature > 0,
         temperature=sampling.temperature if sampling.temperature > 0 else None,
         top_k=0 if sampling.temperature > 0 else None,
-        top_p=1.0 if sampling.temperature > 0 else None,
+        top_p=sampling.top_p if sampling.temperature > 0 else None,
         eos_token_id=sorted(sampling.stop_ids) or None,
         pad_token_id=pad_id,
         use_cache=True,

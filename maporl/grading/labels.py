@@ -41,6 +41,8 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     (True, True)
     >>> find_label("I don't think the answer is neutral", nli) is None, find_label("It is not, I think, neutral", nli) is None
     (True, True)
+    >>> [find_label(text, ("yes", "no")) for text in ("yes", "No.", "yes or no", "not yes")]
+    ['yes', 'no', None, None]
     """
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
     where = boxed(text)
@@ -51,10 +53,11 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     found, carried = set(), False
     for clause, following in zip(clauses, [*clauses[1:], ""], strict=True):
         mentions = list(mention.finditer(clause))
-        taken_back = carried or _NOTHING_BUT_NEGATION.fullmatch(following)
+        others = mention.sub(lambda match: "_" * len(match.group()), clause)  # "no" may itself be a label
+        taken_back = carried or _NOTHING_BUT_NEGATION.fullmatch(mention.sub("_", following))
         for match in mentions:
-            after = _REASON.split(clause[match.end() :], maxsplit=1)[0]
-            if not (taken_back or _NEGATION.search(clause[: match.start()]) or _NEGATION.search(after)):
+            after = _REASON.split(others[match.end() :], maxsplit=1)[0]
+            if not (taken_back or _NEGATION.search(others[: match.start()]) or _NEGATION.search(after)):
                 found.add(match.group())
         carried = not mentions and (carried or _NEGATION_GOES_ON.search(clause) is not None)
     asserted = [label for label in labels if label.lower() in found]

@@ -1,20 +1,27 @@
 """The verifier as a reward source: scores of question and answer, checked before anything is learned from them."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from maporl.config import ConfigError, VerifierSection
 from maporl.rewards.sources import RewardFailure, RewardSource, where
+from maporl.rewards.verifier_client import VerifierClient, server_urls
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Message, Utterance
 from maporl.verifier.encoding import chat_of
 from maporl.verifier.model import Verifier, VerifierError
 
-Scores = Callable[[list[list[Message]]], list[float]]
+Scores = Callable[[list[list[Message]]], Sequence[float]]
 
 
 def load_verifier(section: VerifierSection) -> RewardSource:
-    """The source that ``reward.verifier`` describes; its model is loaded once per process."""
+    """The source that ``reward.verifier`` describes: served if there are URLs, else in this process, loaded once."""
+    urls = server_urls(section)
+    if urls:
+        return ServedVerifier(VerifierClient(section, urls), section.on_failure == "label")
+    if section.model is None:
+        raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
     return verifier_source(_load(section.model, section.batch_size).score, section.model)
 
 
@@ -30,7 +37,38 @@ def verifier_source(scores_of: Scores, name: str) -> RewardSource:
     return score
 
 
-def checked(scores: list[float], asked: list[tuple[Dialogue, Utterance]], name: str) -> list[float]:
+class ServedVerifier:
+    """A reward source that asks servers. ``label``: answers that no server scored get the grader's 1 or 0 instead."""
+
+    def __init__(self, client: VerifierClient, label: bool):
+        self.client, self.label = client, label
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+        asked = [(d, u) for d in dialogues for u in d.utterances]
+        chats = [chat_of(task.question(d.example), u.words()) for d, u in asked]
+        outcomes = self.client.scores(chats, [d.example.answer for d, _ in asked])
+        missing = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, RewardFailure)]
+        if missing and not self.label:
+            dialogue, utterance = asked[missing[0]]
+            raise RewardFailure(f"{outcomes[missing[0]]}; no score for {where(dialogue, utterance)}")
+        scores = [math.nan if isinstance(outcome, RewardFailure) else outcome for outcome in outcomes]
+        grades = task.grade_many([asked[i][0].example for i in missing], [asked[i][1].words() for i in missing])
+        for index, grade in zip(missing, grades, strict=True):
+            if grade.correct is None:
+                raise RewardFailure(
+                    f"{outcomes[index]}; and {where(*asked[index])} has no label either: {grade.reason}"
+                )
+            scores[index] = float(grade.correct)
+        self.client.count("labelled", len(missing))
+        found = iter(checked(scores, asked, " or ".join(self.client.urls)))
+        return [[next(found) for _ in d.utterances] for d in dialogues]
+
+    def metrics(self) -> dict[str, float]:
+        """What went wrong since this was last asked: retries, waits, ejected servers, answers labelled instead."""
+        return {f"verifier/{name}": float(value) for name, value in self.client.take_counts().items()}
+
+
+def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], name: str) -> Sequence[float]:
     """``scores`` if there is one for each answer and each is in [0, 1]; else an error that names the verifier."""
     if len(scores) != len(asked):
         raise RewardFailure(f"verifier {name}: expected {len(asked)} scores, got {len(scores)}")

@@ -44,7 +44,7 @@ class Verifier:
         """From a folder or hub name of a sequence-classification model with one output."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
-            model: Any = AutoModelForSequenceClassification.from_pretrained(source, dtype=dtype)
+            model: Any = AutoModelForSequenceClassification.from_pretrained(source, dtype=dtype, use_safetensors=True)
         except (OSError, ValueError) as error:
             first_line = str(error).strip().split("\n")[0]
             raise VerifierError(
@@ -68,12 +68,13 @@ class Verifier:
         return self.score_ids([encode(self.tokenizer, chat, self.longest) for chat in chats])
 
     @torch.no_grad()
-    def score_ids(self, rows: list[list[int]]) -> list[float]:
+    def score_ids(self, rows: list[list[int]], batch_size: int | None = None) -> list[float]:
         """Scores of encoded chats; rows of like length share a forward, and padding changes nothing."""
+        size = batch_size or self.batch_size
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores = [0.0] * len(rows)
-        for start in range(0, len(order), self.batch_size):
-            chunk = order[start : start + self.batch_size]
+        for start in range(0, len(order), size):
+            chunk = order[start : start + size]
             outputs = last_outputs(self.model, [rows[i] for i in chunk])
             for index, value in zip(chunk, (outputs / self.temperature).sigmoid().tolist(), strict=True):
                 scores[index] = value

@@ -1,0 +1,158 @@
+"""How fast the reward server is: against scoring offline, and against one request at a time.
+
+    python benchmarks/reward_server.py [--model DIR] [--requests 512] [--concurrency 32] [--rounds 3]
+    python benchmarks/reward_server.py --soak 20000
+
+Without ``--model`` a verifier of SmolLM2-135M's size with random weights is made. Every round measures, on the same
+chats, one after the other: ``Verifier.score`` on all of them in this process; the server with ``--concurrency`` clients
+that each send one chat at a time; and a server that is asked by one client at a time. ``--soak`` sends that many
+requests and compares latency and memory of the four quarters. Servers run in processes of their own. Prints JSON.
+"""
+
+import argparse
+import json
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import psutil
+import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from maporl.config import TinySection
+from maporl.tiny import build_tiny_tokenizer
+from maporl.verifier.encoding import chat_of
+from maporl.verifier.model import Verifier
+
+
+def make_verifier(folder: Path, small: bool) -> str:
+    """A folder with a verifier of random weights: SmolLM2-135M's shape, or a small one."""
+    tokenizer = build_tiny_tokenizer(TinySection())
+    shape = (64, 128, 2, 4, 4) if small else (576, 1536, 30, 9, 3)
+    hidden, inner, layers, heads, kv = shape
+    config = LlamaConfig(
+        vocab_size=1000 if small else 49152, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv, num_labels=1, max_position_embeddings=2048,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def serving(model: str, *options: str):
+    """(URL, process) of a server of its own."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "reward_server", "--model", model, "--device", "cpu", "--port", str(port), *options],
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            try:
+                httpx2.get(f"{url}/ready").raise_for_status()
+                break
+            except httpx2.TransportError:
+                if process.poll() is not None:
+                    raise RuntimeError("the server did not start") from None
+                time.sleep(0.1)
+        yield url, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ask(url: str, chats: list, concurrency: int) -> tuple[float, list[float], list[float]]:
+    """(seconds, latencies in order of sending, scores) of one chat a request by ``concurrency`` clients."""
+    with httpx2.Client(timeout=120, limits=httpx2.Limits(max_connections=concurrency)) as http:
+
+        def one(chat) -> tuple[float, float]:
+            started = time.perf_counter()
+            answer = http.post(f"{url}/v1/score", json={"chats": [chat]})
+            answer.raise_for_status()
+            return time.perf_counter() - started, answer.json()["results"][0]["score"]
+
+        with ThreadPoolExecutor(concurrency) as pool:
+            started = time.perf_counter()
+            found = list(pool.map(one, chats))
+            seconds = time.perf_counter() - started
+    return seconds, [latency for latency, _ in found], [score for _, score in found]
+
+
+def throughput(model: str, chats: list, concurrency: int, rounds: int) -> dict:
+    """Chats per second, offline and served, each round one after the other."""
+    verifier = Verifier.load(model, "cpu")
+    verifier.score(chats[:16])
+    rates: dict[str, list[float]] = {"offline": [], "served": [], "one_at_a_time": []}
+    few = chats[: max(32, len(chats) // 8)]
+    with serving(model) as (url, _):
+        ask(url, chats[:16], 4)
+        for _ in range(rounds):
+            started = time.perf_counter()
+            expected = verifier.score(chats)
+            rates["offline"].append(len(chats) / (time.perf_counter() - started))
+            seconds, _, scores = ask(url, chats, concurrency)
+            rates["served"].append(len(chats) / seconds)
+            assert np.allclose(scores, expected, atol=1e-3), "the server scores otherwise"
+            seconds, _, _ = ask(url, few, 1)
+            rates["one_at_a_time"].append(len(few) / seconds)
+    medians = {name: float(np.median(values)) for name, values in rates.items()}
+    return {
+        "chats_per_second": rates,
+        "served_over_offline": medians["served"] / medians["offline"],
+        "served_over_one_at_a_time": medians["served"] / medians["one_at_a_time"],
+    }
+
+
+def soak(model: str, chats: list, requests: int, concurrency: int) -> dict:
+    """p50 and p99 latency, milliseconds, and the server's memory, MB, by quarter of the requests."""
+    quarters = []
+    with serving(model) as (url, process):
+        ask(url, chats, concurrency)
+        for _ in range(4):
+            seconds, latencies, _ = ask(url, [chats[i % len(chats)] for i in range(requests // 4)], concurrency)
+            p50, p99 = np.percentile(latencies, [50, 99]) * 1000
+            rss = process.memory_info().rss / 2**20
+            quarters.append(
+                {"requests_per_second": requests / 4 / seconds, "p50_ms": p50, "p99_ms": p99, "rss_mb": rss}
+            )
+    return {"requests": requests, "quarters": quarters}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--soak", type=int, default=0)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or make_verifier(Path(folder), small=bool(options.soak))
+        chats = [
+            chat_of(f"{rng.randrange(10**6)}+", "".join(rng.choices("0123456789", k=rng.randrange(20, 250))))
+            for _ in range(options.requests)
+        ]
+        if options.soak:
+            result = soak(model, chats, options.soak, options.concurrency)
+        else:
+            result = throughput(model, chats, options.concurrency, options.rounds)
+    print(json.dumps({"concurrency": options.concurrency, **result}))
+
+
+if __name__ == "__main__":
+    main()

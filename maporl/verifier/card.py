@@ -1,0 +1,81 @@
+"""What people read of a trained verifier: the model card in its folder and the table on the terminal."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from rich.table import Table
+
+_BODY = """
+# {name}
+
+A verifier: it reads a question and an answer and says how likely the answer is right. Trained with `maporl verifier
+train` on {trained} labelled answers ({data_sha256}), binary cross-entropy at {where} of the answer, LoRA merged.
+
+| held-out answers | accuracy | AUC | ECE |
+|---|---|---|---|
+{rows}
+
+Temperature, fitted on half of the held-out questions: {temperature:.3f}. `verifier.json` has all measures, also by
+question and by answer length; `reliability.png` shows the calibration.
+
+```python
+from maporl.verifier.model import Verifier
+
+verifier = Verifier.load("{name}")
+verifier.score([[{{"role": "user", "content": question}}, {{"role": "assistant", "content": answer}}]])
+```
+
+The score is `sigmoid(output / temperature)` at the last token of the chat as the tokenizer's template writes it. It
+says as much about answers of another kind than those it was trained on as any classifier does: measure before use.
+"""
+
+
+def write_card(folder: Path, name: str, record: dict[str, Any]) -> None:
+    """Write ``folder/README.md`` from what ``verifier.json`` says."""
+    data = ModelCardData(
+        library_name="transformers", base_model=record["base_model"], pipeline_tag="text-classification",
+        tags=["maporl", "verifier", "reward-model"],
+    )  # fmt: skip
+    body = _BODY.format(
+        name=name,
+        trained=record["rows"]["trained_on"],
+        data_sha256=f"SHA-256 of the data: {record['data_sha256'][:16]}",
+        where="every token" if record["loss"] == "every" else "the last token",
+        rows="\n".join("| " + " | ".join(row) + " |" for row in _rows(record)),
+        temperature=record["temperature"],
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n{body}").save(folder / "README.md")
+
+
+def measures_table(record: dict[str, Any]) -> Table:
+    """Accuracy, AUC and ECE: all held-out answers, by length, and before and after the temperature."""
+    rows = record["rows"]
+    by_question = record["metrics"]["by_question"]
+    table = Table(
+        title=f"{rows['trained_on']} answers trained on, {rows['dropped_too_long']} too long; held out: "
+        f"{by_question['questions']} questions, mean accuracy {by_question['mean_accuracy']:.3f}, "
+        f"mean AUC within a question {_cell(by_question['mean_auc_within'])}"
+    )
+    for heading in ("held-out answers", "accuracy", "AUC", "ECE"):
+        table.add_column(heading, justify="left" if heading.startswith("held") else "right", no_wrap=True)
+    for row in _rows(record):
+        table.add_row(*row)
+    return table
+
+
+def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
+    metrics = record["metrics"]
+    found = [("all", metrics["held_out"])]
+    found += [("{} to {} tokens".format(*quarter["tokens"]), quarter) for quarter in metrics["by_answer_tokens"]]
+    for key, name in (
+        ("before", "half not fitted on, T = 1"),
+        ("after", f"same half, T = {record['temperature']:.2f}"),
+    ):
+        if f"other_half_{key}_temperature" in metrics:
+            found.append((name, metrics[f"other_half_{key}_temperature"]))
+    return [(f"{name} ({m['answers']})", *(_cell(m[k]) for k in ("accuracy", "auc", "ece"))) for name, m in found]
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,107 @@
+"""What verifiers learn from: answers to questions with a label, one JSON object a line. No torch."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from maporl.run_folder import RunExists
+from maporl.tasks.base import read_rows
+from maporl.types import Message
+from maporl.verifier.encoding import chat_of
+
+MANIFEST = "manifest.json"
+"""Beside the samples of ``maporl verifier generate``: what made them, and how many there are."""
+
+
+class DataError(ValueError):
+    """Data that a verifier cannot be made of."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One labelled answer. ``question`` is the text that was asked, so that the verifier reads what it will judge.
+
+    ``source``: "sample" for what a policy said, "reference" for the task's own solution, "hint" for what a policy said
+    when pointed towards a right or wrong answer. ``position`` numbers what ``generate`` sampled.
+    """
+
+    id: str
+    question: str
+    answer: str
+    correct: bool
+    temperature: float | None = None
+    policy: str | None = None
+    position: int | None = None
+    source: str = "sample"
+
+    def chat(self) -> list[Message]:
+        """The chat that the verifier judges."""
+        return chat_of(self.question, self.answer)
+
+    def line(self) -> str:
+        """One line of JSON that :func:`read_samples` reads back equal."""
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+
+def read_samples(files: Iterable[Path]) -> list[Sample]:
+    """The samples in JSONL files, in order; anything that is no sample is an error that names file and line."""
+    found = []
+    for file in files:
+        if file.suffix not in (".jsonl", ".json") or not file.is_file():
+            raise DataError(f"{file}: no such file; expected a .jsonl file of samples")
+        found += [_sample(row, f"{file}: row {n}") for n, row in enumerate(read_rows(str(file), "train"), 1)]
+    return found
+
+
+def _sample(row: dict[str, Any], where: str) -> Sample:
+    for key, kind, name in (("id", str, "text"), ("question", str, "text"), ("answer", str, "text"),
+                            ("correct", bool, "true or false")):  # fmt: skip
+        if not isinstance(row.get(key), kind):
+            raise DataError(f"{where}: {key}: expected {name}, got {row.get(key)!r:.60}; correct the row or remove it")
+    unknown = sorted(row.keys() - Sample.__dataclass_fields__.keys())
+    if unknown:
+        raise DataError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(Sample.__dataclass_fields__)}")
+    return Sample(**row)
+
+
+def read_folder(folder: Path) -> list[Sample]:
+    """The samples of a finished ``maporl verifier generate``, or of any folder of ``samples-*.jsonl``."""
+    files = sorted(folder.glob("samples-*.jsonl"))
+    if not files:
+        raise DataError(f"{folder}: no samples-*.jsonl; give the folder that 'maporl verifier generate' wrote")
+    manifest = folder / MANIFEST
+    if manifest.is_file() and not json.loads(manifest.read_text())["complete"]:
+        raise DataError(f"{folder}: not all questions are sampled yet; finish with the same 'maporl verifier generate'")
+    return read_samples(files)
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write a file whole or not at all; one that is there already is never overwritten."""
+    must_not_exist(file)
+    replace_file(file, text)
+
+
+def must_not_exist(file: Path) -> None:
+    """Raise if ``file`` is there already: before an hour's work, not after it."""
+    if file.exists():
+        raise RunExists(f"{file}: exists, and nothing was overwritten; choose another file (--output)")
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Write a file such that a reader sees the old one whole or the new one whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".partial-{file.name}")
+    with partial.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.replace(file)
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,110 @@
+"""What the question alone says about the label: the leak that balancing is to close."""
+
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.table import Table
+
+from maporl.verifier.data import Sample
+
+FEATURES = 2048
+"""Columns that the words of a question are hashed into."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How labels are spread: over all answers and within questions; accuracies of predictors that see no answer.
+
+    ``skew``: mean over questions of ``|share of right answers - 1/2|``. ``words``: logistic regression on the words of
+    the question; ``majority``: each question's more frequent label. Both in-sample: they say how much there is to learn.
+    """
+
+    questions: int
+    right: int
+    wrong: int
+    both: int
+    skew: float
+    words: float
+    majority: float
+
+
+def measure(samples: Sequence[Sample]) -> Balance:
+    """The balance of ``samples``; there must be some."""
+    counts: dict[str, Counter] = defaultdict(Counter)
+    texts = {}
+    for sample in samples:
+        counts[sample.id][sample.correct] += 1
+        texts[sample.id] = sample.question
+    pairs = torch.tensor([[counts[name][True], counts[name][False]] for name in texts], dtype=torch.float32)
+    total = pairs.sum(1)
+    return Balance(
+        len(texts),
+        int(pairs[:, 0].sum()),
+        int(pairs[:, 1].sum()),
+        int((pairs > 0).all(1).sum()),
+        float((pairs[:, 0] / total - 0.5).abs().mean()),
+        words_accuracy(list(texts.values()), pairs),
+        float(pairs.max(1).values.sum() / total.sum()),
+    )
+
+
+def words_accuracy(questions: Sequence[str], counts: torch.Tensor) -> float:
+    """Accuracy, on the same answers, of a logistic regression of the label on the question's hashed words.
+
+    ``counts`` [Q, 2]: right and wrong answers of each question. Where it is undecided, half of the answers count.
+    """
+    words = torch.zeros(len(questions), FEATURES)
+    for row, question in enumerate(questions):
+        for word in re.findall(r"\w+", question.lower()):
+            words[row, zlib.crc32(word.encode()) % FEATURES] += 1.0
+    words = torch.cat([torch.log1p(words), torch.ones(len(questions), 1)], 1)
+    weights = torch.zeros(words.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        z = words @ weights
+        softplus = torch.nn.functional.softplus
+        value = (counts[:, 0] * softplus(-z) + counts[:, 1] * softplus(z)).sum() / counts.sum()
+        value = value + 1e-4 * weights.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    z = (words @ weights).detach()
+    hits = torch.where(z > 0, counts[:, 0], torch.where(z < 0, counts[:, 1], counts.sum(1) / 2))
+    return float(hits.sum() / counts.sum())
+
+
+def balance_table(before: Balance, after: Balance | None) -> Table:
+    """Both side by side for a terminal; ``after`` is None where nothing is left."""
+    table = Table(title="Labels before and after balancing")
+    for heading in ("", "before", "after"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    rows = {
+        "questions": lambda b: str(b.questions),
+        "right answers": lambda b: str(b.right),
+        "wrong answers": lambda b: str(b.wrong),
+        "share right": lambda b: f"{b.right / (b.right + b.wrong):.3f}",
+        "questions with both labels": lambda b: str(b.both),
+        "mean |share right - 1/2| by question": lambda b: f"{b.skew:.3f}",
+        "accuracy from the question's words": lambda b: f"{b.words:.3f}",
+        "accuracy from the question's majority": lambda b: f"{b.majority:.3f}",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text(before), "-" if after is None else text(after))
+    return table
+
+
+def source_lines(samples: Sequence[Sample]) -> list[str]:
+    """Where right and wrong answers come from: where that differs much, style gives the label away."""
+    counts = Counter((s.source, s.correct) for s in samples)
+    return [
+        f"{source}: {counts[source, True]} right, {counts[source, False]} wrong"
+        for source in ("sample", "reference", "hint")
+        if counts[source, True] + counts[source, False]
+    ]

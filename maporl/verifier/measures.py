@@ -1,0 +1,138 @@
+"""How good a verifier's scores are: accuracy, ranking, calibration. No torch."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BINS = 10
+
+
+def sigmoid(outputs: np.ndarray) -> np.ndarray:
+    """Probabilities of a model's outputs, without overflow."""
+    return np.exp(-np.logaddexp(0.0, -outputs))
+
+
+def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Share of answers on whose side of 1/2 the score is; a score of exactly 1/2 says right."""
+    return float(np.mean((scores >= 0.5) == (labels > 0.5)))
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
+    """Probability that a right answer scores above a wrong one, ties counting half; None if there is one kind only.
+
+    From ranks (Mann and Whitney 1947): ``(sum of the right ones' ranks - R (R + 1) / 2) / (R W)``.
+
+    >>> auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    0.75
+    """
+    right = labels > 0.5
+    count, others = int(right.sum()), int((~right).sum())
+    if not count or not others:
+        return None
+    _, inverse, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2
+    return float((mean_ranks[inverse][right].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def calibration_bins(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[tuple[int, float, float]]:
+    """(answers, mean score, share right) of each of ``bins`` equal intervals of the score that holds any."""
+    place = np.minimum((scores * bins).astype(int), bins - 1)
+    found = [place == index for index in range(bins)]
+    return [(int(own.sum()), float(scores[own].mean()), float(labels[own].mean())) for own in found if own.any()]
+
+
+def ece(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
+    """Expected calibration error (Guo et al. 2017, arXiv 1706.04599): mean distance of score and share right by bin.
+
+    >>> round(ece(np.array([0.95, 0.85, 0.15]), np.array([1, 0, 0])), 4)
+    0.35
+    """
+    return sum(n * abs(score - right) for n, score, right in calibration_bins(scores, labels, bins)) / len(scores)
+
+
+def nll(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean binary cross-entropy of outputs before the sigmoid, nats."""
+    return float(np.mean(np.logaddexp(0.0, outputs) - labels * outputs))
+
+
+def fit_temperature(outputs: np.ndarray, labels: np.ndarray, low: float = 0.05, high: float = 20.0) -> float:
+    """The ``T`` in [low, high] that makes ``sigmoid(outputs / T)`` most likely.
+
+    The cross-entropy is convex in 1/T, so that shrinking a bracket by the golden section finds its minimum.
+    """
+    golden = (math.sqrt(5) - 1) / 2
+    a, b = 1 / high, 1 / low
+    while b - a > 1e-6 * b:
+        left, right = b - golden * (b - a), a + golden * (b - a)
+        if nll(outputs * left, labels) <= nll(outputs * right, labels):
+            b = right
+        else:
+            a = left
+    return 2 / (a + b)
+
+
+def summary(outputs: np.ndarray, labels: np.ndarray, temperature: float = 1.0) -> dict[str, Any]:
+    """Every measure of one set of answers; ``outputs`` [N] are the model's, before the sigmoid."""
+    scores = sigmoid(outputs / temperature)
+    return {
+        "answers": len(labels),
+        "accuracy": accuracy(scores, labels),
+        "auc": auc(scores, labels),
+        "ece": ece(scores, labels),
+        "nll": nll(outputs / temperature, labels),
+    }
+
+
+def by_question(outputs: np.ndarray, labels: np.ndarray, questions: Sequence[str]) -> dict[str, Any]:
+    """Means over questions; the AUC within a question is what choosing among its answers depends on."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(questions):
+        groups[name].append(row)
+    scores = sigmoid(outputs)
+    accuracies = [accuracy(scores[rows], labels[rows]) for rows in groups.values()]
+    found = [auc(outputs[rows], labels[rows]) for rows in groups.values()]
+    ranked = [value for value in found if value is not None]
+    return {
+        "questions": len(groups),
+        "mean_accuracy": float(np.mean(accuracies)),
+        "worst_accuracy": float(np.min(accuracies)),
+        "questions_with_both_labels": len(ranked),
+        "mean_auc_within": float(np.mean(ranked)) if ranked else None,
+    }
+
+
+def by_length(
+    outputs: np.ndarray, labels: np.ndarray, lengths: np.ndarray, temperature: float = 1.0
+) -> list[dict[str, Any]]:
+    """The summary of each quartile of the answers' lengths in tokens; quartiles that ties leave empty are absent."""
+    edges = np.quantile(lengths, [0.25, 0.5, 0.75])
+    place = np.searchsorted(edges, lengths, side="left")
+    return [
+        {
+            "tokens": [int(lengths[own].min()), int(lengths[own].max())],
+            **summary(outputs[own], labels[own], temperature),
+        }
+        for own in (place == quarter for quarter in range(4))
+        if own.any()
+    ]
+
+
+def reliability_plot(curves: dict[str, tuple[np.ndarray, np.ndarray]], file: Path) -> None:
+    """Share right against mean score by bin, a curve for each named pair of scores and labels."""
+    from matplotlib.figure import Figure  # the object interface: no global figure is left behind
+
+    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
+    for name, (scores, labels) in curves.items():
+        bins = calibration_bins(scores, labels)
+        legend = f"{name}, ECE {ece(scores, labels):.3f}"
+        axes.plot([b[1] for b in bins], [b[2] for b in bins], marker="o", linewidth=1.4, markersize=4, label=legend)
+    axes.set(xlabel="mean score", ylabel="share of right answers", xlim=(0, 1), ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(file, dpi=110)

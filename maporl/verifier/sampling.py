@@ -1,0 +1,93 @@
+"""Asking an agent many questions outside a dialogue, and labelling what it says."""
+
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from maporl.agents import Policy, Team
+from maporl.config import Config, ConfigError, unknown
+from maporl.grading import find_label
+from maporl.tasks.base import Task
+from maporl.types import Example
+from trl_ext.chat import encode_prompt
+from trl_ext.generation import Sampling, generate, stop_ids_of
+from trl_ext.learner import base_of
+
+JUDGE_PROMPT = (
+    "Question:\n{question}\n\nA right answer, for comparison:\n{reference}\n\nThe answer to judge:\n{answer}\n\n"
+    "Is this answer right? End with one line: Answer: yes or Answer: no"
+)
+"""What a judge is asked. It sees the reference, which makes it a comparison rather than a second attempt."""
+
+Label = tuple[bool | None, str]
+"""Whether an answer is right, None where that cannot be told, and why."""
+
+
+class Speaker:
+    """One agent with the weights of its first turn: answers fresh conversations of one message each."""
+
+    def __init__(self, config: Config, team: Team, agent: str, option: str):
+        if agent not in team.voices:
+            what = "is a human" if agent in team.agents else unknown(agent, team.voices)
+            raise ConfigError(f"{option} {agent}: {what}; name an agent of the configuration that a model speaks for")
+        self.agent = agent
+        self.policy: Policy = team.voices[agent][0]
+        self.system = team.agents[agent].system
+        self.longest = config.ppo.response_length
+        self.policy.stop_ids = stop_ids_of(
+            base_of(self.policy.model), self.policy.tokenizer, config.ppo.stop_token, config.ppo.stop_token_id
+        )
+        model: Any = self.policy.model
+        if not getattr(model, "is_loaded_in_4bit", False):  # those are in their place already
+            model.to(_device(config.training.use_cpu))
+
+    def say(
+        self, texts: Sequence[str], temperature: float, batch_size: int, top_p: float = 1.0, seed: int = 0
+    ) -> list[str]:
+        """An answer to each text, in order; the same ``seed`` gives the same answers, and nobody else's change."""
+        tokenizer = self.policy.tokenizer
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        prompts = [encode_prompt(tokenizer, [*system, {"role": "user", "content": text}]) for text in texts]
+        try:
+            self.policy.check_length(max(map(len, prompts)), self.longest, f"agent {self.agent!r}")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        sampling = Sampling(self.longest, temperature, self.policy.stop_ids, batch_size, top_p)
+        with torch.random.fork_rng(), self.policy.active() as model:
+            torch.manual_seed(seed)
+            answers = generate(model, prompts, tokenizer.pad_token_id, sampling)
+        return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
+
+
+def _device(use_cpu: bool) -> torch.device:
+    """This process's own accelerator, where there is one and it is wanted."""
+    if use_cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def opening_of(config: Config) -> str:
+    """How the protocol puts a question to begin with."""
+    return str(config.protocol.get("opening", "{question}"))
+
+
+def seed_of(*place: object) -> random.Random:
+    """Random numbers that depend on a place in the work and on nothing else, so that a restart draws them again."""
+    return random.Random(":".join(map(str, place)))
+
+
+def label(
+    task: Task, examples: Sequence[Example], answers: Sequence[str], judge: Speaker | None, batch_size: int
+) -> list[Label]:
+    """Whether each answer is right: by the task's grader, or by a judge's greedy yes or no."""
+    if judge is None:
+        return [(grade.correct, grade.reason) for grade in task.grade_many(examples, answers)]
+    texts = [
+        JUDGE_PROMPT.format(question=task.question(example), reference=example.answer, answer=answer)
+        for example, answer in zip(examples, answers, strict=True)
+    ]
+    verdicts = [find_label(text, ("yes", "no")) for text in judge.say(texts, 0.0, batch_size)]
+    return [(None if v is None else v == "yes", "unreadable_judgement" if v is None else "judge") for v in verdicts]

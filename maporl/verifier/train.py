@@ -1,0 +1,282 @@
+"""Training a verifier on labelled answers: ``maporl verifier train``.
+
+A causal trunk with one output, a LoRA on the trunk, and binary cross-entropy at every token of the answer or at its
+last. What is saved is merged: a plain ``from_pretrained`` folder, measured and scored by the code that will serve it.
+"""
+
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from maporl.config import ConfigError
+from maporl.run_folder import RunExists
+from maporl.verifier.card import write_card
+from maporl.verifier.data import DataError, Sample, read_samples, sha256
+from maporl.verifier.encoding import answer_start, encode
+from maporl.verifier.measures import by_length, by_question, fit_temperature, reliability_plot, sigmoid, summary
+from maporl.verifier.model import RECORD, VerifierError, last_outputs, token_outputs
+from maporl.verifier.options import TrainOptions
+from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
+from trl_ext.learner import base_of
+
+PLOT = "reliability.png"
+_DTYPES = {False: torch.float32, True: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One encoded chat: the answer is ``ids[start:]``, with the template's own end of it."""
+
+    question: str
+    ids: list[int]
+    start: int
+    label: float
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+def encode_rows(samples: Sequence[Sample], tokenizer: Tokenizer, longest: int) -> tuple[list[Row], int]:
+    """The rows of at most ``longest`` tokens, and how many were longer."""
+    rows = []
+    for sample in samples:
+        ids = encode(tokenizer, sample.chat())
+        if len(ids) <= longest:
+            rows.append(Row(sample.id, ids, answer_start(tokenizer, sample.chat()), float(sample.correct)))
+    return rows, len(samples) - len(rows)
+
+
+def split_by_question(rows: Sequence[Row], held_out: float, seed: int, where: str) -> tuple[list[Row], list[Row]]:
+    """(trained on, held out): whole questions on either side, at least one on each; both must have both labels."""
+    names = sorted({row.question for row in rows})
+    if len(names) < 2:
+        raise DataError(
+            f"{where}: {len(names)} questions are left, and whole questions are held out, so that at least 2 are needed; "
+            "give more data, or allow longer rows (--longest)"
+        )
+    random.Random(seed).shuffle(names)
+    kept = set(names[: min(max(1, round(len(names) * held_out)), len(names) - 1)])
+    train = [row for row in rows if row.question not in kept]
+    if len({row.label for row in train}) < 2:
+        raise DataError(
+            f"{where}: all {len(train)} rows to train on have the label {bool(train[0].label)}, so that there is nothing to "
+            "tell apart; balance the data (maporl verifier balance)"
+        )
+    return train, [row for row in rows if row.question in kept]
+
+
+def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Right-padded ``input_ids`` [N, T], the answers' ``starts`` and ``ends`` [N] and ``labels`` [N]."""
+    width = max(len(row.ids) for row in rows)
+    return {
+        "input_ids": torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in rows]),
+        "starts": torch.tensor([row.start for row in rows]),
+        "ends": torch.tensor([len(row.ids) for row in rows]),
+        "labels": torch.tensor([row.label for row in rows]),
+    }
+
+
+# -- learning -----------------------------------------------------------------------------------------------------
+
+
+def answer_loss(outputs: Tensor, starts: Tensor, ends: Tensor, labels: Tensor, loss: str) -> Tensor:
+    """Binary cross-entropy of ``outputs`` [N, T] against each row's label, nats.
+
+    ``every``: the mean over the answer tokens of all rows; ``last``: the mean over rows, at the token where the score
+    is read.
+    """
+    if loss == "last":
+        rows = torch.arange(len(ends), device=outputs.device)
+        return binary_cross_entropy_with_logits(outputs[rows, ends - 1], labels)
+    columns = torch.arange(outputs.shape[1], device=outputs.device)
+    own = (columns >= starts[:, None]) & (columns < ends[:, None])
+    return binary_cross_entropy_with_logits(outputs[own], labels[:, None].expand_as(outputs)[own])
+
+
+class TokenScores(nn.Module):
+    """The model's output at every token as a forward, which is what wrappers for several processes need."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """[N, T] ids -> [N, T] outputs, float32."""
+        return token_outputs(base_of(self.model), input_ids)
+
+
+class VerifierTrainer(Trainer):
+    """``transformers.Trainer`` with :func:`answer_loss`."""
+
+    token_loss = "every"
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(inputs.pop("input_ids"))
+        loss = answer_loss(outputs, loss=self.token_loss, **inputs)
+        return (loss, outputs) if return_outputs else loss
+
+
+def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
+    """The base model with a fresh output, and its tokenizer, both fit to be saved and served."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+        dtype = _DTYPES[options.bf16]
+        model = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=1, dtype=dtype)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise VerifierError(
+            f"--model {options.model!r} could not be loaded ({first_line}); give a folder saved by save_pretrained, or the "
+            "hub name of a causal language model"
+        ) from error
+    if options.chat_template is not None:
+        tokenizer.chat_template = _chat_template(options.chat_template)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # rows have lengths: which ids are padding is never asked of the ids
+    try:
+        check_tokenizer(tokenizer, f"--model {options.model!r}")
+    except ValueError as error:
+        raise VerifierError(f"{error}; --chat-template sets one here") from error
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
+
+
+def _chat_template(value: str) -> str:
+    if value == "fallback":
+        return FALLBACK_TEMPLATE
+    if not Path(value).is_file():
+        raise ConfigError(f"--chat-template: expected 'fallback' or the path of a Jinja file, got {value!r}")
+    return Path(value).read_text(encoding="utf-8")
+
+
+def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: Path, quiet: bool) -> PreTrainedModel:
+    """``model`` after training a LoRA and the output on ``rows``, merged."""
+    lora = LoraConfig(
+        r=options.lora_r, lora_alpha=options.lora_alpha, target_modules="all-linear", modules_to_save=["score"],
+        task_type="SEQ_CLS",
+    )  # fmt: skip
+    peft: Any = get_peft_model(model, lora)
+    for parameter in peft.parameters():
+        if parameter.requires_grad:  # steps of 1e-4 would be lost in bfloat16
+            parameter.data = parameter.data.float()
+    args = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        per_device_train_batch_size=options.batch_size,
+        bf16=options.bf16,
+        use_cpu=options.use_cpu or not torch.accelerator.is_available(),  # bf16 without one is refused otherwise
+        seed=options.seed,
+        logging_steps=10,
+        save_strategy="no",
+        report_to=[],
+        remove_unused_columns=False,
+        disable_tqdm=quiet,
+    )
+    trainer = VerifierTrainer(TokenScores(peft), args, collate, rows)  # type: ignore[arg-type]  # any sequence serves
+    trainer.token_loss = options.loss
+    trainer.train()
+    return peft.merge_and_unload().to(_DTYPES[options.bf16]).eval()
+
+
+@torch.no_grad()
+def outputs_of(model: PreTrainedModel, rows: Sequence[Row], batch_size: int) -> np.ndarray:
+    """The served output [N] of each row, before temperature and sigmoid."""
+    found = np.zeros(len(rows))
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
+    for start in range(0, len(order), batch_size):
+        chunk = order[start : start + batch_size]
+        found[chunk] = last_outputs(model, [rows[i].ids for i in chunk]).cpu().numpy()
+    if not np.isfinite(found).all():
+        raise VerifierError("training diverged: outputs are not finite and nothing was saved; lower --learning-rate")
+    return found
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+
+
+def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float, dict[str, Any], dict[str, Any]]:
+    """(temperature, metrics, curves for the reliability plot) of held-out rows.
+
+    The temperature is fitted on one half of the questions and reported on the other; with fewer than 2 it stays 1.
+    """
+    labels = np.array([row.label for row in rows])
+    names = sorted({row.question for row in rows})
+    random.Random(seed).shuffle(names)
+    fitted_on = set(names[: len(names) // 2])
+    fitting = np.array([row.question in fitted_on for row in rows])
+    temperature = fit_temperature(outputs[fitting], labels[fitting]) if fitting.any() else 1.0
+    metrics: dict[str, Any] = {
+        "held_out": summary(outputs, labels),
+        "by_question": by_question(outputs, labels, [row.question for row in rows]),
+        "by_answer_tokens": by_length(outputs, labels, np.array([len(row.ids) - row.start for row in rows])),
+    }
+    curves = {"as trained": (sigmoid(outputs), labels)}
+    if fitting.any():
+        rest = ~fitting
+        metrics["other_half_before_temperature"] = summary(outputs[rest], labels[rest])
+        metrics["other_half_after_temperature"] = summary(outputs[rest], labels[rest], temperature)
+        curves = {
+            "as trained": (sigmoid(outputs[rest]), labels[rest]),
+            f"temperature {temperature:.2f}": (sigmoid(outputs[rest] / temperature), labels[rest]),
+        }
+    return temperature, metrics, curves
+
+
+def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool = False) -> dict[str, Any]:
+    """Train on the samples in ``file``, save into ``folder``, and return the record that is saved there."""
+    if folder.exists() and any(folder.iterdir()):
+        raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
+    samples = read_samples([file])
+    set_seed(options.seed)
+    model, tokenizer = load_base(options)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or options.longest
+    rows, too_long = encode_rows(samples, tokenizer, min(options.longest, context))
+    train, held_out = split_by_question(rows, options.held_out, options.seed, str(file))
+    merged = fit(model, train, options, folder, quiet)
+    outputs = outputs_of(merged, held_out, options.batch_size)
+    temperature, metrics, curves = evaluate(outputs, held_out, options.seed)
+    record = {
+        "temperature": temperature,
+        "loss": options.loss,
+        "base_model": options.model,
+        "data_sha256": sha256(file),
+        "rows": {"trained_on": len(train), "held_out": len(held_out), "dropped_too_long": too_long},
+        "labels": {str(bool(k)).lower(): n for k, n in sorted(Counter(row.label for row in rows).items())},
+        "options": asdict(options),
+        "metrics": metrics,
+    }
+    if int(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0) == 0:
+        _save(merged, tokenizer, record, curves, folder)
+    return record
+
+
+def _save(model: PreTrainedModel, tokenizer: Tokenizer, record: dict, curves: dict, folder: Path) -> None:
+    """Everything under a hidden name first, so that the folder is whole or absent."""
+    partial = folder.with_name(f".partial-{folder.name}")
+    if partial.exists():  # left by a process that was killed while writing
+        shutil.rmtree(partial)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / RECORD).write_text(json.dumps(record, indent=1))
+    reliability_plot(curves, partial / PLOT)
+    write_card(partial, folder.name, record)
+    partial.rename(folder)  # over the empty folder that the trainer made

@@ -1,0 +1,246 @@
+"""The HTTP face of the server.
+
+Data flow: Guard (token, size, time) -> schema -> ``Scorer.prepare`` in a thread -> ``Batcher`` -> one result per chat.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from reward_server.batching import Batcher, Outcome, QueueFull
+from reward_server.guard import Guard, error_body
+from reward_server.options import ServerOptions
+from reward_server.schemas import (
+    ErrorBody,
+    Item,
+    ItemError,
+    ModelInfo,
+    PredictRequest,
+    PredictResponse,
+    ScoreRequest,
+    ScoreResponse,
+    Status,
+)
+from reward_server.scorers import Prepared, Scorer
+from reward_server.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+REMEMBERED = 1024
+"""Requests whose results are kept for clients that ask again with the same id."""
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The body is not JSON",
+        401: "The token is missing or wrong",
+        408: "The request arrived too slowly",
+        409: "The request id was used for another request",
+        413: "The request is too large",
+        422: "A value is not what the schema says",
+        429: "Too much is waiting; Retry-After says when to come back",
+    }.items()
+}
+_STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
+    """The application. ``scorers``: copies of one scorer, one for each thread that scores."""
+    telemetry = Telemetry()
+    service = Service(scorers, options, telemetry)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(title="maporl reward server", version="1", lifespan=lifespan)
+    app.state.service = service
+
+    @app.post("/v1/score", responses=_REFUSALS)
+    async def score(request: Request, body: ScoreRequest) -> ScoreResponse:
+        """Score the last message of every chat; each gets a score or an error of its own."""
+        chats = [[message.model_dump() for message in chat] for chat in body.chats]
+        references = [None] * len(chats) if body.references is None else body.references
+        if len(references) != len(chats):
+            raise Refusal(422, "wrong_length", f"expected {len(chats)} references, got {len(references)}", "references")
+        items = await service.answer(request, body.request_id, chats, references)
+        return ScoreResponse(request_id=body.request_id, model=service.info.name, results=items)
+
+    @app.post("/predict", responses=_REFUSALS)
+    async def predict(request: Request, body: PredictRequest) -> PredictResponse:
+        """MAPoRL's own interface: all scores, or an error for the whole request."""
+        chats = [[message.model_dump() for message in chat] for chat in body.query_responses]
+        items = await service.answer(request, None, chats, [None] * len(chats))
+        for index, item in enumerate(items):
+            if item.error is not None:
+                raise Refusal(422, item.error.code, item.error.message, f"query_responses.{index}")
+        return PredictResponse(result=[item.score for item in items if item.score is not None])
+
+    @app.get("/health")
+    async def health() -> Status:
+        """The process answers."""
+        return Status(status="ok")
+
+    @app.get("/ready", responses={503: {"model": Status, "description": "The server is being stopped"}})
+    async def ready() -> Response:
+        """Whether requests are welcome."""
+        draining = service.draining
+        body = Status(status="draining" if draining else "ready")
+        return JSONResponse(body.model_dump(), 503 if draining else 200)
+
+    @app.get("/metrics", responses={401: _REFUSALS[401]}, response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counters in Prometheus's text format."""
+        return Response(telemetry.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v1/model", responses={401: _REFUSALS[401]})
+    async def model() -> ModelInfo:
+        """What scores here."""
+        return service.info
+
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _failed)
+    paths = [route.path for route in app.routes if hasattr(route, "path")]
+    app.add_middleware(Guard, options=options, telemetry=telemetry, paths=paths)
+    return app
+
+
+class Refusal(Exception):
+    """An answer other than success."""
+
+    def __init__(self, status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None):
+        super().__init__(message)
+        self.status, self.code, self.message, self.field, self.retry_after = status, code, message, field, retry_after
+
+
+class Service:
+    """Scores requests: prepares their chats, batches them with others', remembers what was asked twice."""
+
+    def __init__(self, scorers: Sequence[Scorer], options: ServerOptions, telemetry: Telemetry):
+        self.scorer, self.options, self.telemetry = scorers[0], options, telemetry
+        self.info = self.scorer.info
+        self.batcher = Batcher(scorers, options.batch_tokens, options.queue_items, telemetry)
+        self.draining = False
+        self._asked: OrderedDict[str, tuple[bytes, asyncio.Task[list[Item]]]] = OrderedDict()
+
+    def start(self) -> None:
+        """Begin to score."""
+        self.batcher.start()
+
+    async def stop(self) -> None:
+        """Stop; the requests in progress were answered before."""
+        self.draining = True
+        await self.batcher.stop()
+
+    async def answer(
+        self, request: Request, request_id: str | None, chats: list, references: Sequence[str | None]
+    ) -> list[Item]:
+        """Results for the chats of one request, or :class:`Refusal`."""
+        task = self._task(request_id, chats, references)
+        gone = asyncio.create_task(_until_gone(request))
+        try:
+            await asyncio.wait({task, gone}, timeout=self.options.answer_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if request_id is None:
+                task.cancel()
+            if gone.done():
+                raise Refusal(408, "client_gone", "the client closed its connection")
+            seconds = self.options.answer_seconds
+            raise Refusal(429, "too_busy", f"not answered within {seconds:g} s; try again", retry_after=1)
+        except QueueFull as error:
+            raise Refusal(429, "queue_full", "too many chats are waiting", retry_after=error.retry_after) from None
+        finally:
+            gone.cancel()
+
+    def _task(
+        self, request_id: str | None, chats: list, references: Sequence[str | None]
+    ) -> "asyncio.Task[list[Item]]":
+        """The work of a request; that of an earlier one with the same id, if it did not fail."""
+        if request_id is None:
+            return asyncio.create_task(self._score(chats, references))
+        digest = hashlib.sha256(repr((chats, list(references))).encode()).digest()
+        known = self._asked.get(request_id)
+        if known is not None and not _failed_task(known[1]):
+            if known[0] != digest:
+                raise Refusal(
+                    409, "request_id_reused", f"request id {request_id!r} was used for other chats", "request_id"
+                )
+            return known[1]
+        task = asyncio.create_task(self._score(chats, references))
+        self._asked[request_id] = (digest, task)
+        self._asked.move_to_end(request_id)
+        while len(self._asked) > REMEMBERED:
+            self._asked.popitem(last=False)
+        return task
+
+    async def _score(self, chats: list, references: Sequence[str | None]) -> list[Item]:
+        prepared = await asyncio.to_thread(
+            lambda: [self.scorer.prepare(chat, reference) for chat, reference in zip(chats, references, strict=True)]
+        )
+        outcomes = iter(await self.batcher.score([item for item in prepared if isinstance(item, Prepared)]))
+        return [self._item(next(outcomes) if isinstance(item, Prepared) else item) for item in prepared]
+
+    def _item(self, outcome: Outcome) -> Item:
+        if isinstance(outcome, ItemError):
+            self.telemetry.item(outcome.code)
+            return Item(error=outcome)
+        self.telemetry.item("scored")
+        return Item(score=outcome)
+
+
+def _failed_task(task: asyncio.Task) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _answer(
+    status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(error_body(code, message, field), status, headers, "application/json")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
+    return _answer(error.status, error.code, error.message, error.field, headers)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """The first fault only, and never the value itself, which may be long or no valid text."""
+    assert isinstance(error, RequestValidationError)
+    fault = error.errors()[0]
+    kind, place = fault["type"], [str(part) for part in fault["loc"] if part != "body"]
+    if kind == "json_invalid":
+        return _answer(
+            400, "malformed_json", f"the body is not JSON: {fault.get('ctx', {}).get('error', 'unreadable')}"
+        )
+    if kind == "too_many_chats":
+        return _answer(413, kind, fault["msg"], ".".join(place))
+    return _answer(422, "invalid_value", fault["msg"], ".".join(place) or None)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _STATUS_CODES.get(error.status_code, "malformed_json" if error.status_code == 400 else "refused")
+    return _answer(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    logger.error("a request failed", exc_info=error)
+    return _answer(500, "internal", "the server failed at this request; its log says why")
