@@ -55,7 +55,7 @@ def serve(verifier: Path) -> tuple[subprocess.Popen, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/verifier_pipeline"))
-    parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--updates", type=int, default=120)
     parser.add_argument("--samples", type=int, default=40, help="of each question by each agent")
     options = parser.parse_args()
     folder = options.folder
@@ -66,10 +66,16 @@ def main() -> None:
         path.write_text(json.dumps({**TEAM, "output_dir": str(folder / name), "updates": options.updates, **changes}))
         return path  # JSON is YAML
 
-    start, samples, balanced, verifier = (folder / n for n in ("start", "samples", "balanced.jsonl", "verifier"))
-    scratch = configuration("from_scratch")
-    step("teach two small models a little", "sft", scratch, "--output", start, "--epochs", 12, "--learning-rate", 1e-3)
-    agents = {name: {"model": str(start / name)} for name in TEAM["agents"]}
+    pupils, teachers, samples, verifier = (folder / name for name in ("pupils", "teachers", "samples", "verifier"))
+    balanced = folder / "balanced.jsonl"
+    learn = ("--learning-rate", 1e-3, "-q")
+    step(
+        "teach two small models a little",
+        *("sft", configuration("small"), "--output", pupils, "--epochs", 12, *learn),
+    )
+    large = configuration("large", agents={"judge": {"tiny": {**TINY, "hidden_size": 128}}})
+    step("and a larger one more", "sft", large, "--output", teachers, "--epochs", 80, *learn)
+    agents = {name: {"model": str(pupils / name)} for name in TEAM["agents"]}
     answering = configuration("answering", agents=agents)
     step(
         "sample their answers to every question, and label them",
@@ -78,13 +84,14 @@ def main() -> None:
     step("as many right as wrong ones of each question", "verifier", "balance", samples, "--output", balanced)
     step(
         "train a verifier on them",
-        *("verifier", "train", balanced, "--model", start / "ann", "--output", verifier, "--epochs", 4),
-        *("--learning-rate", 1e-3, "--batch-size", 64, "--use-cpu"),
+        *("verifier", "train", balanced, "--model", teachers / "judge", "--output", verifier, "--epochs", 40),
+        *("--learning-rate", 1e-3, "--batch-size", 64, "--use-cpu", "-q"),
     )
     server, url = serve(verifier)
     try:
         reward = {"sources": {"verifier": 1.0}, "verifier": {"urls": [url], "on_failure": "wait"}}
-        step("train the team with its scores", "train", configuration("team", agents=agents, reward=reward), "-q")
+        team = configuration("team", agents=agents, reward=reward, warm_start={"steps": 60})
+        step("teach the team to debate, and train it with the verifier's scores", "train", team, "-q")
     finally:
         server.terminate()
         server.wait()

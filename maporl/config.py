@@ -125,6 +125,7 @@ class VerifierSection:
     In this process if there is only a ``model``; served if there are ``urls``, or none of both here and some in the
     environment (``MAPORL_VERIFIER_URLS``). ``batch_size``: chats of a forward, or of a request. ``timeout``: seconds.
     ``on_failure``: after ``retries``, stop the run, wait for the servers as long as it takes, or use the task's grades.
+    ``learn_every``: in this process only, learn from graded answers every so many updates; 0: never.
     """
 
     model: str | None = None
@@ -135,6 +136,8 @@ class VerifierSection:
     retries: Annotated[int, Field(ge=0)] = 5
     concurrency: Positive = 32
     on_failure: Literal["stop", "wait", "label"] = "stop"
+    learn_every: Annotated[int, Field(ge=0)] = 0
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
 
     def __post_init__(self):
         for url in self.urls:
@@ -142,6 +145,8 @@ class VerifierSection:
                 raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
         if self.api == "vllm" and self.model is None:
             raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
+        if self.learn_every and (self.urls or self.model is None):
+            raise ValueError("learn_every: only a verifier in this process can learn; give 'model' and no 'urls'")
 
 
 @dataclass(frozen=True, config=STRICT)

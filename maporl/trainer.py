@@ -243,8 +243,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         metrics |= evaluate_dialogues(answers).metrics()
         metrics |= _mean_rewards(answers)
         for source in self.sources.values():
-            if hasattr(source, "metrics"):
-                metrics |= source.metrics()
+            if hasattr(source, "after_update"):
+                metrics |= source.after_update(self.state.global_step + 1, answers, self.task)
         self.run.add_dialogues(self.state.global_step + 1, answers[: self.args.dialogues_logged])
         super()._finish_update(answers, rows, metrics, clock)
 
@@ -261,6 +261,10 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         for name, learner in self.learners.items():
             save_policy(learner, folder / name)
             write_model_card(folder / name, self.team.policies[name], self)
+
+    def checkpoint_others(self) -> dict[str, Any]:
+        """The reward sources that learn."""
+        return {name: source for name, source in self.sources.items() if hasattr(source, "save")}
 
     def restore_state(self, state: dict) -> None:
         super().restore_state(state)

@@ -2,14 +2,16 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 from typer.testing import CliRunner
 
-from maporl import Agent, Arithmetic, Team
+from maporl import Agent, Arithmetic, Team, run
 from maporl.cli import app
 from maporl.config import ConfigError, RewardSection, VerifierSection, from_dict
 from maporl.rewards import build_sources, fill_in
@@ -17,7 +19,7 @@ from maporl.rewards.sources import RewardFailure
 from maporl.rewards.verifier import checked
 from maporl.run_folder import RunExists
 from maporl.sft import best_debates, solutions, train_supervised
-from maporl.types import Dialogue, Example, Utterance, to_json
+from maporl.types import Dialogue, Example, Grade, Utterance, to_json
 
 TASK = Arithmetic(largest=4)
 CONFIG = {
@@ -148,3 +150,68 @@ def test_a_verifier_that_cannot_serve_is_named_before_anything_runs(verifier):
     for changes in ({"reward": {"sources": {"verifier": 1}}}, {"protocol": {"name": "debate", "feedback": "verifier"}}):
         with pytest.raises(ConfigError, match=r"reward\.verifier: a verifier scores or gives feedback here"):
             from_dict({**CONFIG, **changes})
+
+
+def graded(number, text, correct):
+    return Utterance(number, "ann", "ann", 0, 0, [], text, grade=Grade(text, correct, ""))
+
+
+def test_a_verifier_that_keeps_learning_learns_from_the_first_right_and_wrong_answer_of_each_question(verifier):
+    (source,) = build_sources(learning(verifier(), every=2), ["verifier"]).values()
+    dialogues = [
+        Dialogue(Example("a", "2+2=", "4"), [graded(0, "4", True), graded(1, "7", False), graded(2, "8", False)]),
+        Dialogue(Example("a", "2+2=", "4"), [graded(0, "4", True)]),
+        Dialogue(Example("b", "1+1=", "2"), [graded(0, "2", True), graded(1, "", None)]),
+    ]
+
+    def apart():
+        ((right, wrong, _), *_) = source(dialogues[:1], TASK)
+        return right - wrong
+
+    before = apart()
+    assert source.after_update(1, dialogues, TASK) == {} and apart() == before
+    logged = source.after_update(2, dialogues, TASK)
+    assert logged["verifier/pairs"] == 2.0 and logged["verifier/pair_loss"] == pytest.approx(math.log(2), abs=0.2)
+    for update in range(3, 43):
+        source.after_update(update, dialogues, TASK)
+    assert apart() > before + 0.3
+
+
+def learning(folder, every):
+    section = VerifierSection(folder, learn_every=every, learning_rate=1e-3)
+    return RewardSection(sources={"verifier": 1.0}, verifier=section)
+
+
+def test_a_resumed_run_goes_on_with_the_verifier_that_had_learned(verifier, tmp_path):
+    def config(name):
+        training = {
+            "use_cpu": True,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 1,
+            "save_steps": 3,
+        }
+        section = {"model": verifier(), "learn_every": 2, "learning_rate": 1e-3}
+        return from_dict({
+            **CONFIG, "output_dir": str(tmp_path / name), "updates": 6, "training": training,
+            "reward": {"sources": {"verifier": 1.0}, "verifier": section}, "evaluation": {"questions": 0},
+            "warm_start": {"steps": 60}, "ppo": {"response_length": 2, "temperature": 1.5},
+        })  # fmt: skip
+
+    run.train(config("whole"), resume=False, quiet=True)
+    run.train(config("parts"), resume=False, quiet=True)
+    for newer in ("checkpoint-6", "final"):
+        shutil.rmtree(tmp_path / "parts" / newer)
+    run.train(config("parts"), resume=True, quiet=True)
+    whole, parts = (
+        load_file(tmp_path / name / "checkpoint-6/others/verifier/model.safetensors") for name in ("whole", "parts")
+    )
+    started = load_file(f"{verifier()}/model.safetensors")
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    assert any(not torch.equal(whole[key], started[key]) for key in whole)
+
+
+def test_only_a_verifier_in_this_process_can_learn():
+    for section in ({"urls": ["http://h"]}, {"model": "m", "urls": ["http://h"]}):
+        with pytest.raises(ConfigError, match="learn_every: only a verifier in this process can learn"):
+            reward = {"sources": {"verifier": 1}, "verifier": {**section, "learn_every": 1}}
+            from_dict({**CONFIG, "reward": reward})

@@ -1,8 +1,8 @@
 """Checkpoints: whole or absent, no pickles, loadable by plain ``from_pretrained``.
 
 ``checkpoint-N/`` holds, for each policy, ``policies/NAME/`` (a model or PEFT folder with its tokenizer, the critic's
-head and the optimizer's state), ``rng.safetensors`` and ``state.json``. It is written under a hidden name and renamed
-when complete; ``MANIFEST.json`` lists every file with its SHA-256.
+head and the optimizer's state), ``others/NAME/`` for whatever else learns, ``rng.safetensors`` and ``state.json``. It
+is written under a hidden name and renamed when complete; ``MANIFEST.json`` lists every file with its SHA-256.
 """
 
 import hashlib
@@ -11,8 +11,9 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +33,21 @@ class CheckpointError(RuntimeError):
 # -- the folder ---------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(target: Path, learners: dict[str, Learner], state: dict) -> None:
+class Saved(Protocol):
+    """Anything else that changes while a run goes on."""
+
+    def save(self, folder: Path) -> None:
+        """Write everything into ``folder``, which exists."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Inverse of :meth:`save`."""
+        ...
+
+
+def write_checkpoint(
+    target: Path, learners: dict[str, Learner], state: dict, others: Mapping[str, Saved] | None = None
+) -> None:
     """Write ``target`` atomically: a reader sees the whole checkpoint or none of it. Never overwrites."""
     if target.exists():
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
@@ -42,6 +57,9 @@ def write_checkpoint(target: Path, learners: dict[str, Learner], state: dict) ->
     partial.mkdir(parents=True)
     for name, learner in learners.items():
         save_learner(learner, partial / "policies" / name)
+    for name, other in (others or {}).items():
+        (partial / "others" / name).mkdir(parents=True)
+        other.save(partial / "others" / name)
     save_file(_rng_tensors(), partial / "rng.safetensors")
     state = {**state, "rng": _rng_numbers()}
     (partial / "state.json").write_text(json.dumps(state, indent=1))
@@ -53,7 +71,7 @@ def write_checkpoint(target: Path, learners: dict[str, Learner], state: dict) ->
     _flush(target.parent)
 
 
-def read_checkpoint(folder: Path, learners: dict[str, Learner]) -> dict:
+def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
     """Verify ``folder``, put its weights, optimizers and random states in place, and return its ``state.json``."""
     verify(folder)
     for name, learner in learners.items():
@@ -61,6 +79,8 @@ def read_checkpoint(folder: Path, learners: dict[str, Learner]) -> dict:
             found = sorted(p.name for p in (folder / "policies").iterdir())
             raise CheckpointError(f"{folder}: holds policies {found}, but this run has a policy {name!r}")
         load_learner(learner, folder / "policies" / name)
+    for name, other in (others or {}).items():
+        other.load(folder / "others" / name)
     state = json.loads((folder / "state.json").read_text())
     _restore_rng(load_file(folder / "rng.safetensors"), state["rng"])
     return state
@@ -128,17 +148,33 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
 def save_learner(learner: Learner, folder: Path) -> None:
     """The policy, and what it takes to go on training it."""
     save_policy(learner, folder)
+    save_optimizer(learner.optimizer, folder, {"scheduler": learner.scheduler.state_dict()})
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, more: dict[str, Any]) -> None:
+    """An optimizer's state as safetensors and JSON; ``more`` goes beside its numbers."""
     tensors, numbers = {}, {}
-    optimizer = learner.optimizer.state_dict()
-    for index, entries in optimizer["state"].items():
+    state = optimizer.state_dict()
+    for index, entries in state["state"].items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{index}.{key}"] = value.contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
     save_file(tensors, folder / "optimizer.safetensors")
-    record = {"numbers": numbers, "groups": optimizer["param_groups"], "scheduler": learner.scheduler.state_dict()}
+    record = {"numbers": numbers, "groups": state["param_groups"], **more}
     (folder / "optimizer.json").write_text(json.dumps(record))
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
+    """Inverse of :func:`save_optimizer`; returns what was saved beside the state."""
+    record = json.loads((folder / "optimizer.json").read_text())
+    state: dict[int, dict] = {}
+    for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
+    return record
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
@@ -151,13 +187,7 @@ def load_learner(learner: Learner, folder: Path) -> None:
         load_weights(learner.value_model, active, folder / "critic")
     if learner.value_head is not None:
         learner.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
-    record = json.loads((folder / "optimizer.json").read_text())
-    state: dict[int, dict] = {}
-    for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
-    learner.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
-    learner.scheduler.load_state_dict(record["scheduler"])
+    learner.scheduler.load_state_dict(load_optimizer(learner.optimizer, folder)["scheduler"])
 
 
 def load_weights(model: Any, adapter: Any, folder: Path) -> None:

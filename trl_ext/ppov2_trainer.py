@@ -27,6 +27,7 @@ from trl_ext.advantages import assign_advantages
 from trl_ext.chat import Tokenizer
 from trl_ext.checkpoint import (
     CheckpointError,
+    Saved,
     list_checkpoints,
     read_checkpoint,
     remove_old,
@@ -347,6 +348,10 @@ class PPOv2Trainer(Trainer):
         """What a checkpoint records besides weights and optimizers; subclasses add to it."""
         return {"format": 1, "global_step": self.state.global_step, "episodes": self.episodes, "seed": self.args.seed}
 
+    def checkpoint_others(self) -> dict[str, Saved]:
+        """What else a checkpoint holds, by name; subclasses add to it."""
+        return {}
+
     def restore_state(self, state: dict) -> None:
         """Inverse of :meth:`checkpoint_state`."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
@@ -359,7 +364,7 @@ class PPOv2Trainer(Trainer):
 
     def _save_checkpoint(self, model, trial) -> None:
         target = self.folder / f"checkpoint-{self.state.global_step}"
-        write_checkpoint(target, self.learners, self.checkpoint_state())
+        write_checkpoint(target, self.learners, self.checkpoint_state(), self.checkpoint_others())
         remove_old(self.folder, self.args.save_total_limit)
 
     def _start_or_resume(self, wanted: str | bool | None) -> None:
@@ -384,7 +389,7 @@ class PPOv2Trainer(Trainer):
         if wanted is True and not existing:
             raise CheckpointError(f"{args.output_dir}: no whole checkpoint to resume from; start without resuming")
         folder = existing[-1] if wanted is True else Path(wanted)
-        state = read_checkpoint(folder, self.learners)
+        state = read_checkpoint(folder, self.learners, self.checkpoint_others())
         if state["seed"] != args.seed:
             raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {args.seed}")
         self.restore_state(state)

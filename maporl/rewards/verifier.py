@@ -9,6 +9,7 @@ from maporl.rewards.sources import RewardFailure, RewardSource, where
 from maporl.rewards.verifier_client import VerifierClient, server_urls
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Message, Utterance
+from maporl.verifier.cotraining import CoTraining
 from maporl.verifier.encoding import chat_of
 from maporl.verifier.model import Verifier, VerifierError
 
@@ -22,7 +23,9 @@ def load_verifier(section: VerifierSection) -> RewardSource:
         return ServedVerifier(VerifierClient(section, urls), section.on_failure == "label")
     if section.model is None:
         raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
-    return verifier_source(_load(section.model, section.batch_size).score, section.model)
+    if section.learn_every:
+        return LearningVerifier(section, section.model)
+    return verifier_source(_loaded(section.model, section.batch_size).score, section.model)
 
 
 def verifier_source(scores_of: Scores, name: str) -> RewardSource:
@@ -63,9 +66,22 @@ class ServedVerifier:
         found = iter(checked(scores, asked, " or ".join(self.client.urls)))
         return [[next(found) for _ in d.utterances] for d in dialogues]
 
-    def metrics(self) -> dict[str, float]:
-        """What went wrong since this was last asked: retries, waits, ejected servers, answers labelled instead."""
+    def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
+        """What happened since the last update: requests, retries, waits, ejected servers, answers labelled instead."""
         return {f"verifier/{name}": float(value) for name, value in self.client.take_counts().items()}
+
+
+class LearningVerifier:
+    """A reward source in this process that learns from what it scored; see :mod:`maporl.verifier.cotraining`."""
+
+    def __init__(self, section: VerifierSection, model: str):
+        verifier = _load(model, section.batch_size)
+        self.score = verifier_source(verifier.score, model)
+        self.learning = CoTraining(verifier, section.learn_every, section.learning_rate)
+        self.after_update, self.save, self.load = self.learning.after_update, self.learning.save, self.learning.load
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+        return self.score(dialogues, task)
 
 
 def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], name: str) -> Sequence[float]:
@@ -80,9 +96,11 @@ def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], na
     return scores
 
 
-@cache
 def _load(source: str, batch_size: int) -> Verifier:
     try:
         return Verifier.load(source, batch_size=batch_size)
     except VerifierError as error:
         raise ConfigError(f"reward.verifier.model: {error}") from error
+
+
+_loaded = cache(_load)
