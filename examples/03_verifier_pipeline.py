@@ -20,9 +20,10 @@ TEAM = {
     "task": {"name": "toy_sum", "largest": 19},
     "agents": {"ann": {"tiny": TINY}, "bob": {"tiny": {**TINY, "architecture": "qwen3"}}},
     "protocol": {"name": "debate", "later": "{others};{question}", "quote": "{text}", "separator": ";"},
-    "ppo": {"response_length": 3, "temperature": 1.0, "num_mini_batches": 4},
+    "ppo": {"response_length": 3, "temperature": 1.0, "num_mini_batches": 8, "num_ppo_epochs": 2, "kl_coef": 0.03, "vf_coef": 0.5},
     "training": {
-        "per_device_train_batch_size": 64, "gradient_accumulation_steps": 1, "learning_rate": 3e-4, "use_cpu": True,
+        "per_device_train_batch_size": 128, "gradient_accumulation_steps": 1, "learning_rate": 3e-4,
+        "value_learning_rate": 3e-3, "lr_scheduler_type": "constant", "adam_beta2": 0.99, "use_cpu": True,
     },
     "evaluation": {"questions": 80},
 }  # fmt: skip
@@ -55,8 +56,8 @@ def serve(verifier: Path) -> tuple[subprocess.Popen, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/verifier_pipeline"))
-    parser.add_argument("--updates", type=int, default=120)
-    parser.add_argument("--samples", type=int, default=40, help="of each question by each agent")
+    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--samples", type=int, default=32, help="of each question by each agent")
     options = parser.parse_args()
     folder = options.folder
     folder.mkdir(parents=True)  # an earlier run is never overwritten
@@ -81,10 +82,13 @@ def main() -> None:
         "sample their answers to every question, and label them",
         *("verifier", "generate", answering, "--output", samples, "--per-question", options.samples),
     )
-    step("as many right as wrong ones of each question", "verifier", "balance", samples, "--output", balanced)
+    step(
+        "as many right as wrong ones of each question; a sum has only one right text, so repeats count",
+        *("verifier", "balance", samples, "--output", balanced, "--repeats"),
+    )
     step(
         "train a verifier on them",
-        *("verifier", "train", balanced, "--model", teachers / "judge", "--output", verifier, "--epochs", 40),
+        *("verifier", "train", balanced, "--model", teachers / "judge", "--output", verifier, "--epochs", 12),
         *("--learning-rate", 1e-3, "--batch-size", 64, "--use-cpu", "-q"),
     )
     server, url = serve(verifier)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datasets import Dataset
+from transformers import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 from maporl.agents import Policy, Team
@@ -105,6 +106,8 @@ def train_supervised(
                 train_dataset=Dataset.from_list(rows),
                 processing_class=policy.tokenizer,
             )
+            if quiet:
+                trainer.remove_callback(PrinterCallback)
             losses[policy.name] = float(trainer.train().training_loss)
         save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / policy.name)
     return losses

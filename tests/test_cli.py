@@ -220,6 +220,19 @@ def test_the_examples_run():
     assert "turn 2: held-out accuracy" in done.stdout
 
 
+def test_the_verifiers_pipeline_runs_end_to_end(tmp_path):
+    pytest.importorskip("fastapi")
+    folder = tmp_path / "pipeline"
+    done = subprocess.run(
+        [sys.executable, "examples/03_verifier_pipeline.py", "--folder", str(folder), "--updates", "2", "--samples", "4"],
+        capture_output=True, text=True, cwd=ROOT, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in (folder / "team/metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(0 <= row["reward/verifier"] <= 1 and row["verifier/requests"] > 0 for row in rows)
+    assert "mean |share right - 1/2| by question" in done.stdout and "AUC" in done.stdout
+
+
 def test_the_notebook_runs_and_is_stored_without_outputs():
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

@@ -242,6 +242,11 @@ def test_hand_made_answers_are_filtered_and_cut_to_equal_numbers():
     assert {s.id for s in dropped.samples} == {"a"} and dropped.questions["dropped: short"] == 1
     assert balancing.balance(samples, BalanceOptions(per_question=2)).samples == result.samples
     assert result.lines()[0].startswith("questions: full 1, cut 1")
+    short = answers("a", ["4", "4", " 4"], ["5", "5", "6", "7"])
+    kept = balancing.balance(short, BalanceOptions(repeats=True)).samples
+    assert [s.correct for s in kept] == [True] * 3 + [False] * 3 and len(
+        balancing.balance(short, BalanceOptions()).samples
+    ) == 2
 
 
 def test_one_question_in_two_wordings_is_refused():
@@ -324,11 +329,11 @@ def test_hints_show_a_right_answer_and_grow_stronger_where_wrong_ones_are_missin
     assert source.prompt(pool, True) == "a?"
     strong = source.prompt(pool, False)
     assert "The right final answer is 1." in strong and "Answer: <final answer>" in strong
-    pool.add(Sample("a", "a?", "{so}\nAnswer: 1", True), False)
+    pool.add(Sample("a", "a?", "{so}\nAnswer: 1", True), options)
     assert "{so}\nAnswer: 1" in source.prompt(pool, True)
-    pool.add(Sample("a", "a?", "Answer: 2", False), False)
+    pool.add(Sample("a", "a?", "Answer: 2", False), options)
     assert "with one mistake in its reasoning" in source.prompt(pool, False)
-    pool.add(Sample("a", "a?", "Answer: 3", False), False)
+    pool.add(Sample("a", "a?", "Answer: 3", False), options)
     assert "one small slip" in source.prompt(pool, False)
     with pytest.raises(DataError, match=r"question z: not in the configuration's task"):
         source.prompt(balancing.Pool("z", "z?"), True)

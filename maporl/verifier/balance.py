@@ -44,10 +44,10 @@ class Pool:
     answers: dict[bool, list[Sample]] = field(default_factory=lambda: {True: [], False: []})
     seen: set[str] = field(default_factory=set)
 
-    def add(self, sample: Sample, free_form: bool) -> str | None:
+    def add(self, sample: Sample, options: BalanceOptions) -> str | None:
         """Take ``sample`` in, or say why not."""
-        reason = fault(sample.answer, free_form)
-        if reason is None and same_text(sample.answer) in self.seen:
+        reason = fault(sample.answer, options.free_form)
+        if reason is None and not options.repeats and same_text(sample.answer) in self.seen:
             reason = "duplicate"
         if reason is None:
             self.seen.add(same_text(sample.answer))
@@ -97,7 +97,7 @@ def _pools(samples: Iterable[Sample], options: BalanceOptions, dropped: Counter)
                 f"question {sample.id}: two texts, {pool.question!r:.60} and {sample.question!r:.60}; balance samples of "
                 "one configuration at a time"
             )
-        if reason := pool.add(sample, options.free_form):
+        if reason := pool.add(sample, options):
             dropped[reason] += 1
     return pools
 
@@ -168,7 +168,7 @@ class TopUp:
         for pool, solution, (correct, _) in zip(lacking, solutions, labels, strict=True):
             reason = None if correct else "not_right"
             reason = reason or pool.add(
-                Sample(pool.id, pool.question, solution, True, source="reference"), self.options.free_form
+                Sample(pool.id, pool.question, solution, True, source="reference"), self.options
             )
             if reason:
                 dropped[f"reference: {reason}"] += 1
@@ -208,7 +208,7 @@ class TopUp:
                 reason = "side_full"
             else:
                 made = Sample(pool.id, pool.question, answer, correct, temperature, policy, source="hint")
-                reason = pool.add(made, options.free_form)
+                reason = pool.add(made, options)
             if reason:
                 dropped[f"hint: {reason}"] += 1
 

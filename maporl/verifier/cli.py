@@ -99,6 +99,9 @@ def balance(
     free_form: Annotated[
         bool, typer.Option("--free-form", help="Answers have no final-answer line (open-ended tasks).")
     ] = False,
+    repeats: Annotated[
+        bool, typer.Option("--repeats", help="Count equal answers each (short answers have one right text).")
+    ] = False,
     agent: Annotated[
         str | None, typer.Option("--agent", help="Who is given hints; default: the first.", show_default=False)
     ] = None,
@@ -116,7 +119,7 @@ def balance(
     with cli._errors():
         options = BalanceOptions(
             temperature_low, temperature_high, top_p, batch_size, per_question, rounds, per_round, short, free_form,
-            agent, judge, seed,
+            repeats, agent, judge, seed,
         )  # fmt: skip
         if config is None and (agent or judge or set_):
             raise ConfigError("--agent, --judge and --set speak of a CONFIG; give one after the folder")

@@ -48,6 +48,7 @@ class BalanceOptions(SamplingOptions):
 
     A question short of one side is topped up in at most ``rounds`` rounds of ``per_round`` samples. ``short`` says what
     becomes of one that stays short: cut to its smaller side, or dropped. ``free_form``: answers have no asked form.
+    ``repeats``: equal texts count each, as short answers need, of which there is only one right one.
     """
 
     per_question: int = 10
@@ -55,6 +56,7 @@ class BalanceOptions(SamplingOptions):
     per_round: int = 8
     short: Literal["cut", "drop"] = "cut"
     free_form: bool = False
+    repeats: bool = False
     agent: str | None = None
     judge: str | None = None
     seed: int = 0

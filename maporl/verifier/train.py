@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
+    PrinterCallback,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -193,6 +194,8 @@ def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: 
     )
     trainer = VerifierTrainer(TokenScores(peft), args, collate, rows)  # type: ignore[arg-type]  # any sequence serves
     trainer.token_loss = options.loss
+    if quiet:
+        trainer.remove_callback(PrinterCallback)
     trainer.train()
     return peft.merge_and_unload().to(_DTYPES[options.bf16]).eval()
 
