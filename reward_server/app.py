@@ -130,7 +130,9 @@ class Service:
     def __init__(self, scorers: Sequence[Scorer], options: ServerOptions, telemetry: Telemetry):
         self.scorer, self.options, self.telemetry = scorers[0], options, telemetry
         self.info = self.scorer.info
-        self.batcher = Batcher(scorers, options.batch_tokens, options.queue_items, telemetry)
+        self.batcher = Batcher(
+            scorers, options.batch_tokens or self.scorer.batch_tokens, options.queue_items, telemetry
+        )
         self.draining = False
         self._asked: OrderedDict[str, tuple[bytes, asyncio.Task[list[Item]]]] = OrderedDict()
 

@@ -1,8 +1,7 @@
 """Dynamic batching: what waits is scored together, in forwards of like lengths and bounded size.
 
 Data flow: a request's chats -> one ``Work`` each in ``_waiting`` -> a worker of each scorer takes a batch whenever it is
-free -> its scores resolve the futures of the works. Nothing waits on purpose: while a forward runs, the next batch
-gathers.
+free -> its scores resolve the futures of the works. While a forward runs, the next batch gathers.
 """
 
 import asyncio
@@ -19,6 +18,10 @@ from reward_server.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 Outcome = float | ItemError
+PADDING, PADDING_TOKENS = 0.15, 128
+"""A batch may be padding up to this share of it, or up to this many tokens, which cost less than one more forward."""
+LINGER, MOST_LINGER = 0.05, 0.02
+"""Before a batch is taken that is not full, those just answered may come back: this share of a forward, at most seconds."""
 
 
 class QueueFull(Exception):
@@ -84,9 +87,13 @@ class Batcher:
 
     async def _work(self, scorer: Scorer) -> None:
         loop = asyncio.get_running_loop()
+        seconds = 0.0
         while True:
+            if seconds and self._tokens_waiting < self.batch_tokens:
+                await asyncio.sleep(min(LINGER * seconds, MOST_LINGER))
             batch = self._take()
             if not batch:
+                seconds = 0.0
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
@@ -102,17 +109,21 @@ class Batcher:
                     work.done.set_result(outcome)
 
     def _take(self) -> list[Work]:
-        """The next batch: what has waited longest, and what is nearest to it in length, up to ``batch_tokens``."""
+        """The next batch: what has waited longest, and what is nearest to it in length.
+
+        As many as fit into ``batch_tokens`` without much padding, which costs as much as text.
+        """
         self._waiting = [work for work in self._waiting if not work.done.done()]
         if not self._waiting:
             self._note_queue()
             return []
         oldest = self._waiting[0].prepared.length
         batch: list[Work] = []
-        longest = 0
+        longest = tokens = 0
         for work in sorted(self._waiting, key=lambda work: abs(work.prepared.length - oldest)):
-            longest = max(longest, work.prepared.length)
-            if batch and longest * (len(batch) + 1) > self.batch_tokens:
+            longest, tokens = max(longest, work.prepared.length), tokens + work.prepared.length
+            size = longest * (len(batch) + 1)
+            if batch and (size > self.batch_tokens or size - tokens > max(PADDING * size, PADDING_TOKENS)):
                 break
             batch.append(work)
         taken = set(map(id, batch))

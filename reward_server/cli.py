@@ -1,5 +1,6 @@
 """The command line of the server: ``python -m reward_server``, and ``maporl serve``."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,8 +38,9 @@ def serve(
         typer.Option("--dtype", help="auto: bfloat16 on a GPU, else as saved."),
     ] = "auto",
     batch_tokens: Annotated[
-        int, typer.Option("--batch-tokens", help="Tokens of one forward.")
-    ] = ServerOptions.batch_tokens,
+        int | None,
+        typer.Option("--batch-tokens", help="Tokens of one forward.", show_default="16384 on a GPU, else 1024"),
+    ] = None,
     queue_items: Annotated[
         int, typer.Option("--queue-items", help="Chats that may wait before others get 429.")
     ] = ServerOptions.queue_items,
@@ -75,6 +77,8 @@ def serve(
 def _run(
     options: ServerOptions, model: str | None, task: str | None, device: list[str] | None, workers: int, dtype: str
 ) -> None:
+    # read once, when torch is loaded: threads that wait by spinning take the cores from those that answer requests
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from reward_server import serve as serving
     except ModuleNotFoundError as error:

@@ -18,7 +18,7 @@ class ServerError(ValueError):
 class ServerOptions:
     """``host`` other than a loopback address needs a ``token``. Sizes are most allowed; times are seconds.
 
-    ``batch_tokens``: tokens of one forward, padding included; ``queue_items``: chats that may wait, and then the server
+    ``batch_tokens``: tokens of one forward, padding included (None: 16384 on a GPU, 1024 elsewhere); ``queue_items``: chats that may wait, and then the server
     answers 429; ``body_bytes``, ``chat_tokens``: larger requests and chats are refused; ``body_seconds``: for a client to
     send a whole request; ``answer_seconds``: for the server to answer; ``drain_seconds``: for requests in progress when
     the server is asked to stop.
@@ -27,7 +27,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8501
     token: str | None = None
-    batch_tokens: int = 8192
+    batch_tokens: int | None = None
     queue_items: int = 8192
     body_bytes: int = 8 * 2**20
     chat_tokens: int | None = None
@@ -39,8 +39,9 @@ class ServerOptions:
         if not 0 <= self.port <= 65535:
             raise ServerError(f"--port: expected 0 to 65535, got {self.port}")
         for name in ("batch_tokens", "queue_items", "body_bytes", "body_seconds", "answer_seconds", "drain_seconds"):
-            if getattr(self, name) <= 0:
-                raise ServerError(f"--{name.replace('_', '-')}: expected above 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ServerError(f"--{name.replace('_', '-')}: expected above 0, got {value}")
         if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
             raise ServerError(
                 f"token: expected at least {SHORTEST_TOKEN} ASCII characters, got {len(self.token)}; make one with "

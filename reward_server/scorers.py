@@ -25,6 +25,8 @@ class Scorer(Protocol):
     """What the server needs of whatever scores."""
 
     info: ModelInfo
+    batch_tokens: int
+    """What suits the device, unless the options say otherwise."""
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:
         """Everything that can be done for one chat alone, or why it cannot be scored."""
@@ -42,6 +44,7 @@ class VerifierScorer:
         limits = [limit for limit in (verifier.longest, longest) if limit is not None]
         self.verifier = verifier
         self.longest = min(limits, default=None)
+        self.batch_tokens = 16384 if verifier.model.device.type == "cuda" else 1024  # beyond it, no faster there
         record = verifier.record or {}
         self.info = ModelInfo(
             name=verifier.name, kind="verifier", sha256=verifier.digest(), temperature=verifier.temperature,
@@ -69,7 +72,7 @@ class LabelScorer:
     """A task's grader: 1.0 for a right answer, 0.0 for a wrong one. Every chat needs a reference."""
 
     def __init__(self, task: Task, name: str, longest: int = 100_000):
-        self.task, self.longest = task, longest
+        self.task, self.longest, self.batch_tokens = task, longest, 100_000
         self.info = ModelInfo(name=f"labels of {name}", kind="labels")
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:

@@ -301,17 +301,23 @@ def test_a_full_queue_answers_429_with_a_time_to_come_back_and_then_serves_again
 
 def test_batches_are_of_like_lengths_within_the_budget_and_nothing_waits_for_ever():
     scorer = Slow()
-    with serving([scorer], batch_tokens=100) as url:
+    with serving([scorer], batch_tokens=4000) as url:
         first = in_thread(post, url, BODY)
         time.sleep(0.3)
-        chats = [chat_of("?", text) for text in ("a" * 200, "b" * 16, "c" * 4000, "d" * 16, "e" * 160)]
-        rest = in_thread(post, url, {"chats": chats, "references": ["2"] * 5})
-        until(lambda: "maporl_queue_items 5.0" in httpx2.get(f"{url}/metrics").text)
+        chats = [chat_of("?", text) for text in ("a" * 4000, "b" * 64, "c" * 80_000, "d" * 64, "e" * 3600, "f" * 2400)]
+        rest = in_thread(post, url, {"chats": chats, "references": ["2"] * 6})
+        until(lambda: "maporl_queue_items 6.0" in httpx2.get(f"{url}/metrics").text)
         scorer.let.set()
         for thread, found in (first, rest):
             thread.join()
             assert [item["error"] for item in found[0].json()["results"]] == [None] * len(found[0].json()["results"])
-        assert [[answer[0] for answer in batch] for batch in scorer.batches] == [["2"], ["a", "e"], ["b", "d"], ["c"]]
+        assert [[answer[0] for answer in batch] for batch in scorer.batches] == [
+            ["2"],
+            ["a", "e"],
+            ["b", "d"],
+            ["c"],
+            ["f"],
+        ]
 
 
 def test_one_chat_that_breaks_the_scorer_does_not_take_others_with_it():
