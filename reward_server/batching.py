@@ -1,15 +1,15 @@
 """Dynamic batching: what waits is scored together, in forwards of like lengths and bounded size.
 
-Data flow: a request's chats -> one ``Work`` each in ``_waiting`` -> a worker of each scorer takes a batch whenever it is
-free -> its scores resolve the futures of the works. While a forward runs, the next batch gathers.
+Data flow: a request's chats -> one ``Work`` each in ``_waiting`` -> the thread of each scorer takes a batch whenever it
+is free -> the event loop resolves the futures of its works. While a forward runs, the next batch gathers.
 """
 
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from reward_server.schemas import ItemError
@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 Outcome = float | ItemError
 PADDING, PADDING_TOKENS = 0.15, 128
 """A batch may be padding up to this share of it, or up to this many tokens, which cost less than one more forward."""
-LINGER, MOST_LINGER = 0.05, 0.02
-"""Before a batch is taken that is not full, those just answered may come back: this share of a forward, at most seconds."""
 
 
 class QueueFull(Exception):
@@ -47,75 +45,80 @@ class Batcher:
         self.scorers, self.batch_tokens, self.queue_items = scorers, batch_tokens, queue_items
         self.telemetry = telemetry
         self._waiting: list[Work] = []
-        self._tokens_waiting = 0
+        self._changed = threading.Condition()  # guards what waits
+        self._stopping = False
         self._tokens_per_second = 1000.0
-        self._arrived = asyncio.Event()
-        self._pool = ThreadPoolExecutor(len(scorers), "scorer")
-        self._workers: list[asyncio.Task] = []
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to score; needs a running event loop."""
-        self._workers = [asyncio.create_task(self._work(scorer)) for scorer in self.scorers]
+        """Begin to score; futures are resolved on the running event loop."""
+        loop = asyncio.get_running_loop()
+        self._threads = [
+            threading.Thread(target=self._work, args=(scorer, loop), name="scorer", daemon=True)
+            for scorer in self.scorers
+        ]
+        for thread in self._threads:
+            thread.start()
 
     async def stop(self) -> None:
-        """Stop scoring; what still waits is cancelled."""
-        for task in self._workers:
-            task.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        for work in self._waiting:
+        """Stop scoring after the batches in progress; what still waits is cancelled."""
+        with self._changed:
+            self._stopping = True
+            waiting, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for work in waiting:
             work.done.cancel()
-        self._pool.shutdown()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
 
     async def score(self, prepared: Sequence[Prepared]) -> list[Outcome]:
         """One outcome for each, in order. Raises :class:`QueueFull` rather than let the queue grow beyond its bound."""
         if not prepared:
             return []
-        if len(self._waiting) + len(prepared) > self.queue_items:
-            seconds = self._tokens_waiting / self._tokens_per_second
-            raise QueueFull(min(60, max(1, math.ceil(seconds))))
         loop = asyncio.get_running_loop()
         works = [Work(item, loop.create_future()) for item in prepared]
-        self._waiting += works
-        self._note_queue()
-        self._arrived.set()
+        with self._changed:
+            if len(self._waiting) + len(works) > self.queue_items:
+                seconds = sum(work.prepared.length for work in self._waiting) / self._tokens_per_second
+                raise QueueFull(min(60, max(1, math.ceil(seconds))))
+            self._waiting += works
+            self.telemetry.waiting(len(self._waiting))
+            self._changed.notify()
         try:
             return list(await asyncio.gather(*(work.done for work in works)))
         except asyncio.CancelledError:  # nobody wants them any more
             for work in works:
                 work.done.cancel()
+            with self._changed:
+                self._drop_cancelled()
             raise
 
-    async def _work(self, scorer: Scorer) -> None:
-        loop = asyncio.get_running_loop()
-        seconds = 0.0
+    def _work(self, scorer: Scorer, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            if seconds and self._tokens_waiting < self.batch_tokens:
-                await asyncio.sleep(min(LINGER * seconds, MOST_LINGER))
-            batch = self._take()
-            if not batch:
-                seconds = 0.0
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
+            with self._changed:
+                while not (batch := self._take()):
+                    if self._stopping:
+                        return
+                    self._changed.wait()
             started = time.perf_counter()
-            payloads = [work.prepared.payload for work in batch]
-            outcomes = await loop.run_in_executor(self._pool, _score, scorer, payloads)
+            outcomes = _score(scorer, [work.prepared.payload for work in batch])
             seconds = time.perf_counter() - started
             tokens = sum(work.prepared.length for work in batch)
             self._tokens_per_second += 0.1 * (tokens / max(seconds, 1e-6) - self._tokens_per_second)
             self.telemetry.batch(len(batch), seconds)
-            for work, outcome in zip(batch, outcomes, strict=True):
-                if not work.done.done():
-                    work.done.set_result(outcome)
+            loop.call_soon_threadsafe(_resolve, batch, outcomes)
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = [work for work in self._waiting if not work.done.done()]
+        self.telemetry.waiting(len(self._waiting))
 
     def _take(self) -> list[Work]:
         """The next batch: what has waited longest, and what is nearest to it in length.
 
         As many as fit into ``batch_tokens`` without much padding, which costs as much as text.
         """
-        self._waiting = [work for work in self._waiting if not work.done.done()]
+        self._drop_cancelled()
         if not self._waiting:
-            self._note_queue()
             return []
         oldest = self._waiting[0].prepared.length
         batch: list[Work] = []
@@ -128,12 +131,14 @@ class Batcher:
             batch.append(work)
         taken = set(map(id, batch))
         self._waiting = [work for work in self._waiting if id(work) not in taken]
-        self._note_queue()
+        self.telemetry.waiting(len(self._waiting))
         return batch
 
-    def _note_queue(self) -> None:
-        self._tokens_waiting = sum(work.prepared.length for work in self._waiting)
-        self.telemetry.waiting(len(self._waiting))
+
+def _resolve(batch: Sequence[Work], outcomes: Sequence[Outcome]) -> None:
+    for work, outcome in zip(batch, outcomes, strict=True):
+        if not work.done.done():
+            work.done.set_result(outcome)
 
 
 def _score(scorer: Scorer, payloads: list) -> list[Outcome]:
