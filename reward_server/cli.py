@@ -79,6 +79,8 @@ def _run(
 ) -> None:
     # read once, when torch is loaded: threads that wait by spinning take the cores from those that answer requests
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # oneDNN keeps 1,024 primitives, each made for one shape; batches have a new shape nearly every time
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
         from reward_server import serve as serving
     except ModuleNotFoundError as error:

@@ -24,6 +24,7 @@ from maporl.rewards.verifier_client import Servers, Unavailable, VerifierClient,
 from maporl.tasks import Arithmetic
 from maporl.types import Dialogue, Example, Utterance
 from maporl.verifier.encoding import chat_of
+from maporl.verifier.model import Verifier
 
 ROOT = Path(__file__).parents[1]
 CHATS, TRUTHS = [chat_of(f"{n}", f"Answer: {n}") for n in range(10)], [str(n) for n in range(10)]
@@ -304,3 +305,14 @@ def test_a_server_killed_and_restarted_while_a_team_trains_changes_nothing(tmp_p
     for name in ("ann", "bob"):
         calm, shaken = (load_file(tmp_path / run / "final" / name / "model.safetensors") for run in ("calm", "shaken"))
         assert all(torch.equal(calm[key], shaken[key]) for key in calm)
+
+
+@pytest.mark.vllm
+def test_a_real_vllm_scores_as_this_process_does():
+    """Needs ``vllm serve FOLDER --runner pooling --dtype float32``: MAPORL_TEST_VLLM_URL, and FOLDER in
+    MAPORL_TEST_VLLM_MODEL, a verifier with a temperature."""
+    url, model = os.environ["MAPORL_TEST_VLLM_URL"], os.environ["MAPORL_TEST_VLLM_MODEL"]
+    chats = [chat_of(f"What is {n} + {n}?", f"It is {2 * n}. " * (1 + n % 5)) for n in range(20)]
+    served = client(url, api="vllm", model=model, timeout=120).scores(chats, [""] * 20)
+    here = Verifier.load(model, "cpu", "float32")
+    assert here.temperature != 1.0 and served == pytest.approx(here.score(chats), abs=1e-3)
