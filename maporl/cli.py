@@ -144,6 +144,7 @@ def sft(
 
         from maporl import sft as supervised
         from maporl.agents import Team
+        from maporl.protocols import opening_of
         from maporl.run_checks import tasks_of
 
         set_seed(settings.seed)
@@ -152,8 +153,7 @@ def sft(
         else:
             task, _ = tasks_of(settings)
             team = Team.from_config(settings)
-            opening = str(settings.protocol.get("opening", "{question}"))
-            material = supervised.solutions(team, task, opening, limit)
+            material = supervised.solutions(team, task, opening_of(settings.protocol), limit)
         losses = supervised.train_supervised(settings, team, material, output, epochs, learning_rate, batch_size, quiet)
         for policy, loss in losses.items():
             typer.echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")

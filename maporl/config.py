@@ -20,6 +20,9 @@ STRICT = ConfigDict(extra="forbid")
 for _plain in (PPOOptions, Schedule, Span, Freeze):
     setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
 
+TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
+"""The environment variable that the reward server, and its client, read the bearer token from."""
+
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -86,10 +86,13 @@ def check_run(config: Config) -> list[str]:
 
 def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:
     """Every character of every question is in the alphabet of every tiny model that plays."""
+    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
+    tinies = {name: tiny for name, tiny in players if tiny is not None}
+    if not tinies:
+        return
     used = {character for task in splits for example in task for character in task.question(example)}
-    for name in speakers(config.protocol, tuple(config.agents)):
-        tiny = config.agents[name].tiny
-        if tiny is not None and (missing := used - set(tiny.alphabet)):
+    for name, tiny in tinies.items():
+        if missing := used - set(tiny.alphabet):
             raise ConfigError(
                 f"agents.{name}.tiny.alphabet: questions have characters that {tiny.alphabet!r:.80} lacks: "
                 f"{''.join(sorted(missing))!r:.80}; add them"

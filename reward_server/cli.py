@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,15 +69,17 @@ def serve(
         )  # fmt: skip
         if labels == (model is not None) or labels != (task is not None):
             raise ServerError("expected either --model DIR, or --task NAME with --labels")
-        _run(options, model, task, device, workers, dtype)
-    except (ServerError, ValueError) as error:
+        start = _ready(options, model, task, device, workers, dtype)
+    except ValueError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+    start()
 
 
-def _run(
+def _ready(
     options: ServerOptions, model: str | None, task: str | None, device: list[str] | None, workers: int, dtype: str
-) -> None:
+) -> Callable[[], None]:
+    """What serves until it is stopped; everything that can be wrong with the options is found before."""
     # read once, when torch is loaded: threads that wait by spinning take the cores from those that answer requests
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # oneDNN keeps 1,024 primitives, each made for one shape; batches have a new shape nearly every time
@@ -93,7 +96,7 @@ def _run(
         assert model is not None  # one of the two is given
         devices = device or ["cuda" if torch.cuda.is_available() else "cpu"]
         scorers = serving.verifier_scorers(model, devices * workers, dtype, options.chat_tokens)
-    serving.serve(scorers, options)
+    return lambda: serving.serve(scorers, options)
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
-"""The environment variable that the server, and the client, read the bearer token from."""
+from maporl.config import TOKEN_VARIABLE
+
 SHORTEST_TOKEN = 16
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -24,9 +25,13 @@ class Prepared:
 class Scorer(Protocol):
     """What the server needs of whatever scores."""
 
-    info: ModelInfo
     batch_tokens: int
     """What suits the device, unless the options say otherwise."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What scores."""
+        ...
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:
         """Everything that can be done for one chat alone, or why it cannot be scored."""
@@ -45,10 +50,14 @@ class VerifierScorer:
         self.verifier = verifier
         self.longest = min(limits, default=None)
         self.batch_tokens = 16384 if verifier.model.device.type == "cuda" else 1024  # beyond it, no faster there
-        record = verifier.record or {}
-        self.info = ModelInfo(
+
+    @cached_property
+    def info(self) -> ModelInfo:
+        """Computed for the copy that is asked, because it reads all weights."""
+        verifier = self.verifier
+        return ModelInfo(
             name=verifier.name, kind="verifier", sha256=verifier.digest(), temperature=verifier.temperature,
-            longest_chat_tokens=self.longest, calibration=record.get("metrics"),
+            longest_chat_tokens=self.longest, calibration=(verifier.record or {}).get("metrics"),
         )  # fmt: skip
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:

@@ -51,4 +51,9 @@ def speakers(section: dict[str, Any], agents: tuple[str, ...]) -> tuple[str, ...
     return playing if helper is None or helper in playing else (*playing, helper)
 
 
-__all__ = ["PROTOCOLS", "Debate", "Play", "Protocol", "build_protocol", "speakers"]
+def opening_of(section: dict[str, Any]) -> str:
+    """How the protocol of a ``protocol:`` section puts a question to begin with."""
+    return str(section.get("opening", "{question}"))
+
+
+__all__ = ["PROTOCOLS", "Debate", "Play", "Protocol", "build_protocol", "opening_of", "speakers"]

@@ -4,7 +4,6 @@ Data flow: chats -> requests of ``batch_size`` chats, sent concurrently -> for e
 other until one answers -> one outcome for each chat, a score or the failure that stands for it.
 """
 
-import json
 import logging
 import math
 import os
@@ -14,22 +13,20 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import tenacity
 
-from maporl.config import ConfigError, VerifierSection
+from maporl.config import TOKEN_VARIABLE, ConfigError, VerifierSection
 from maporl.rewards.sources import RewardFailure
 from maporl.types import Message
 from maporl.verifier.encoding import encode
+from maporl.verifier.model import read_record, temperature_of
 
 logger = logging.getLogger(__name__)
 URLS_VARIABLE = "MAPORL_VERIFIER_URLS"
 """Comma-separated URLs, for configurations that name none."""
-TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
-"""The bearer token of the servers, where they want one."""
 COUNTED = ("requests", "retries", "ejected", "waits", "failures", "labelled")
 
 Outcome = float | RewardFailure
@@ -248,8 +245,7 @@ class VLLM:
             raise ConfigError("reward.verifier: api vllm needs 'model', whose tokenizer encodes the chats; add it")
         self.model = section.model
         self.tokenizer = AutoTokenizer.from_pretrained(section.model)
-        record = Path(section.model) / "verifier.json"
-        self.temperature = float(json.loads(record.read_text())["temperature"]) if record.is_file() else 1.0
+        self.temperature = temperature_of(read_record(section.model))
 
     def body(self, request_id: str, chats: Sequence[list[Message]]) -> dict[str, Any]:
         """The request."""

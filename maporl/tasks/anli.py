@@ -5,14 +5,14 @@ from functools import cached_property
 from typing import Literal
 
 from maporl.grading import grade_label
-from maporl.tasks.base import Task, TaskError, is_file, read_examples
+from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
 from maporl.types import Example, Grade
 
 LABELS = ("entailment", "neutral", "contradiction")
 
 
 @dataclass(frozen=True)
-class ANLI(Task):
+class ANLI(ReadTask):
     """``source``: the hub's ``facebook/anli``, or a ``.jsonl`` file; ``eval_source`` likewise.
 
     ``round`` is 1, 2 or 3, a list of them, or "all"; a file is read for each of them where its name has ``{round}`` in
@@ -31,10 +31,7 @@ class ANLI(Task):
     seed: int = 0
 
     def __post_init__(self):
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
-        if "{question}" not in self.instruction:
-            raise ValueError("instruction: expected the text to contain {question}")
+        super().__post_init__()
         if not self._rounds or len(set(self._rounds)) != len(self._rounds):
             raise ValueError(
                 f"round: expected each of 1, 2 and 3 at most once and at least one of them, got {self.round}"
@@ -62,15 +59,6 @@ class ANLI(Task):
         ]
 
     answer_form = "Answer: <entailment, neutral or contradiction>"
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
-
-    def question(self, example: Example) -> str:
-        return self.instruction.replace("{question}", example.question)
 
     def grade(self, example: Example, text: str) -> Grade:
         return grade_label(text, example.answer, LABELS)

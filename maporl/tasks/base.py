@@ -65,6 +65,33 @@ class Task(ABC):
         return (self[i] for i in range(len(self)))
 
 
+class ReadTask(Task):
+    """A task whose examples are read once, the first ``limit`` of them, and put as ``instruction`` says."""
+
+    limit: int | None
+    instruction: str
+
+    @property
+    @abstractmethod
+    def _examples(self) -> Sequence[Example]: ...
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
+        if "{question}" not in self.instruction:
+            raise ValueError("instruction: expected the text to contain {question}")
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+    def question(self, example: Example) -> str:
+        """The instruction with the question in its place."""
+        return self.instruction.replace("{question}", example.question)
+
+
 def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], int], Example]) -> list[Example]:
     """Examples from ``source``: a ``.jsonl`` file, or the hub name of a data set whose ``split`` is taken.
 

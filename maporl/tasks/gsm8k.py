@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Literal
 
 from maporl.grading import grade_mathematics
-from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.base import ReadTask, TaskError, read_examples
 from maporl.types import Example, Grade
 
 
 @dataclass(frozen=True)
-class GSM8K(Task):
+class GSM8K(ReadTask):
     """``source``: the hub's ``openai/gsm8k:main``, or a ``.jsonl`` file with ``question`` and ``answer``.
 
     ``eval_source`` is where the evaluation split comes from; by default the hub data set's test split. ``limit`` takes
@@ -24,12 +24,6 @@ class GSM8K(Task):
     instruction: str = "{question}\n\nReason briefly, then end with one line: Answer: <number>"
     split: Literal["train", "eval"] = "train"
     seed: int = 0
-
-    def __post_init__(self):
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
-        if "{question}" not in self.instruction:
-            raise ValueError("instruction: expected the text to contain {question}")
 
     @cached_property
     def _examples(self) -> list[Example]:
@@ -45,15 +39,6 @@ class GSM8K(Task):
         return self.eval_source or self.source
 
     answer_form = "Answer: <number>"
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
-
-    def question(self, example: Example) -> str:
-        return self.instruction.replace("{question}", example.question)
 
     def solution(self, example: Example) -> str:
         """The data set's worked solution, without its calculator marks, and the answer line."""

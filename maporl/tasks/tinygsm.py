@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from maporl.grading import grade_mathematics
-from maporl.tasks.base import Task, TaskError, is_file, read_rows
+from maporl.tasks.base import ReadTask, TaskError, is_file, read_rows
 from maporl.types import Example, Grade
 
 FUNCTION = "simple_math_problem"
@@ -20,7 +20,7 @@ Numbered = list[tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class TinyGSM(Task):
+class TinyGSM(ReadTask):
     """``source``: the hub's ``TinyGSM/TinyGSM``, or a ``.jsonl`` file of rows with ``question`` and ``code``.
 
     ``code`` may also be in ``meta``. The program runs in the sandbox; what its ``simple_math_problem()`` returns, or the
@@ -43,14 +43,11 @@ class TinyGSM(Task):
     seed: int = 0
 
     def __post_init__(self):
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
+        super().__post_init__()
         if self.held_out < 1:
             raise ValueError(f"held_out: expected at least 1 row, got {self.held_out}")
         if not 0 <= self.max_dropped < 1:
             raise ValueError(f"max_dropped: expected a share from 0 to below 1, got {self.max_dropped}")
-        if "{question}" not in self.instruction:
-            raise ValueError("instruction: expected the text to contain {question}")
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -61,6 +58,10 @@ class TinyGSM(Task):
         """The counts of :attr:`dropped` for people."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
         return f"tinygsm: {self.split}: {len(self)} rows, {sum(self.dropped.values())} dropped ({reasons or 'none'})"
+
+    @property
+    def _examples(self) -> list[Example]:
+        return self._labelled[0]
 
     @cached_property
     def _labelled(self) -> tuple[list[Example], dict[str, int]]:
@@ -96,15 +97,6 @@ class TinyGSM(Task):
         if self.split == "train":
             return training, set()
         return held_out, {_question(row) for _, row in training}
-
-    def __len__(self) -> int:
-        return len(self._labelled[0])
-
-    def __getitem__(self, index: int) -> Example:
-        return self._labelled[0][index]
-
-    def question(self, example: Example) -> str:
-        return self.instruction.replace("{question}", example.question)
 
     def grade(self, example: Example, text: str) -> Grade:
         return grade_mathematics(text, example.answer)

@@ -13,12 +13,13 @@ from transformers import set_seed
 
 from maporl.agents import Team
 from maporl.config import Config
+from maporl.protocols import opening_of
 from maporl.tasks import Task, build_task
 from maporl.types import Example
 from maporl.verifier.data import DataError, Sample
 from maporl.verifier.filters import fault, same_text
 from maporl.verifier.options import BalanceOptions
-from maporl.verifier.sampling import Label, Speaker, label, opening_of, seed_of
+from maporl.verifier.sampling import Label, Speaker, label, seed_of
 
 RIGHT_HINT = (
     "{question}\n\nThis is one way to the right answer:\n{shown}\n\nNow write a right solution of your own, with other "
@@ -133,7 +134,7 @@ class TopUp:
         quiet: bool = False,
     ):  # fmt: skip
         self.task, self.options, self.speaker, self.judge, self.quiet = task, options, speaker, judge, quiet
-        self.opening, self.examples = opening_of(config), {example.id: example for example in task}
+        self.opening, self.examples = opening_of(config.protocol), {example.id: example for example in task}
 
     @classmethod
     def from_config(cls, config: Config, options: BalanceOptions, quiet: bool = False) -> "TopUp":

@@ -18,11 +18,12 @@ from tqdm.auto import tqdm
 
 from maporl.agents import Team
 from maporl.config import Config, ConfigError, to_yaml
+from maporl.protocols import opening_of
 from maporl.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.verifier.data import MANIFEST, DataError, Sample, replace_file
 from maporl.verifier.options import GenerateOptions
-from maporl.verifier.sampling import Speaker, label, opening_of, seed_of
+from maporl.verifier.sampling import Speaker, label, seed_of
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def _sample(
     speaker = speakers[batch[0] // options.per_question // count]
     examples = [task[position // options.per_question % count] for position in batch]
     questions = [task.question(example) for example in examples]
-    asked = [opening_of(config).replace("{question}", question) for question in questions]
+    opening = opening_of(config.protocol)
+    asked = [opening.replace("{question}", question) for question in questions]
     answers = speaker.say(asked, temperature, options.batch_size, options.top_p, rng.getrandbits(62))
     samples, dropped = [], Counter[str]()
     labels = label(task, examples, answers, judge, options.batch_size)

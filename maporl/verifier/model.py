@@ -56,10 +56,9 @@ class Verifier:
         check_tokenizer(tokenizer, f"verifier {source!r}")
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        path = Path(source) / RECORD
-        record = json.loads(path.read_text()) if path.is_file() else None
+        record = read_record(source)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        temperature = float((record or {}).get("temperature", 1.0))
+        temperature = temperature_of(record)
         model = model.requires_grad_(False).eval().to(device)
         return cls(model, tokenizer, source, temperature, longest, batch_size, record)
 
@@ -87,6 +86,17 @@ class Verifier:
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+
+def read_record(source: str) -> dict[str, Any] | None:
+    """What was written beside the weights in a folder, if anything was."""
+    path = Path(source) / RECORD
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def temperature_of(record: dict[str, Any] | None) -> float:
+    """What outputs are divided by before the sigmoid."""
+    return float((record or {}).get("temperature", 1.0))
 
 
 def token_outputs(model: Any, input_ids: Tensor) -> Tensor:

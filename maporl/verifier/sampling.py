@@ -69,11 +69,6 @@ def _device(use_cpu: bool) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def opening_of(config: Config) -> str:
-    """How the protocol puts a question to begin with."""
-    return str(config.protocol.get("opening", "{question}"))
-
-
 def seed_of(*place: object) -> random.Random:
     """Random numbers that depend on a place in the work and on nothing else, so that a restart draws them again."""
     return random.Random(":".join(map(str, place)))
