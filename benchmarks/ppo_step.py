@@ -44,7 +44,7 @@ def load(options: argparse.Namespace):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from maporl.config import TinySection
+    from maporl.sections import TinySection
     from maporl.tiny import build_tiny_tokenizer
 
     dtype = getattr(torch, options.dtype)

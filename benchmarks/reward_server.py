@@ -30,7 +30,7 @@ import psutil
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from maporl.config import TinySection
+from maporl.sections import TinySection
 from maporl.tiny import build_tiny_tokenizer
 from maporl.verifier.encoding import chat_of
 from maporl.verifier.model import Verifier

@@ -12,7 +12,8 @@ from jinja2 import TemplateError
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
-from maporl.config import AgentSection, Config, ConfigError, LoraSection
+from maporl.config import Config, ConfigError
+from maporl.sections import AgentSection, LoraSection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer, encode_prompt
 from trl_ext.generation import stop_ids_of
@@ -142,15 +143,15 @@ class Team:
         for policy in self.policies.values():
             policy.stop_ids = stop_ids_of(base_of(policy.model), policy.tokenizer, args.stop_token, args.stop_token_id)
 
-    def build_learners(self, args: PPOv2Config, outputs: int) -> dict[str, Learner]:
-        """One learner for each trainable policy; ``outputs`` values per critic (one per turn)."""
+    def build_learners(self, args: PPOv2Config, outputs: int, critics: bool = True) -> dict[str, Learner]:
+        """One learner for each trainable policy; ``outputs`` values per critic (one per turn), or no critics."""
         learners = {
             policy.name: Learner(
                 policy.name,
                 policy.model,
                 policy.tokenizer,
                 args,
-                critic=policy.critic or args.critic,
+                critic=(policy.critic or args.critic) if critics else "none",
                 adapter=policy.adapter,
                 ref_adapter=starting_point(policy.model, policy.adapter) if policy.adapter and args.kl_coef else None,
                 outputs=outputs,

@@ -1,12 +1,21 @@
 """From dialogues to what learners are trained on."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from maporl.rewards.sources import where
 from maporl.schedules import Plan
 from maporl.types import Dialogue, Stop, Utterance
 from trl_ext.chat import Tokenizer, encode_prompt
 from trl_ext.rows import Answer
+
+
+@dataclass(kw_only=True)
+class Said(Answer):
+    """An answer that knows what it was in its dialogue."""
+
+    dialogue: Dialogue
+    utterance: Utterance
 
 
 def answers_by_policy(
@@ -16,32 +25,42 @@ def answers_by_policy(
     update: int,
     critic_outputs: int = 1,
     critic_context: str = "dialogue",
-) -> dict[str, list[Answer]]:
+) -> dict[str, list[Said]]:
     """What each policy learns from in ``update``, in order of dialogue and turn; policies with nothing are absent.
 
-    ``tokenizers`` has the policies that learn; ``plan`` the agents and turns. Advantages are whitened per (agent,
-    turn). ``critic_context`` is what the critic reads before the answer: everything its agent saw ("dialogue"), the
-    question alone ("answer"), or the question and all agents' words so far ("joint").
+    ``tokenizers`` has the policies that learn; ``plan`` the agents and turns. Copies of one utterance, in dialogues that
+    were forked after it, are one answer, whose score is the mean of theirs. ``critic_context`` is what the critic reads
+    before the answer: everything its agent saw ("dialogue"), the question alone ("answer"), or the question and all
+    agents' words so far ("joint").
     """
-    answers: dict[str, list[Answer]] = {}
+    answers: dict[str, list[Said]] = {}
+    copies: dict[int, tuple[Said, list[float]]] = {}
     for dialogue in dialogues:
         for utterance in dialogue.utterances:
             learns = utterance.trainable and utterance.policy in tokenizers
             if not learns or not plan.learns(utterance.agent, utterance.turn):
                 continue
-            answers.setdefault(utterance.policy, []).append(
-                Answer(
-                    prompt_ids=utterance.prompt_ids,
-                    response_ids=utterance.response_ids,
-                    ended=utterance.stop is Stop.EOS,
-                    label=f"update {update}, {where(dialogue, utterance)}",
-                    text=utterance.text,
-                    group=(utterance.agent, utterance.turn),
-                    head=min(utterance.turn, critic_outputs - 1),
-                    score=utterance.rewards["credit"],
-                    critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
-                )
+            credit = utterance.rewards["credit"]
+            if utterance.sample in copies:
+                first, credits = copies[utterance.sample]
+                credits.append(credit)
+                first.score = sum(credits) / len(credits)
+                continue
+            said = Said(
+                prompt_ids=utterance.prompt_ids,
+                response_ids=utterance.response_ids,
+                ended=utterance.stop is Stop.EOS,
+                label=f"update {update}, {where(dialogue, utterance)}",
+                text=utterance.text,
+                head=min(utterance.turn, critic_outputs - 1),
+                score=credit,
+                critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
+                dialogue=dialogue,
+                utterance=utterance,
             )
+            if utterance.sample is not None:
+                copies[utterance.sample] = (said, [credit])
+            answers.setdefault(utterance.policy, []).append(said)
     return answers
 
 

@@ -1,14 +1,13 @@
 """The command line: ``maporl train | check | eval | sft | verifier | serve``."""
 
 import json
-import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
-from maporl.config import Config, ConfigError, load, to_yaml
+from maporl.cli_common import known_errors, load_config, quiet_libraries
+from maporl.config import Config, to_yaml
 from maporl.verifier.cli import app as verifier_app
 from reward_server.cli import serve
 
@@ -50,11 +49,11 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Train a team. Writes everything into output_dir of the configuration and never overwrites a run."""
-    with _errors():
-        settings = _load(values, config, set_)
+    with known_errors():
+        settings = load_config(values, config, set_)
         if dry_run:
             return _dry_run(settings)
-        _quiet_libraries()
+        quiet_libraries()
         from rich.console import Console
 
         from maporl import run, run_checks
@@ -80,9 +79,9 @@ def train(
 @app.command()
 def check(values: Values = None, config: ConfigFile = None, set_: Overrides = None) -> None:
     """Check a configuration, its data and its tokenizers, without loading a model."""
-    with _errors():
-        settings = _load(values, config, set_)
-        _quiet_libraries()
+    with known_errors():
+        settings = load_config(values, config, set_)
+        quiet_libraries()
         from maporl.run_checks import check_run
 
         for line in check_run(settings):
@@ -101,9 +100,9 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Evaluate a team on held-out questions, against each agent alone and voting over independent samples."""
-    with _errors():
-        settings = _load(values, config, set_)
-        _quiet_libraries()
+    with known_errors():
+        settings = load_config(values, config, set_)
+        quiet_libraries()
         from rich.console import Console
 
         from maporl import run
@@ -137,9 +136,9 @@ def sft(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Train a team's policies by supervision, on the task's solutions or on the best of recorded debates."""
-    with _errors():
-        settings = _load(values, config, set_)
-        _quiet_libraries()
+    with known_errors():
+        settings = load_config(values, config, set_)
+        quiet_libraries()
         from transformers import set_seed
 
         from maporl import sft as supervised
@@ -164,67 +163,10 @@ def main() -> None:
     app()
 
 
-def _load(values: list[str] | None, config: Path | None, set_: list[str] | None) -> Config:
-    files = [v for v in values or [] if "=" not in v]
-    files += [str(config)] if config is not None else []
-    if len(files) != 1:
-        raise ConfigError(
-            f"expected one configuration file, got {files or 'none'}; for example: maporl train configs/ppo/quickstart.yaml"
-        )
-    return load(files[0], [*(set_ or []), *(v for v in values or [] if "=" in v)])
-
-
 def _dry_run(settings: Config) -> None:
     from maporl.agents import Team
 
-    _quiet_libraries()
+    quiet_libraries()
     typer.echo(to_yaml(settings), nl=False)
     for policy, (everything, learning) in Team.from_config(settings, weights=False).count_parameters().items():
         typer.echo(f"# policy {policy}: {everything:,} parameters, {learning:,} trained")
-
-
-def _quiet_libraries() -> None:
-    """Libraries' own progress bars and notices would bury ours."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import warnings
-
-    import transformers
-
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-
-
-class _errors:
-    """Known errors become one line and an exit code: 2 for a configuration, 1 for a run; others keep their trace."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
-        if error is None or isinstance(error, (typer.Exit, SystemExit)):
-            return False
-        code = 2 if _is(error, "maporl.config", "ConfigError") or _is(error, "maporl.tasks.base", "TaskError") else 1
-        known = code == 2 or any(
-            _is(error, module, name)
-            for module, name in (
-                ("maporl.agents", "PromptTooLong"),
-                ("maporl.run_folder", "RunExists"),
-                ("maporl.rewards.sources", "RewardFailure"),
-                ("maporl.verifier.data", "DataError"),
-                ("maporl.verifier.model", "VerifierError"),
-                ("trl_ext.checkpoint", "CheckpointError"),
-                ("trl_ext.learner", "NonFiniteError"),
-                ("trl_ext.scoring", "RewardError"),
-            )
-        )
-        if known:
-            typer.echo(f"error: {error}", err=True)
-            sys.exit(code)
-        return False
-
-
-def _is(error: BaseException, module: str, name: str) -> bool:
-    """Whether ``error`` is of that class; a module never loaded cannot have raised it."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(error, getattr(loaded, name))

@@ -4,9 +4,10 @@ import dataclasses
 import math
 from pathlib import Path
 
-from maporl.config import AgentSection, Config, ConfigError, unknown
+from maporl.config import Config, ConfigError, unknown
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES
+from maporl.sections import AdvantageConfig, AgentSection
 from maporl.tasks import TASKS, Task, build_task
 
 
@@ -22,6 +23,7 @@ def check(config: Config, where: str) -> None:
     protocol = build_protocol(config.protocol, tuple(config.agents), where)
     _check_learning(config, protocol, where)
     _check_reward(config, protocol, where)
+    _check_advantage(config, protocol, where)
     _check_task(config, where)
 
 
@@ -151,6 +153,30 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
             "reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server"
         )
+
+
+def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
+    if config.advantage == AdvantageConfig():
+        return
+    from maporl.advantages.checks import check_advantage, check_group_size  # needs torch
+
+    check_advantage(config.advantage, recorded_columns(config, protocol), where)
+    check_group_size(config.advantage, 1, getattr(protocol, "turns", 1), where)
+    for name, agent in config.agents.items():
+        critic = agent.critic or config.training.critic
+        relative = config.advantage.baseline == "critic" and config.advantage.returns != "token_gae"
+        if relative and critic == "none" and agent.trainable and agent.engine == "transformers":
+            raise ConfigError(
+                f"{where}: advantage: returns {config.advantage.returns} with baseline critic needs a critic, but agent {name!r} "
+                "has none; set training.critic: head, or another advantage.baseline"
+            )
+
+
+def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
+    """The columns of a TurnBatch that a run of this configuration records."""
+    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action"]
+    roles = ["role"] if any(agent.role for agent in config.agents.values()) else []
+    return list(dict.fromkeys([*always, *roles, *sorted(getattr(protocol, "records", frozenset()))]))
 
 
 def _check_task(config: Config, where: str) -> None:

@@ -10,12 +10,13 @@ import torch
 from transformers import set_seed
 
 from maporl.agents import Team
-from maporl.config import Config, ConfigError, WarmStartSection, to_yaml
+from maporl.config import Config, ConfigError, to_yaml
 from maporl.evaluation import Evaluation, Share, majority_credit
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.debate import Debate
 from maporl.run_checks import tasks_of, training_arguments
 from maporl.run_folder import RunExists
+from maporl.sections import WarmStartSection
 from maporl.tasks import Task
 from maporl.trainer import MultiAgentPPOTrainer
 from maporl.types import Grade
@@ -35,7 +36,15 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         _warm_start(config, team, task, protocol, quiet)
     args.disable_tqdm = quiet
     return MultiAgentPPOTrainer(
-        args, team, task, protocol, held_out, config.reward, speakers(config.protocol, names), config.schedule
+        args,
+        team,
+        task,
+        protocol,
+        held_out,
+        config.reward,
+        speakers(config.protocol, names),
+        config.schedule,
+        config.advantage,
     )
 
 

@@ -10,11 +10,12 @@ from transformers import SchedulerType, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
 from maporl.agents import context_length, load_tokenizers
-from maporl.config import AgentSection, Config, ConfigError, unknown
+from maporl.config import Config, ConfigError, unknown
 from maporl.engines import Reply, Request
 from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout import Seat, play_dialogues
+from maporl.sections import AgentSection
 from maporl.tasks import Task, build_task
 from trl_ext.chat import Tokenizer
 

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from maporl.config import TinySection
+from maporl.sections import TinySection
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.content }}"

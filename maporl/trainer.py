@@ -12,9 +12,10 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from maporl.advantages import BaselineState
+from maporl.advantages.tokens import assign
 from maporl.agents import Team
 from maporl.buffer import answers_by_policy
-from maporl.config import RewardSection
 from maporl.engines.base import Engine
 from maporl.engines.human import HumanEngine
 from maporl.engines.transformers import TransformersEngine
@@ -29,6 +30,7 @@ from maporl.rewards import RewardSource, assign_credit, build_sources, fill_in, 
 from maporl.rollout import Referee, Seat, play_dialogues
 from maporl.run_folder import RunFolder
 from maporl.schedules import Schedule
+from maporl.sections import AdvantageConfig, RewardSection
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Example, Message
 from trl_ext.chat import encode_prompt
@@ -52,6 +54,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         speakers: the agents that play, in order; by default all of the team.
         sources: reward sources by name, to replace or add to those of ``maporl.rewards.SOURCES``.
         schedule: what learns when; by default everything, always.
+        advantage: how credits become advantages; by default PPO's, whitened per agent and turn.
         engines: engines by name, to replace or add to "transformers" and "human".
         callbacks: further ``TrainerCallback`` objects.
     """
@@ -66,6 +69,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         reward: RewardSection | None = None,
         speakers: Sequence[str] | None = None,
         schedule: Schedule | None = None,
+        advantage: AdvantageConfig | None = None,
         sources: Mapping[str, RewardSource] | None = None,
         engines: Mapping[str, Engine] | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -78,6 +82,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         self.speakers = tuple(speakers or team.names())
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
+        self.advantage_config = advantage or AdvantageConfig()
+        self.baselines = BaselineState()
         turns = getattr(self.protocol, "turns", 1)
         self.schedule = (schedule or Schedule()).resolved(turns, team.names())
         self.run = RunFolder(str(args.output_dir))
@@ -87,7 +93,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         self.sources = {**given, **build_sources(self.reward, needed)}
         team.find_stop_ids(args)
         self._critic_outputs = turns if args.critic_per_turn else 1
-        learners = team.build_learners(args, self._critic_outputs)
+        learners = team.build_learners(args, self._critic_outputs, self.advantage_config.baseline == "critic")
         self._begin(learners, args, task, eval_task or task, (None, None), callbacks)
         for policy in team.policies.values():
             if not getattr(policy.model, "is_quantized", False):
@@ -128,18 +134,16 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         return answers
 
     def advantage(self, answers: list[Dialogue]) -> tuple[dict[str, TokenRows], Metrics]:
-        """Token rows for each policy, whitened per agent and turn."""
+        """Token rows for each policy, with advantages as ``advantage_config`` says."""
         update = self.state.global_step + 1
-        return self._assign(
-            answers_by_policy(
-                answers,
-                {name: learner.tokenizer for name, learner in self.learners.items()},
-                self.schedule.plan(update),
-                update,
-                self._critic_outputs,
-                self.args.critic_context,
-            )
-        )
+        tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
+        plan = self.schedule.plan(update)
+        said = answers_by_policy(answers, tokenizers, plan, update, self._critic_outputs, self.args.critic_context)
+        rows, annotated = self._annotated(said)
+        critics = {name for name, learner in self.learners.items() if learner.critic != "none"}
+        rows, assigned = assign(rows, said, self.advantage_config, self.args, self.baselines, critics)
+        metrics = {name: annotated[name] | assigned[name] for name in annotated}
+        return rows, self._merge(metrics)
 
     def _digits(self) -> dict[str, frozenset[int]]:
         """By policy, the token ids that may repeat without penalty."""
@@ -266,8 +270,14 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         """The reward sources that learn."""
         return {name: source for name, source in self.sources.items() if hasattr(source, "save")}
 
+    def checkpoint_state(self) -> dict:
+        """Also what baselines remember."""
+        return super().checkpoint_state() | {"baselines": dict(self.baselines.means)}
+
     def restore_state(self, state: dict) -> None:
+        """Inverse of :meth:`checkpoint_state`."""
         super().restore_state(state)
+        self.baselines.means = dict(state["baselines"])
         self.run.rewind(self.state.global_step)
 
     def _start_or_resume(self, wanted: str | bool | None) -> None:

@@ -47,7 +47,8 @@ class Ask:
     ``parents`` are ids of utterances whose words appear in the messages; ``caller`` the one that called this one.
     ``answers=False``: what is said is no answer to the question (a summary, a hint): it is not graded, and its worth is
     that of the utterances it is a parent of. ``fresh=True``: it is asked apart from the agent's conversation, which
-    neither shows in the prompt nor remembers the reply.
+    neither shows in the prompt nor remembers the reply. ``tags`` are copied to the utterance: ``game``, ``seed`` and
+    ``state`` are columns that advantages may be grouped by.
     """
 
     agent: str
@@ -57,6 +58,7 @@ class Ask:
     caller: int | None = None
     answers: bool = True
     fresh: bool = False
+    tags: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Utterance:
     in which it was asked (utterances of one step are simultaneous). ``prompt_ids`` is everything the speaker saw.
     ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on. ``restated`` is the final
     answer in the asked form where the untrained model had to find it in ``text``; others read it, nothing trains on it.
+    ``sample`` is a number that the copies of one utterance share, in dialogues that were forked after it.
     """
 
     id: int
@@ -89,6 +92,7 @@ class Utterance:
     rewards: dict[str, float] = field(default_factory=dict)
     grade: Grade | None = None
     tags: dict[str, Any] = field(default_factory=dict)
+    sample: int | None = None
 
     def words(self) -> str:
         """What graders and other agents read: the text, and the restated final answer where there is one."""

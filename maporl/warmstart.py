@@ -11,11 +11,11 @@ import torch
 from tqdm.auto import tqdm
 
 from maporl.agents import Policy, Team
-from maporl.config import WarmStartSection
 from maporl.engines.base import Request
 from maporl.engines.scripted import ScriptedEngine
 from maporl.protocols.base import Protocol
 from maporl.rollout import Seat, play_dialogues
+from maporl.sections import WarmStartSection
 from maporl.tasks.base import Task
 from maporl.transcripts import conversation
 from maporl.types import Dialogue

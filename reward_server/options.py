@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from maporl.config import TOKEN_VARIABLE
+from maporl.sections import TOKEN_VARIABLE
 
 SHORTEST_TOKEN = 16
 

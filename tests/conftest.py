@@ -9,7 +9,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 import torch
 
-from maporl.config import TinySection
+from maporl.sections import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs" / "ppo").rglob("*.yaml"))
 NO_TORCH = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
 LIGHT = [
-    "maporl.types", "maporl.config", "maporl.grading", "maporl.tasks", "maporl.protocols", "maporl.evaluation",
+    "maporl.types", "maporl.config", "maporl.sections", "maporl.grading", "maporl.tasks", "maporl.protocols", "maporl.evaluation",
     "maporl.rewards.shaping", "maporl.rewards", "maporl.run_folder", "maporl.plots", "trl_ext.ppo_options",
 ]  # fmt: skip
 

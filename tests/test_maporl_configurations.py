@@ -19,7 +19,7 @@ CODE = "def simple_math_problem():\n    return {a} + {b}\n"
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory):
     """Folders: two models of different architectures, a verifier, and data of both kinds."""
-    from maporl.config import TinySection
+    from maporl.sections import TinySection
     from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
     root = tmp_path_factory.mktemp("stand-ins")

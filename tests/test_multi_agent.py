@@ -236,9 +236,9 @@ def test_advantages_are_whitened_for_each_agent_and_turn(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path)
     rows, metrics = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     assert set(rows) == {"ann", "bob"}
-    for own in rows.values():
-        assert own.group.tolist() == [0, 1] * 8 and own.head.tolist() == [0, 1] * 8
-        for group in (0, 1):
+    for own, groups in zip(rows.values(), ([0, 1], [2, 3]), strict=True):
+        assert own.group.tolist() == groups * 8 and own.head.tolist() == [0, 1] * 8
+        for group in groups:
             member = own.group == group
             values = own.advantages[member][own.action_mask[member]]
             assert values.mean().item() == pytest.approx(0.0, abs=1e-5)

@@ -95,7 +95,7 @@ def test_what_supervisors_and_people_ask(labels):
 
 @pytest.fixture(scope="module")
 def verifier_folder(tmp_path_factory):
-    from maporl.config import TinySection
+    from maporl.sections import TinySection
     from maporl.tiny import build_tiny_tokenizer
 
     tokenizer = build_tiny_tokenizer(TinySection())

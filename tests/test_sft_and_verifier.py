@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team, run
 from maporl.cli import app
-from maporl.config import ConfigError, RewardSection, VerifierSection, from_dict
+from maporl.config import ConfigError, from_dict
 from maporl.rewards import build_sources, fill_in
 from maporl.rewards.sources import RewardFailure
 from maporl.rewards.verifier import checked
 from maporl.run_folder import RunExists
+from maporl.sections import RewardSection, VerifierSection
 from maporl.sft import best_debates, solutions, train_supervised
 from maporl.types import Dialogue, Example, Grade, Utterance, to_json
 

@@ -17,10 +17,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from maporl.config import ConfigError, VerifierSection, from_dict
+from maporl.config import ConfigError, from_dict
 from maporl.rewards.sources import RewardFailure
 from maporl.rewards.verifier import ServedVerifier, load_verifier
 from maporl.rewards.verifier_client import Servers, Unavailable, VerifierClient, VerifierFailure, server_urls
+from maporl.sections import VerifierSection
 from maporl.tasks import Arithmetic
 from maporl.types import Dialogue, Example, Utterance
 from maporl.verifier.encoding import chat_of

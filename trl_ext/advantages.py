@@ -1,5 +1,7 @@
 """From scores and log-probabilities to token advantages: the PPO path."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,35 +17,62 @@ def assign_advantages(rows: TokenRows, options: PPOOptions, has_critic: bool = T
     advantages are whitened within each ``rows.group`` (spec: per agent and turn). Without a critic the advantage is
     the whitened return (lambda 1, values 0).
     """
-    mask = rows.action_mask
-    kl = torch.where(mask, maths.kl_estimate(rows.logprobs, rows.ref_logprobs, options.kl_estimator), 0.0)
-    rewards = maths.kl_penalised_rewards(kl, rows.score, mask, options.kl_coef)
+    rewards = token_rewards(rows, options)
     if options.whiten_rewards:
-        rewards = _per_group(rewards, rows, shift_mean=False)
+        rewards = _whitened([rewards], [rows], shift_mean=False)[0]
     lam = options.lam if has_critic else 1.0
-    advantages, rows.returns = maths.gae(rewards, rows.values.to(rewards.dtype), mask, options.gamma, lam)
-    rows.advantages = _per_group(advantages, rows, shift_mean=True)
-    penalty = -options.kl_coef * kl.sum(1).mean()
+    values = rows.values.to(rewards.dtype)
+    rows.advantages, rows.returns = maths.gae(rewards, values, rows.action_mask, options.gamma, lam)
+    metrics = row_metrics(rows, options)
+    whiten_groups([rows])
+    return metrics
+
+
+def token_rewards(rows: TokenRows, options: PPOOptions) -> Tensor:
+    """[N, T]: the KL penalty, where it goes into the rewards, and the score at the last action token."""
+    kl_coef = options.kl_coef if options.kl_in == "reward" else 0.0
+    return maths.kl_penalised_rewards(token_kl(rows, options.kl_estimator), rows.score, rows.action_mask, kl_coef)
+
+
+def token_kl(rows: TokenRows, estimator: str) -> Tensor:
+    """The estimate of the KL to the reference at every action token [N, T], 0 elsewhere."""
+    return torch.where(rows.action_mask, maths.kl_estimate(rows.logprobs, rows.ref_logprobs, estimator), 0.0)
+
+
+def whiten_groups(pieces: Sequence[TokenRows]) -> None:
+    """Whiten ``advantages`` within each ``group``, over the action tokens of all ``pieces`` (of several policies)."""
+    for rows, whitened in zip(pieces, _whitened([r.advantages for r in pieces], pieces), strict=True):
+        rows.advantages = whitened
+
+
+def _whitened(values: Sequence[Tensor], pieces: Sequence[TokenRows], shift_mean: bool = True) -> list[Tensor]:
+    results = [torch.zeros_like(v) for v in values]
+    for group in torch.cat([r.group for r in pieces]).unique().tolist():
+        masks = [r.action_mask & (r.group == group).unsqueeze(1) for r in pieces]
+        flat = torch.cat([v[m] for v, m in zip(values, masks, strict=True)])
+        whitened = maths.masked_whiten(flat, torch.ones_like(flat, dtype=torch.bool), shift_mean)
+        parts = whitened.split([int(m.sum()) for m in masks])
+        for result, mask, part in zip(results, masks, parts, strict=True):
+            result[mask] = part
+    return results
+
+
+def row_metrics(rows: TokenRows, options: PPOOptions) -> dict[str, float]:
+    """What is logged of rows whose returns are known: entropy, scores, KL, and how much of the returns the critic explains."""
+    kl = token_kl(rows, options.kl_estimator)
+    penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
+    known = rows.value_mask
     metrics = {
         "objective/entropy": float((-rows.logprobs).sum(1).mean()),
         "objective/scores": float(rows.score.mean()),
         "objective/rlhf_reward": float(penalty + rows.score.mean()),
-        "val/explained_variance": _explained_variance(rows.values[mask], rows.returns[mask]),
+        "val/explained_variance": _explained_variance(rows.values[known], rows.returns[known]),
     }
     if options.kl_coef == 0:  # there is no reference to be far from
         return metrics
     for kind in ("k1", "k3"):
-        estimate = torch.where(mask, maths.kl_estimate(rows.logprobs, rows.ref_logprobs, kind), 0.0)
-        metrics[f"objective/kl_{kind}"] = float(estimate.sum(1).mean())
+        metrics[f"objective/kl_{kind}"] = float(token_kl(rows, kind).sum(1).mean())
     return metrics | {"objective/kl": float(kl.sum(1).mean()), "objective/non_score_reward": float(penalty)}
-
-
-def _per_group(values: Tensor, rows: TokenRows, shift_mean: bool) -> Tensor:
-    result = torch.zeros_like(values)
-    for group in rows.group.unique().tolist():
-        member = rows.group == group
-        result[member] = maths.masked_whiten(values[member], rows.action_mask[member], shift_mean)
-    return result
 
 
 def _explained_variance(values: Tensor, returns: Tensor) -> float:

@@ -18,6 +18,9 @@ from trl.trainer import disable_dropout_in_model
 
 from trl_ext import maths
 from trl_ext.chat import Tokenizer
+from trl_ext.losses import Totals, micro_batch_loss
+from trl_ext.measures import Metrics
+from trl_ext.objectives import OBJECTIVES, Objective
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.rows import TokenRows
 from trl_ext.value_head import ValueHead
@@ -122,6 +125,11 @@ class Learner:
         self.scheduler: Any = None
         self._accelerator: Any = None
         self._first: tuple[TokenRows, PolicyOutput] | None = None
+        self.critic_only = False
+        """While true, the policy keeps its weights and only the critic learns (warm-up)."""
+        if args.objective not in OBJECTIVES:
+            raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
+        self.objective: Objective = OBJECTIVES[args.objective]
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -250,7 +258,7 @@ class Learner:
             logits, hidden = _token_logits(model, read, keep, self._autocast)
         temperature = self.args.temperature
         logprobs = maths.token_logprobs(logits, targets, temperature)
-        with torch.no_grad():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.args.entropy_coef != 0):
             entropy = maths.token_entropies(logits, temperature) if entropies else None
         return PolicyOutput(logprobs, self._values(rows, hidden), entropy)
 
@@ -259,7 +267,7 @@ class Learner:
             return None
         read, keep = (rows.critic or rows).predicting()
         if self.critic == "head" and rows.critic is None:
-            hidden = hidden.detach() if self.args.detach_critic else hidden
+            hidden = hidden.detach() if self.args.detach_critic or self.critic_only else hidden
         else:
             hidden = self._critic_states(read, keep)
         if self.value_head is None:
@@ -270,7 +278,8 @@ class Learner:
     def _critic_states(self, read: Tensor, keep: Tensor) -> Tensor:
         """Hidden states [M, H] of a forward of the critic's own: other weights, or other words than the policy's."""
         adapter = self.critic_adapter if self.critic == "adapter" else None
-        detached = torch.no_grad() if self.critic == "head" and self.args.detach_critic else nullcontext()
+        apart = self.critic == "head" and (self.args.detach_critic or self.critic_only)
+        detached = torch.no_grad() if apart else nullcontext()
         with self.active(adapter) if self.value_model is None else nullcontext(), self._autocast(), detached:
             trunk = trunk_of(self.model if self.value_model is None else self.value_model)
             return trunk(input_ids=read, use_cache=False).last_hidden_state[keep]
@@ -303,7 +312,7 @@ class Learner:
                 out = self.forward(piece, entropies=True)
             self._first = (rows, out) if keep else None
             logprobs.append(out.logprobs.detach())
-            entropies.append(cast(Tensor, out.entropies))
+            entropies.append(cast(Tensor, out.entropies).detach())
             values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
             references.append(self.reference_logprobs(piece) if args.kl_coef != 0 else logprobs[-1])
         rows.logprobs = _scatter(torch.cat(logprobs), rows.action_mask, order)
@@ -320,45 +329,29 @@ class Learner:
         Micro-batches are weighted by their tokens, so the result does not depend on how a minibatch is cut.
         """
         args = self.args
-        total = int(rows.action_mask[index].sum())
-        sums = dict.fromkeys(
-            ("loss", "policy_loss", "value_loss", "clipped", "value_clipped", "approx_kl", "ratio"), 0.0
-        )
+        totals = Totals.of(rows, index, args)
+        sums: Metrics = {}
         first, self._first = self._first, None
         whole = first is not None and first[0] is rows and len(index) == len(rows)
         for part in rows.by_length(None if whole else index).split(args.per_device_train_batch_size):
             piece = rows.take(part)
-            mask = piece.action_mask
-            old_logprobs, old_values = piece.logprobs[mask], piece.values[mask]
-            advantages, returns = piece.advantages[mask], piece.returns[mask]
-            out = first[1] if whole and first is not None else self.forward(piece)
-            everything = torch.ones_like(old_logprobs, dtype=torch.bool)
-            policy_losses, clipped = maths.policy_loss_terms(
-                out.logprobs, old_logprobs, advantages, everything, args.cliprange
-            )
-            policy_loss = policy_losses.sum() / total
-            loss, value_loss, value_clipped = policy_loss, torch.zeros(()), torch.zeros(())
-            if out.values is not None:
-                value_losses, value_clips = maths.value_loss_terms(
-                    out.values, old_values, returns, args.cliprange_value
-                )
-                value_loss, value_clipped = value_losses.sum() / total, value_clips.sum() / total
-                loss = policy_loss + args.vf_coef * value_loss
+            out = first[1] if whole and first is not None else self.forward(piece, entropies=args.entropy_coef != 0)
+            loss, measures = micro_batch_loss(piece, out, totals, args, self.objective, self.critic_only)
             if not bool(torch.isfinite(loss)):
                 self._check_finite(
-                    piece, {"log-probability": _scatter(out.logprobs.detach(), mask), "advantage": piece.advantages}
+                    piece,
+                    {
+                        "log-probability": _scatter(out.logprobs.detach(), piece.action_mask),
+                        "advantage": piece.advantages,
+                    },
                 )
                 raise NonFiniteError(
                     f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(piece.labels[:4])}"
                 )
             with self.active():  # the adapter must stay on until backward has recomputed what it needs
                 self._accelerator.backward(loss) if self._accelerator is not None else loss.backward()
-            with torch.no_grad():
-                difference = out.logprobs - old_logprobs
-                parts = (loss, policy_loss, value_loss, clipped.sum() / total, value_clipped,
-                         0.5 * (difference**2).sum() / total, difference.exp().sum() / total)  # fmt: skip
-                for key, value in zip(sums, parts, strict=True):
-                    sums[key] += float(value)
+            for key, value in measures.items():
+                sums[key] = sums.get(key, 0.0) + value
         return sums
 
     def step(self) -> float:

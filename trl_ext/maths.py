@@ -87,19 +87,11 @@ def clipped_policy_loss(
     ``loss = mean(max(-A * ratio, -A * clamp(ratio, 1 - clip, 1 + clip)))``, ``ratio = exp(new - old)``.
     Returns ``(loss, clip_fraction)``: the second is the share of tokens where the clipped branch was the larger one.
     """
-    losses, clipped = policy_loss_terms(new_logprobs, old_logprobs, advantages, mask, clip)
-    return masked_mean(losses, mask), masked_mean(clipped, mask)
-
-
-def policy_loss_terms(
-    new_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip: float
-) -> tuple[Tensor, Tensor]:
-    """The per-token terms of :func:`clipped_policy_loss` before they are averaged: (losses, clipped as 0/1)."""
     # masked before exp: log-probabilities outside the mask may be anything
     ratio = torch.exp(torch.where(mask.bool(), new_logprobs - old_logprobs, torch.zeros_like(new_logprobs)))
-    unclipped_losses = -advantages * ratio
-    clipped_losses = -advantages * torch.clamp(ratio, 1.0 - clip, 1.0 + clip)
-    return torch.max(unclipped_losses, clipped_losses), (clipped_losses > unclipped_losses).to(advantages.dtype)
+    plain = -advantages * ratio
+    clipped = -advantages * torch.clamp(ratio, 1.0 - clip, 1.0 + clip)
+    return masked_mean(torch.max(plain, clipped), mask), masked_mean((clipped > plain).to(plain.dtype), mask)
 
 
 def clipped_value_loss(
@@ -116,12 +108,22 @@ def clipped_value_loss(
     return masked_mean(losses, mask), masked_mean(clipped, mask)
 
 
-def value_loss_terms(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """The per-token terms of :func:`clipped_value_loss` before they are averaged: (losses, clipped as 0/1)."""
+def value_loss_terms(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The per-token terms of :func:`clipped_value_loss` before they are averaged: (losses, clipped as 0/1).
+
+    With ``huber_delta`` the half square turns linear beyond that distance.
+    """
     clipped_values = torch.clamp(values, old_values - clip, old_values + clip)
-    squared = (values - returns) ** 2
-    squared_clipped = (clipped_values - returns) ** 2
-    return 0.5 * torch.max(squared, squared_clipped), (squared_clipped > squared).to(values.dtype)
+    if huber_delta is None:
+        plain, clipped = 0.5 * (values - returns) ** 2, 0.5 * (clipped_values - returns) ** 2
+    else:
+        plain, clipped = (
+            torch.nn.functional.huber_loss(v, returns, reduction="none", delta=huber_delta)
+            for v in (values, clipped_values)
+        )
+    return torch.max(plain, clipped), (clipped > plain).to(values.dtype)
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Tensor:

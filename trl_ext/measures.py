@@ -32,7 +32,8 @@ def update_metrics(entries: list[Metrics]) -> Metrics:
         return {}
     mean = {key: sum(e[key] for e in entries) / len(entries) for key in entries[0]}
     ratios = [e["ratio"] for e in entries]
-    return {
+    extra = {"loss/kl_avg": mean["kl_loss"]} if "kl_loss" in mean else {}
+    return extra | {
         "loss/policy_avg": mean["policy_loss"],
         "loss/value_avg": mean["value_loss"],
         "policy/approxkl_avg": mean["approx_kl"],

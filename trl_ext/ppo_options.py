@@ -28,8 +28,30 @@ class PPOOptions:
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of an answer without end of sequence.")
     kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")
-    kl_estimator: Literal["k1", "k3"] = option("k1", "Estimator of the KL penalty (trl_ext.maths.kl_estimate).")
+    kl_estimator: Literal["k1", "k2", "k3"] = option("k1", "Estimator of the KL penalty (trl_ext.maths.kl_estimate).")
+    kl_in: Literal["reward", "loss"] = option(
+        "reward", "Where the KL penalty goes: off the rewards, or onto the loss (k2 or k3, which have a gradient)."
+    )
+    objective: str = option("ppo", "Policy loss, a name of trl_ext.objectives.OBJECTIVES: ppo or reinforce.")
+    ratio: Literal["token", "sequence", "sequence_mean"] = option(
+        "token",
+        "Ratio of new to old probability: of each token, of the whole answer (product over its tokens), or its "
+        "length-normalised form, the geometric mean (GSPO).",
+    )
     cliprange: float = option(0.2, "Clip range of the policy ratio.")
+    cliprange_high: float | None = option(None, "Clip range above 1 (clip-higher); default: cliprange.")
+    dual_clip: float | None = option(None, "Bound the loss at this many times -A where A < 0 (dual clip), e.g. 3.")
+    tis_cap: float | None = option(
+        None, "Largest importance weight of reinforce (truncated importance sampling); None: weight 1."
+    )
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"] = option(
+        "token_mean",
+        "Mean of the policy loss: over tokens, over answers of their token means, over answers of their token sums, or "
+        "of token means per answer that nobody called (MATPO).",
+    )
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus.")
+    value_loss: Literal["clipped", "huber"] = option("clipped", "Critic's loss: squared or Huber, both clipped.")
+    huber_delta: float = option(10.0, "Where the Huber loss turns linear.")
     vf_coef: float = option(0.1, "Weight of the critic's loss.")
     cliprange_value: float = option(0.2, "Clip range of the critic's values.")
     target_kl: float | None = option(
@@ -41,7 +63,14 @@ class PPOOptions:
 
     def __post_init__(self):
         _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
-        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam")
+        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
+        for name, smallest in (("cliprange_high", 0), ("dual_clip", 1), ("tis_cap", 0)):
+            if getattr(self, name) is not None:
+                _at_least(self, smallest, name)
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
+            raise ValueError(
+                "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"
+            )
         if self.total_episodes is not None:
             _at_least(self, 1, "total_episodes")
         if self.temperature <= 0:

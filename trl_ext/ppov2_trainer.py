@@ -11,7 +11,7 @@ weights is a :class:`trl_ext.Learner`.
 import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -201,7 +201,10 @@ class PPOv2Trainer(Trainer):
 
     def advantage(self, answers: list[Any]) -> tuple[dict[str, TokenRows], Metrics]:
         """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics."""
-        return self._assign({"policy": answers})
+        rows, metrics = self._annotated({"policy": answers})
+        has_critic = self.learners["policy"].critic != "none"
+        metrics["policy"] |= assign_advantages(rows["policy"], self.args, has_critic)
+        return rows, self._merge(metrics)
 
     def update(self, rows: dict[str, TokenRows]) -> Metrics:
         """``num_ppo_epochs`` passes; in each, ``num_mini_batches`` optimizer steps of every learner."""
@@ -271,15 +274,15 @@ class PPOv2Trainer(Trainer):
         tokenizer = self.learners["policy"].tokenizer
         return reward.score_texts([tokenizer.decode(a.prompt_ids, skip_special_tokens=True) + a.text for a in answers])
 
-    def _assign(self, answers: dict[str, list[Answer]]) -> tuple[dict[str, TokenRows], Metrics]:
+    def _annotated(self, answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, TokenRows], dict[str, Metrics]]:
+        """Token rows with old log-probabilities and values, per learner; and statistics."""
         rows, metrics = {}, {}
         for name, own in answers.items():
             learner = self.learners[name]
-            rows[name] = build_rows(own, learner.tokenizer.pad_token_id or 0, self.accelerator.device)
+            rows[name] = build_rows(list(own), learner.tokenizer.pad_token_id or 0, self.accelerator.device)
             metrics[name] = learner.annotate(rows[name])
-            metrics[name] |= assign_advantages(rows[name], self.args, has_critic=learner.critic != "none")
             metrics[name]["val/num_eos_tokens"] = float(sum(a.ended for a in own))
-        return rows, self._merge(metrics)
+        return rows, metrics
 
     def _merge(self, metrics: dict[str, Metrics]) -> Metrics:
         """Metrics of several learners in one flat record; here there is one learner and nothing to tell apart."""

@@ -12,8 +12,9 @@ class Answer:
     """One sampled answer, before it becomes tensors.
 
     ``group`` names the rows whose advantages are whitened together; ``head`` is the critic's output (the turn);
-    ``label`` says in errors whose answer this is; ``score`` is filled in by the reward step. ``critic_prompt_ids``: what
-    the critic reads before the answer, where that is not the policy's own prompt.
+    ``label`` says in errors whose answer this is; ``score`` is filled in by the reward step; ``weight`` is how often it
+    counts in the loss. ``critic_prompt_ids``: what the critic reads before the answer, where that is not the policy's own
+    prompt.
     """
 
     prompt_ids: list[int]
@@ -25,6 +26,7 @@ class Answer:
     group: tuple = ()
     head: int = 0
     score: float | None = None
+    weight: float = 1.0
     critic_prompt_ids: list[int] | None = None
 
 
@@ -34,8 +36,9 @@ class TokenRows:
 
     Everything stored per token sits at *that token's own column*: its log-probability given all before it, the value
     of the state it was chosen in, its reward, advantage and return. ``action_mask`` is true where the policy sampled
-    the token; column 0 is never an action. Positions outside the mask hold zeros. ``critic``: the same answers after
-    what the critic reads, where that differs; only its ids and masks are used.
+    the token; column 0 is never an action. Positions outside the mask hold zeros. ``value_mask`` is true where the critic
+    is trained. ``critic``: the same answers after what the critic reads, where that differs; only its ids and masks are
+    used.
     """
 
     input_ids: Tensor
@@ -44,6 +47,8 @@ class TokenRows:
     score: Tensor  # [N]
     head: Tensor  # [N]
     group: Tensor  # [N] index of the whitening group
+    weight: Tensor  # [N] how often a row counts in the loss
+    value_mask: Tensor
     labels: list[str]
     # [N, T]; zeros until annotate and assign_advantages fill them in
     logprobs: Tensor
@@ -107,6 +112,8 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
         score=torch.tensor([float("nan") if a.score is None else a.score for a in answers]),
         head=torch.tensor([a.head for a in answers]),
         group=torch.tensor([groups[a.group] for a in answers]),
+        weight=torch.tensor([a.weight for a in answers]),
+        value_mask=action.clone(),
         labels=[a.label for a in answers],
         logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from maporl.config import ConfigError, RewardSection
+from maporl.config import ConfigError
+from maporl.sections import RewardSection
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from maporl.config import ConfigError, VerifierSection
+from maporl.config import ConfigError
 from maporl.rewards.sources import RewardFailure, RewardSource, where
 from maporl.rewards.verifier_client import VerifierClient, server_urls
+from maporl.sections import VerifierSection
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Message, Utterance
 from maporl.verifier.cotraining import CoTraining

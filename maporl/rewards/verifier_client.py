@@ -18,8 +18,9 @@ from typing import Any
 import httpx2
 import tenacity
 
-from maporl.config import TOKEN_VARIABLE, ConfigError, VerifierSection
+from maporl.config import ConfigError
 from maporl.rewards.sources import RewardFailure
+from maporl.sections import TOKEN_VARIABLE, VerifierSection
 from maporl.types import Message
 from maporl.verifier.encoding import encode
 from maporl.verifier.model import read_record, temperature_of

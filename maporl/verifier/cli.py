@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from maporl.cli_common import known_errors, load_config, quiet_libraries
 from maporl.config import ConfigError
 from maporl.verifier.options import BalanceOptions, GenerateOptions, SamplingOptions, TrainOptions
 
@@ -52,14 +53,12 @@ def generate(
 
     Under `accelerate launch` each process takes its share of the questions.
     """
-    from maporl import cli
-
-    with cli._errors():
+    with known_errors():
         options = GenerateOptions(
             temperature_low, temperature_high, top_p, batch_size, per_question, limit, tuple(agent or ()), judge
         )
-        settings = cli._load([str(config)], None, set_)
-        cli._quiet_libraries()
+        settings = load_config([str(config)], None, set_)
+        quiet_libraries()
         from transformers import set_seed
 
         from maporl.agents import Team
@@ -114,16 +113,14 @@ def balance(
     quiet: Quiet = False,
 ) -> None:
     """As many right as wrong answers of every question, so that the question does not give the label away."""
-    from maporl import cli
-
-    with cli._errors():
+    with known_errors():
         options = BalanceOptions(
             temperature_low, temperature_high, top_p, batch_size, per_question, rounds, per_round, short, free_form,
             repeats, agent, judge, seed,
         )  # fmt: skip
         if config is None and (agent or judge or set_):
             raise ConfigError("--agent, --judge and --set speak of a CONFIG; give one after the folder")
-        cli._quiet_libraries()
+        quiet_libraries()
         from rich.console import Console
 
         from maporl.verifier import balance as balancing
@@ -131,7 +128,7 @@ def balance(
 
         data.must_not_exist(output)
         samples = data.read_folder(folder)
-        settings = None if config is None else cli._load([str(config)], None, set_)
+        settings = None if config is None else load_config([str(config)], None, set_)
         source = None if settings is None else balancing.TopUp.from_config(settings, options, quiet)
         made = balancing.balance(samples, options, source)
         console = Console()
@@ -173,14 +170,12 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
-    from maporl import cli
-
-    with cli._errors():
+    with known_errors():
         options = TrainOptions(
             model, loss, lora_r, lora_alpha, learning_rate, batch_size, epochs, longest, held_out, bf16, use_cpu,
             chat_template, seed,
         )  # fmt: skip
-        cli._quiet_libraries()
+        quiet_libraries()
         from rich.console import Console
 
         from maporl.verifier.card import measures_table

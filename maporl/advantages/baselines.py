@@ -1,0 +1,112 @@
+"""Baselines: what a return is compared with. Slots: ``(returns, groups, weights, batch, config, state) -> [N]``.
+
+``groups`` are row numbers by the key; ``weights`` [N] say how often a row counts in a statistic (0: not at all).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maporl.advantages.batch import TurnBatch
+from maporl.advantages.returns import RELATIVE
+from maporl.sections import AdvantageConfig
+
+Groups = list[list[int]]
+
+
+@dataclass
+class BaselineState:
+    """What baselines remember between updates: running means by key. It goes into checkpoints."""
+
+    means: dict[str, float] = field(default_factory=dict)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """``sum(w x) / sum(w)``; the value itself, exactly, where all that count are equal."""
+    counted = values[weights > 0]
+    if len(counted) and bool((counted == counted[0]).all()):
+        return counted[0]
+    return (values * weights).sum() / weights.sum()
+
+
+def none(returns, groups, weights, batch, config, state) -> Tensor:
+    """0."""
+    return torch.zeros_like(returns)
+
+
+def mean(returns: Tensor, groups: Groups, weights: Tensor, batch, config, state) -> Tensor:
+    """The mean of the group (GRPO, arXiv 2402.03300)."""
+    base = torch.zeros_like(returns)
+    for rows in groups:
+        base[rows] = weighted_mean(returns[rows], weights[rows])
+    return base
+
+
+def leave_one_out(returns: Tensor, groups: Groups, weights: Tensor, batch, config, state) -> Tensor:
+    """The mean of the *others* of the group (RLOO, arXiv 2402.14740)."""
+    base = torch.zeros_like(returns)
+    for rows in groups:
+        values, own = returns[rows], weights[rows]
+        total, count = (values * own).sum(), own.sum()
+        base[rows] = (total - values) / (count - 1).clamp(min=1e-12)
+        if bool((values == values[0]).all()):
+            base[rows] = values
+    return base
+
+
+def largest(returns: Tensor, groups: Groups, weights: Tensor, batch, config, state) -> Tensor:
+    """The largest of the group."""
+    base = torch.zeros_like(returns)
+    for rows in groups:
+        base[rows] = returns[rows][weights[rows] > 0].max()
+    return base
+
+
+def batch_mean(returns: Tensor, groups, weights: Tensor, batch: TurnBatch, config, state) -> Tensor:
+    """The mean of the whole batch."""
+    return torch.full_like(returns, float(weighted_mean(returns[batch.rows()], weights[batch.rows()])))
+
+
+def ema(
+    returns: Tensor, groups: Groups, weights, batch: TurnBatch, config: AdvantageConfig, state: BaselineState
+) -> Tensor:
+    """A running mean by key (SPIRAL, arXiv 2506.24119): it starts at 0, is read *before* a dialogue moves it, once per
+    dialogue and key, in the order of the rows: ``b <- ema b + (1 - ema) R``."""
+    if not batch.dialogues():
+        raise ValueError(
+            "baseline: ema needs the column 'rollout' (or prompt, game or seed): dialogues move the running mean one after "
+            f"another, and nothing tells them apart; there are {batch.recorded()}"
+        )
+    base = torch.zeros_like(returns)
+    columns = [batch.column(name, "key") for name in config.key]
+    for rows in batch.groups((*config.key, *batch.dialogues())):
+        key = "/".join(str(column[rows[0]]) for column in columns)
+        before = state.means.get(key, 0.0)
+        base[rows] = before
+        state.means[key] = config.ema * before + (1 - config.ema) * float(returns[rows].mean())
+    return base
+
+
+def critic(returns: Tensor, groups, weights, batch: TurnBatch, config: AdvantageConfig, state) -> Tensor:
+    """The critic's value of the state before the utterance; nothing where the return is relative to it already."""
+    if config.returns in RELATIVE:
+        return torch.zeros_like(returns)
+    if batch.value is None:
+        raise ValueError("baseline: critic needs the column 'value'; there is none")
+    return batch.tensor(batch.value)
+
+
+BASELINES: dict[str, Any] = {
+    "none": none,
+    "mean": mean,
+    "loo": leave_one_out,
+    "max": largest,
+    "batch_mean": batch_mean,
+    "ema": ema,
+    "critic": critic,
+}
+GROUPED: Sequence[str] = ("mean", "loo", "max")
+"""Baselines that compare a row with its own group, so that a group of one says nothing."""

@@ -1,0 +1,113 @@
+"""TurnBatch: one row per utterance, with the columns that advantages may be grouped by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COLUMNS = ("prompt", "rollout", "agent", "role", "turn", "order", "parent", "caller", "game", "seed", "state", "action")
+
+
+@dataclass
+class TurnBatch:
+    """N utterances as columns of N entries; a column that is None was not recorded.
+
+    Args:
+        reward: what each utterance is worth.
+        value: the critic's value of the state before each utterance.
+        prompt, rollout: the question, and which of its dialogues; ``game`` and ``seed`` of a game tell them apart too.
+        agent, role: who spoke, and as what.
+        turn: the agent's own turn; ``order``: the place in the dialogue.
+        parent: the row number of the utterance from whose outcome this one was branched, None at a root.
+        caller: the row number of the utterance that called this one, None for one that nobody called.
+        state, action: names of the situation in which it was said, and of what was done in it; equal names, equal ones.
+        mask: false at padding, which enters no statistic and gets 0.
+    """
+
+    reward: Sequence[float]
+    value: Sequence[float] | None = None
+    prompt: Sequence[Any] | None = None
+    rollout: Sequence[Any] | None = None
+    agent: Sequence[Any] | None = None
+    role: Sequence[Any] | None = None
+    turn: Sequence[int] | None = None
+    order: Sequence[int] | None = None
+    parent: Sequence[int | None] | None = None
+    caller: Sequence[int | None] | None = None
+    game: Sequence[Any] | None = None
+    seed: Sequence[Any] | None = None
+    state: Sequence[Any] | None = None
+    action: Sequence[Any] | None = None
+    mask: Sequence[bool] | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.reward)
+        for f in fields(self):
+            column = getattr(self, f.name)
+            if column is None:
+                continue
+            if len(column) != rows:
+                raise ValueError(f"TurnBatch.{f.name}: expected {rows} entries, one per reward, got {len(column)}")
+            setattr(self, f.name, column.tolist() if hasattr(column, "tolist") else list(column))
+        for name in ("reward", "value"):
+            column = getattr(self, name)
+            bad = [i for i in self.rows() if column is not None and not torch.isfinite(torch.tensor(float(column[i])))]
+            if bad:
+                raise ValueError(
+                    f"TurnBatch.{name}: row {bad[0]} is {column[bad[0]]}; a missing {name} is no number: leave the row "
+                    "out, or mark it as padding in mask"
+                )
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def rows(self) -> list[int]:
+        """The numbers of the rows that are no padding."""
+        return [i for i in range(len(self)) if self.mask is None or self.mask[i]]
+
+    def recorded(self) -> list[str]:
+        """The columns there are."""
+        return [name for name in COLUMNS if getattr(self, name) is not None]
+
+    def column(self, name: str, wanted_by: str) -> list[Any]:
+        """The column ``name``; an error that says who wants it where it was not recorded."""
+        if name not in COLUMNS:
+            raise ValueError(f"{wanted_by}: unknown column {name!r}; known: {', '.join(COLUMNS)}")
+        if (column := getattr(self, name)) is None:
+            raise ValueError(
+                f"{wanted_by} needs the column {name!r}, which was not recorded; there are {self.recorded()}"
+            )
+        return column
+
+    def groups(self, key: Sequence[str], wanted_by: str = "key") -> list[list[int]]:
+        """Row numbers by equal values of the columns in ``key``, in order of first appearance; padding is left out."""
+        columns = [self.column(name, wanted_by) for name in key]
+        found: dict[tuple, list[int]] = {}
+        for i in self.rows():
+            found.setdefault(tuple(column[i] for column in columns), []).append(i)
+        return list(found.values())
+
+    def dialogues(self) -> tuple[str, ...]:
+        """The columns that tell one dialogue from another, as far as they were recorded."""
+        return tuple(name for name in ("prompt", "rollout", "game", "seed") if getattr(self, name) is not None)
+
+    def trajectories(self, by_agent: bool) -> list[list[int]]:
+        """Row numbers in order of speaking, of each dialogue or of each agent in each dialogue."""
+        key = self.dialogues()
+        if by_agent and self.agent is not None:
+            key = (*key, "agent")
+        return [self._spoken(rows) for rows in self.groups(key)]
+
+    def _spoken(self, rows: list[int]) -> list[int]:
+        """By place in the dialogue; where ``order`` only counts within a turn, by turn first."""
+        order, turn = self.order, self.turn
+        if order is not None and len({order[i] for i in rows}) == len(rows):
+            return sorted(rows, key=lambda i: order[i])
+        return sorted(rows, key=lambda i: (turn[i] if turn else 0, order[i] if order else 0))
+
+    def tensor(self, column: Sequence[float]) -> Tensor:
+        """``column`` as float64 [N], 0 at padding."""
+        kept = set(self.rows())
+        return torch.tensor([float(v) if i in kept else 0.0 for i, v in enumerate(column)], dtype=torch.float64)

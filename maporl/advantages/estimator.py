@@ -1,0 +1,149 @@
+"""``estimate``: return o baseline o scale o post, over rows grouped by a key."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maporl.advantages.baselines import BASELINES, GROUPED, BaselineState, Groups
+from maporl.advantages.batch import TurnBatch
+from maporl.advantages.posts import POSTS, DropZeros, Post, build_posts
+from maporl.advantages.returns import RELATIVE, RETURNS
+from maporl.advantages.scales import SCALES
+from maporl.config import unknown
+from maporl.sections import AdvantageConfig
+
+
+@dataclass
+class Estimates:
+    """By row, [N]: ``advantages``; ``targets`` for a critic; ``weights`` of the row in the loss, 0 to leave it out."""
+
+    advantages: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None) -> Tensor:
+    """The advantage of every row, float32 [N]; 0 at padding.
+
+    The return of a row (``config.returns``) less its baseline, in units of its scale, then the posts. Rows are compared
+    with those of equal ``config.key``: ``(prompt,)`` is GRPO, ``(prompt, agent)`` Dr. MAS, ``(prompt, agent, turn)``
+    AT-GRPO. A group of which all rows are equal gets exactly 0. ``state``: what the baseline ``ema`` remembers.
+
+    >>> batch = TurnBatch(reward=[1, 0, 0, 1], prompt=["q"] * 4, agent=["a", "a", "b", "b"])
+    >>> estimate(batch, AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",))).tolist()
+    [0.5, -0.5, -0.5, 0.5]
+    """
+    return estimate_all(batch, config, state).advantages.float()
+
+
+def estimate_all(
+    batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None, scaled: bool = True
+) -> Estimates:
+    """What :func:`estimate` says, in float64, and what else training needs; ``scaled=False`` leaves scale and posts out."""
+    if config.returns == "token_gae":
+        raise ValueError(
+            "returns: token_gae runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
+            f"{', '.join(RETURNS)}"
+        )
+    posts = build_posts(config)
+    groups = batch.groups(config.key)
+    weights = torch.zeros(len(batch), dtype=torch.float64)
+    weights[batch.rows()] = 1.0
+    for post in posts:
+        weights *= post.weigh(batch)
+    returns = _slot(RETURNS, config.returns, "returns")(batch, config)
+    statistics = weights
+    if config.unit == "rollout":
+        returns, statistics = _by_rollout(batch, config, returns, weights)
+    lone = _groups_of_one(batch, config, groups, statistics)
+    counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
+    baseline = _slot(BASELINES, config.baseline, "baseline")
+    base = baseline(returns, counted, statistics, batch, config, state or BaselineState())
+    raw = returns - base
+    values = batch.tensor(batch.value) if batch.value is not None else torch.zeros_like(returns)
+    targets = returns + values if config.returns in RELATIVE else returns
+    if not scaled:
+        return Estimates(raw, targets, weights)
+    advantages = _slot(SCALES, config.scale, "scale")(raw, returns, counted, statistics, batch, config)
+    advantages[lone] = 0.0
+    advantages[weights == 0] = 0.0
+    if config.baseline in GROUPED:
+        for rows in counted:
+            kept = [i for i in rows if statistics[i] > 0]
+            if bool((returns[kept] == returns[kept[0]]).all()):
+                advantages[rows] = 0.0
+    for post in posts:
+        advantages = post.apply(advantages, batch, config)
+    if any(isinstance(post, DropZeros) for post in posts):
+        weights = torch.where(advantages == 0, 0.0, weights)
+    return Estimates(advantages, targets, _loss_weights(batch, posts, weights))
+
+
+def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str = "advantage") -> None:
+    """Raise where a slot is unknown, or wants a column that is not among ``recorded``."""
+    _slot(RETURNS | {"token_gae": None}, config.returns, f"{where}.returns")
+    _slot(BASELINES, config.baseline, f"{where}.baseline")
+    _slot(SCALES, config.scale, f"{where}.scale")
+    wanted = [(name, f"{where}.key") for name in config.key]
+    wanted += [("agent", f"{where}.scale: agent_std")] if config.scale == "agent_std" else []
+    wanted += [("parent", f"{where}.returns: tree")] if config.returns == "tree" else []
+    for post in build_posts(config, where):
+        wanted += [(name, f"{where}.post: {_name_of(post)}") for name in post.needs]
+    for name, who in wanted:
+        if name not in recorded:
+            raise ValueError(
+                f"{who} names the column {name!r}, which is not recorded here; recorded are {list(recorded)}"
+            )
+
+
+def _name_of(post: Post) -> str:
+    return next(name for name, kind in POSTS.items() if isinstance(post, kind))
+
+
+def _slot(slots: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in slots:
+        raise ValueError(f"{where}: {unknown(name, slots)}")
+    return slots[name]
+
+
+def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Every row takes the mean of its rollout's rows in its group, and a rollout counts once."""
+    if batch.rollout is None:
+        batch.column("rollout", "unit: rollout")
+    returns, shares = returns.clone(), weights.clone()
+    for rows in batch.groups((*config.key, *batch.dialogues())):
+        kept = [i for i in rows if weights[i] > 0]
+        if kept:
+            returns[rows] = returns[kept].mean()
+            shares[kept] = 1.0 / len(kept)
+    return returns, shares
+
+
+def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, weights: Tensor) -> list[int]:
+    """The rows that stand alone where they are to be compared; an error unless the configuration says what they are."""
+    compared: Groups = list(groups) if config.baseline in GROUPED or config.scale == "std" else []
+    if config.scale == "agent_std":
+        compared += batch.groups(("agent",), "scale: agent_std")
+    if config.scale == "batch_std" or config.baseline == "batch_mean":
+        compared.append(batch.rows())
+    alone = [rows for rows in compared if 0 < float(weights[rows].sum()) < 1.5]
+    if alone and config.singleton == "error":
+        columns = {name: getattr(batch, name)[alone[0][0]] for name in config.key}
+        raise ValueError(
+            f"advantage: the group {columns} has a single member, so there is nothing to compare it with (baseline "
+            f"{config.baseline!r}, scale {config.scale!r}, key {list(config.key)}); sample more answers per group, use a "
+            "coarser key, or set advantage.singleton: zero so that such rows get 0"
+        )
+    return [i for rows in alone for i in rows]
+
+
+def _loss_weights(batch: TurnBatch, posts: list[Post], weights: Tensor) -> Tensor:
+    """Callees do not count in statistics, but are trained on."""
+    callers = batch.caller
+    if callers is not None and any("caller" in post.needs for post in posts):
+        called = torch.tensor([callers[i] is not None for i in range(len(batch))])
+        return torch.where(called, 1.0, weights)
+    return weights

@@ -1,0 +1,195 @@
+"""From annotated token rows of all policies to their advantages, whichever slots the configuration names."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from maporl.advantages.baselines import BaselineState
+from maporl.advantages.batch import TurnBatch
+from maporl.advantages.checks import TOKEN_RETURNS
+from maporl.advantages.estimator import Estimates, estimate_all
+from maporl.advantages.posts import CumulativeKL, build_posts
+from maporl.buffer import Said
+from maporl.sections import AdvantageConfig
+from maporl.types import Dialogue, Utterance
+from trl_ext import maths
+from trl_ext.advantages import row_metrics, token_kl, token_rewards, whiten_groups
+from trl_ext.measures import Metrics
+from trl_ext.ppo_options import PPOOptions
+from trl_ext.rows import TokenRows
+
+
+@dataclass
+class Place:
+    """Where a row of the TurnBatch is among the policies' token rows."""
+
+    policy: str
+    row: int
+    said: Said
+
+
+def assign(
+    rows: dict[str, TokenRows],
+    answers: Mapping[str, list[Said]],
+    config: AdvantageConfig,
+    options: PPOOptions,
+    state: BaselineState,
+    critics: Collection[str] = (),
+) -> tuple[dict[str, TokenRows], dict[str, Metrics]]:
+    """Fill in ``advantages``, ``returns``, ``weight`` of annotated ``rows``; returns those that count, and statistics.
+
+    ``critics`` names the policies that have one.
+    """
+    if not rows:
+        return {}, {}
+    places = [Place(p, i, said) for p, own in answers.items() for i, said in enumerate(own)]
+    _number_groups(rows, places, config)
+    if config.returns in TOKEN_RETURNS:
+        _over_tokens(rows, places, config, options, critics)
+        metrics = {name: row_metrics(own, options) for name, own in rows.items()}
+        if config.scale != "none":
+            whiten_groups(list(rows.values()))
+    else:
+        _over_rows(rows, places, config, options, state)
+        metrics = {name: row_metrics(own, options) for name, own in rows.items()}
+    if options.aggregation == "per_main_rollout":
+        for name, own in answers.items():
+            rows[name].weight *= len(own) / len({(s.dialogue.prompt, s.dialogue.rollout) for s in own})
+    return _counting(rows), metrics
+
+
+def turn_batch(places: list[Place], reward: list[float], value: list[float] | None) -> TurnBatch:
+    """The columns of what was said, a row each."""
+    said = [(p.said.dialogue, p.said.utterance) for p in places]
+    number = {_name(d, u): i for i, (d, u) in enumerate(said)}
+
+    def tag(name: str) -> list[Any] | None:
+        column = [u.tags.get(name) for _, u in said]
+        return column if any(value is not None for value in column) else None
+
+    return TurnBatch(
+        reward=reward,
+        value=value,
+        prompt=[d.prompt for d, _ in said],
+        rollout=[d.rollout for d, _ in said],
+        agent=[u.agent for _, u in said],
+        role=[u.role for _, u in said],
+        turn=[u.turn for _, u in said],
+        order=[u.order for _, u in said],
+        parent=[_parent(d, u, number) for d, u in said],
+        caller=[None if u.caller is None else number.get(_name(d, d.utterances[u.caller])) for d, u in said],
+        action=[u.text for _, u in said],
+        game=tag("game"),
+        seed=tag("seed"),
+        state=tag("state"),
+    )
+
+
+def _name(dialogue: Dialogue, utterance: Utterance) -> tuple:
+    """Copies of one utterance, in dialogues that were forked after it, have one name."""
+    if utterance.sample is not None:
+        return ("sample", utterance.sample)
+    return (dialogue.prompt, dialogue.rollout, utterance.id)
+
+
+def _parent(dialogue: Dialogue, utterance: Utterance, number: Mapping[tuple, int]) -> int | None:
+    """The row before this one on its branch: of the last step before it with a row, the same agent's, else the last."""
+    earlier = [u for u in dialogue.utterances if u.order < utterance.order and _name(dialogue, u) in number]
+    if not earlier:
+        return None
+    step = [u for u in earlier if u.order == max(e.order for e in earlier)]
+    own = [u for u in step if u.agent == utterance.agent]
+    return number[_name(dialogue, (own or step)[-1])]
+
+
+def _number_groups(rows: dict[str, TokenRows], places: list[Place], config: AdvantageConfig) -> None:
+    """Tokens that are whitened together: within the key, an agent's, or all."""
+    key = {"agent_std": ("agent",), "batch_std": ()}.get(config.scale, config.key)
+    batch = turn_batch(places, [0.0] * len(places), None)
+    for number, members in enumerate(batch.groups(key)):
+        for i in members:
+            rows[places[i].policy].group[places[i].row] = number
+
+
+def _over_tokens(
+    rows: dict[str, TokenRows],
+    places: list[Place],
+    config: AdvantageConfig,
+    options: PPOOptions,
+    critics: Collection[str],
+) -> None:
+    if config.returns == "token_gae":
+        for name, own in rows.items():
+            lam = options.lam if name in critics else 1.0  # without one, the advantage is the return
+            own.advantages, own.returns = maths.gae(
+                token_rewards(own, options), own.values, own.action_mask, options.gamma, lam
+            )
+        return
+    rewards = {name: token_rewards(own, options) for name, own in rows.items()}
+    batch = turn_batch(places, [0.0] * len(places), None)
+    for trajectory in batch.trajectories(by_agent=False):
+        spoken = [(rows[places[i].policy], rewards[places[i].policy], places[i].row) for i in trajectory]
+        masks = [own.action_mask[i] for own, _, i in spoken]
+        chain = torch.cat([r[i][m] for (_, r, i), m in zip(spoken, masks, strict=True)]).unsqueeze(0)
+        values = torch.cat([own.values[i][m] for (own, _, i), m in zip(spoken, masks, strict=True)]).unsqueeze(0)
+        everything = torch.ones_like(chain, dtype=torch.bool)
+        advantages, returns = maths.gae(chain, values, everything, options.gamma, options.lam)
+        lengths = [int(m.sum()) for m in masks]
+        for (own, _, i), mask, a, r in zip(
+            spoken, masks, advantages[0].split(lengths), returns[0].split(lengths), strict=True
+        ):
+            own.advantages[i, mask], own.returns[i, mask] = a, r
+
+
+def _over_rows(
+    rows: dict[str, TokenRows], places: list[Place], config: AdvantageConfig, options: PPOOptions, state: BaselineState
+) -> None:
+    """One number for each utterance, at each of its own tokens; its critic answers for its first token alone."""
+    first = {name: _first_action(own.action_mask) for name, own in rows.items()}
+    per_token = any(isinstance(post, CumulativeKL) for post in build_posts(config))
+    worth = {n: (own.score if per_token else token_rewards(own, options).sum(1)).tolist() for n, own in rows.items()}
+    reward = [worth[p.policy][p.row] for p in places]
+    value = None
+    if config.baseline == "critic":
+        value = [float(rows[p.policy].values[p.row][first[p.policy][p.row]][0]) for p in places]
+    estimates = estimate_all(turn_batch(places, reward, value), config, state, scaled=not per_token)
+    _spread(rows, places, estimates, first)
+    if per_token:
+        for own in rows.values():
+            to_come = token_kl(own, "k1").flip(1).cumsum(1).flip(1)
+            own.advantages = torch.where(own.action_mask, own.advantages - options.kl_coef * to_come, 0.0)
+        if config.scale != "none":
+            whiten_groups(list(rows.values()))
+
+
+def _spread(
+    rows: dict[str, TokenRows], places: list[Place], estimates: Estimates, first: Mapping[str, torch.Tensor]
+) -> None:
+    for own in rows.values():
+        own.advantages, own.returns = torch.zeros_like(own.values), torch.zeros_like(own.values)
+    for i, place in enumerate(places):
+        own = rows[place.policy]
+        own.advantages[place.row] = float(estimates.advantages[i]) * own.action_mask[place.row]
+        own.returns[place.row] = float(estimates.targets[i]) * first[place.policy][place.row]
+        own.weight[place.row] = float(estimates.weights[i])
+    for name, own in rows.items():
+        own.value_mask = first[name]
+
+
+def _first_action(mask: torch.Tensor) -> torch.Tensor:
+    """True at each row's first action token, whose position's value is that of the state before the answer."""
+    return mask & (mask.cumsum(1) == 1)
+
+
+def _counting(rows: dict[str, TokenRows]) -> dict[str, TokenRows]:
+    """Without rows of weight 0, and without policies of which none is left."""
+    kept: dict[str, TokenRows] = {}
+    for name, own in rows.items():
+        index = own.weight.nonzero().flatten()
+        if len(index) == len(own):
+            kept[name] = own
+        elif len(index):
+            kept[name] = own.take(index)
+    return kept

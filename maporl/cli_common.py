@@ -1,0 +1,68 @@
+"""What the commands share: reading their configuration, quieting libraries, one line and an exit code for an error."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from maporl.config import Config, ConfigError, load
+
+
+def load_config(values: list[str] | None, config: Path | None, set_: list[str] | None) -> Config:
+    """The one configuration among ``values`` and ``config``; the other values, and ``set_``, override it."""
+    files = [v for v in values or [] if "=" not in v]
+    files += [str(config)] if config is not None else []
+    if len(files) != 1:
+        raise ConfigError(
+            f"expected one configuration file, got {files or 'none'}; for example: maporl train configs/ppo/quickstart.yaml"
+        )
+    return load(files[0], [*(set_ or []), *(v for v in values or [] if "=" in v)])
+
+
+def quiet_libraries() -> None:
+    """Libraries' own progress bars and notices would bury ours."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import warnings
+
+    import transformers
+
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+class known_errors:
+    """Known errors become one line and an exit code: 2 for a configuration, 1 for a run; others keep their trace."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
+        if error is None or isinstance(error, (typer.Exit, SystemExit)):
+            return False
+        code = 2 if _is(error, "maporl.config", "ConfigError") or _is(error, "maporl.tasks.base", "TaskError") else 1
+        known = code == 2 or any(
+            _is(error, module, name)
+            for module, name in (
+                ("maporl.agents", "PromptTooLong"),
+                ("maporl.run_folder", "RunExists"),
+                ("maporl.rewards.sources", "RewardFailure"),
+                ("maporl.verifier.data", "DataError"),
+                ("maporl.verifier.model", "VerifierError"),
+                ("trl_ext.checkpoint", "CheckpointError"),
+                ("trl_ext.learner", "NonFiniteError"),
+                ("trl_ext.scoring", "RewardError"),
+            )
+        )
+        if known:
+            typer.echo(f"error: {error}", err=True)
+            sys.exit(code)
+        return False
+
+
+def _is(error: BaseException, module: str, name: str) -> bool:
+    """Whether ``error`` is of that class; a module never loaded cannot have raised it."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(error, getattr(loaded, name))

@@ -1,0 +1,224 @@
+"""The sections of a configuration: their names, types, defaults and limits, declared here once. No torch.
+
+PPO's own options are in :mod:`trl_ext.ppo_options`; ``configs/ppo/base.yaml`` shows everything with a comment above each.
+"""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from maporl.schedules import Freeze, Schedule, Span
+from trl_ext.ppo_options import PPOOptions
+
+STRICT = ConfigDict(extra="forbid")
+for _plain in (PPOOptions, Schedule, Span, Freeze):
+    setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
+
+TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
+"""The environment variable that the reward server, and its client, read the bearer token from."""
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class LoraSection:
+    """A LoRA adapter of its own for a policy, on a base that policies of the same model share."""
+
+    r: Positive = 16
+    alpha: Positive = 32
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass(frozen=True, config=STRICT)
+class TinySection:
+    """A small character-level model built on the spot, for trying things out without any download."""
+
+    architecture: Literal["llama", "gpt_neox", "qwen3"] = "llama"
+    alphabet: str = "0123456789+*= :;?ab"
+    hidden_size: Positive = 128
+    layers: Positive = 3
+    heads: Positive = 4
+    context: Positive = 128
+
+    def __post_init__(self):
+        if len(set(self.alphabet)) != len(self.alphabet):
+            raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r}")
+        if self.hidden_size % self.heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by heads={self.heads}; change one of them"
+            )
+        if self.architecture != "gpt_neox" and self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} with heads={self.heads}: {self.architecture} needs an even share of the "
+                "width for each head; change one of them"
+            )
+
+
+@dataclass(frozen=True, config=STRICT)
+class AgentSection:
+    """One agent: whose weights speak for it, and how they are trained."""
+
+    model: str | None = None
+    tiny: TinySection | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    pad_token: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    lora: LoraSection | None = None
+    adapter: str | None = None
+    load_in_4bit: bool = False
+    policy: str | None = None
+    policy_per: Literal["agent", "turn", "first_and_rest"] = "agent"
+    role: str | None = None
+    system: str | None = None
+    trainable: bool = True
+    learning_rate: NotNegative | None = None
+    critic: Literal["head", "adapter", "model", "none"] | None = None
+    engine: Literal["transformers", "human"] = "transformers"
+
+
+@dataclass(frozen=True, config=STRICT)
+class BonusSection:
+    """The incentives to collaborate (``maporl.rewards.shaping.collaboration_bonus``)."""
+
+    alpha: Annotated[list[Finite], Field(min_length=4, max_length=4)]
+    mode: Literal["paper", "upstream"] = "paper"
+    right: Share = 0.5
+    wrong: Share = 0.5
+
+
+@dataclass(frozen=True, config=STRICT)
+class PenaltySection:
+    """What answers cost their author that are no answers (``maporl.rewards.penalties``); 0 switches one off.
+
+    ``mode="subtract"`` takes the amount off the author's credit alone; ``replace`` puts minus the amount in place of
+    the score before it is shared, as the published MAPoRL code did (with 10).
+    """
+
+    too_short: NotNegative = 0.1
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    no_final_answer: NotNegative = 0.1
+    repetition: NotNegative = 0.1
+    no_eos: NotNegative = 0.1
+    mode: Literal["subtract", "replace"] = "subtract"
+
+
+@dataclass(frozen=True, config=STRICT)
+class VerifierSection:
+    """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
+
+    In this process if there is only a ``model``; served if there are ``urls``, or none of both here and some in the
+    environment (``MAPORL_VERIFIER_URLS``). ``batch_size``: chats of a forward, or of a request. ``timeout``: seconds.
+    ``on_failure``: after ``retries``, stop the run, wait for the servers as long as it takes, or use the task's grades.
+    ``learn_every``: in this process only, learn from graded answers every so many updates; 0: never.
+    """
+
+    model: str | None = None
+    batch_size: Positive = 16
+    urls: tuple[str, ...] = ()
+    api: Literal["maporl", "vllm"] = "maporl"
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+    retries: Annotated[int, Field(ge=0)] = 5
+    concurrency: Positive = 32
+    on_failure: Literal["stop", "wait", "label"] = "stop"
+    learn_every: Annotated[int, Field(ge=0)] = 0
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+
+    def __post_init__(self):
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
+        if self.api == "vllm" and self.model is None:
+            raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
+        if self.learn_every and (self.urls or self.model is None):
+            raise ValueError("learn_every: only a verifier in this process can learn; give 'model' and no 'urls'")
+
+
+@dataclass(frozen=True, config=STRICT)
+class RewardSection:
+    """Where scores come from and how an utterance is credited with later ones (``maporl.rewards.shaping``)."""
+
+    sources: Annotated[dict[str, Finite], Field(min_length=1)] = dataclasses.field(
+        default_factory=lambda: {"label": 1.0}
+    )
+    horizon: Literal["current", "last", "discounted_sum"] = "discounted_sum"
+    share: Literal["individual", "all"] = "all"
+    discount: NotNegative = 0.3
+    verifier: VerifierSection | None = None
+    bonus: BonusSection | None = None
+    penalties: PenaltySection | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class AdvantageConfig:
+    """How credits become advantages: return, baseline, scale and posts over rows grouped by ``key``.
+
+    The slots are in ``maporl.advantages``: RETURNS (and ``token_gae``, PPO's own over tokens), BASELINES, SCALES, POSTS.
+
+    ``key``: rows with equal values of these columns are compared. ``gamma``, ``lam``: per utterance (per token they are
+    ``ppo.gamma`` and ``ppo.lam``). ``ddof``: 1 for the unbiased standard deviation, 0 for the population's. ``eps`` is
+    added to it. ``ema``: how much of the running mean is kept. ``unit``: whether each row counts once in a statistic, or
+    each rollout, by the mean of its rows. ``singleton``: what a group of one is.
+    """
+
+    returns: str = "token_gae"
+    baseline: str = "critic"
+    scale: str = "std"
+    key: tuple[str, ...] = ("agent", "turn")
+    post: tuple[str | dict[str, dict[str, Any]], ...] = ()
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    ddof: Literal[0, 1] = 1
+    eps: NotNegative = 1e-6
+    ema: Share = 0.95
+    unit: Literal["row", "rollout"] = "row"
+    singleton: Literal["error", "zero"] = "error"
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainingSection:
+    """How learning is run; the names are those of ``transformers.TrainingArguments``, counted in updates."""
+
+    learning_rate: NotNegative = 1e-5
+    value_learning_rate: NotNegative | None = None
+    per_device_train_batch_size: Positive = 8
+    gradient_accumulation_steps: Positive = 4
+    lr_scheduler_type: str = "linear"
+    warmup_steps: NotNegative = 0
+    max_grad_norm: NotNegative = 1.0
+    weight_decay: NotNegative = 0.0
+    adam_beta2: Share = 0.999
+    gradient_checkpointing: bool = False
+    bf16: bool = False
+    use_cpu: bool = False
+    save_steps: Annotated[int, Field(ge=0)] = 0
+    save_total_limit: Positive | None = None
+    eval_steps: Annotated[int, Field(ge=0)] = 0
+    report_to: list[str] = dataclasses.field(default_factory=list)
+    critic: Literal["head", "adapter", "model", "none"] = "head"
+    critic_per_turn: bool = True
+    critic_context: Literal["dialogue", "answer", "joint"] = "dialogue"
+    detach_critic: bool = False
+
+
+@dataclass(frozen=True, config=STRICT)
+class WarmStartSection:
+    """Brief supervised training before PPO, on dialogues played by an imperfect oracle: for tiny models."""
+
+    steps: Annotated[int, Field(ge=0)] = 0
+    batch_size: Positive = 64
+    learning_rate: NotNegative = 1e-3
+    wrong: Share = 0.3
+
+
+@dataclass(frozen=True, config=STRICT)
+class EvaluationSection:
+    """Evaluation before, after, and every ``training.eval_steps`` updates."""
+
+    questions: Annotated[int, Field(ge=0)] = 256
+    temperature: NotNegative = 0.0

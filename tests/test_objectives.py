@@ -1,0 +1,158 @@
+"""Policy and critic losses with literal numbers, and how they are averaged."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trl_ext import maths
+from trl_ext.losses import Totals, micro_batch_loss
+from trl_ext.objectives import OBJECTIVES, aggregation_total, importance_ratio, token_weights
+from trl_ext.ppo_options import PPOOptions
+from trl_ext.rows import Answer, build_rows
+
+ONES = torch.ones(1, 3, dtype=torch.bool)
+
+
+def test_ratios_of_tokens_sequences_and_their_mean():
+    """M-GRPO's log-ratios (.1, -.02, .05): product 1.1388, GSPO 1.0443; MARTI's (.1, -.3, .05): GSPO .9512."""
+    new, old = torch.tensor([[0.1, -0.02, 0.05]]), torch.zeros(1, 3)
+    torch.testing.assert_close(importance_ratio(new, old, ONES, "token"), torch.tensor([[1.1052, 0.9802, 1.0513]]), atol=1e-4, rtol=0)  # fmt: skip
+    assert importance_ratio(new, old, ONES, "sequence")[0].tolist() == pytest.approx([1.1388] * 3, abs=1e-4)
+    assert importance_ratio(new, old, ONES, "sequence_mean")[0].tolist() == pytest.approx([1.0443] * 3, abs=1e-4)
+    marti = torch.tensor([[0.1, -0.3, 0.05]])
+    assert importance_ratio(marti, old, ONES, "sequence_mean")[0, 0].item() == pytest.approx(0.9512, abs=1e-4)
+    outside = torch.tensor([[True, True, False]])
+    assert importance_ratio(torch.tensor([[0.1, -0.1, math.inf]]), old, outside, "sequence")[0, 0].item() == 1.0
+
+
+def loss_of(ratio, advantage, **options):
+    new = torch.log(torch.tensor([[ratio]]))
+    options = PPOOptions(**options)
+    losses, measures = OBJECTIVES[options.objective](
+        new, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool), options
+    )
+    return losses.item(), measures["clipfrac"].item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "options", "expected"),
+    [
+        (1.1, 1.0, {}, (-1.1, 0)),
+        (1.5, 1.0, {}, (-1.2, 1)),
+        (0.5, 1.0, {}, (-0.5, 0)),
+        (0.5, -1.0, {}, (0.8, 1)),
+        (1.25, 1.0, {"cliprange_high": 0.28}, (-1.25, 0)),
+        (1.5, 1.0, {"cliprange_high": 0.28}, (-1.28, 1)),
+        (9.0, -1.0, {}, (9.0, 0)),
+        (9.0, -1.0, {"dual_clip": 3.0}, (3.0, 0)),
+        (9.0, 1.0, {"dual_clip": 3.0}, (-1.2, 1)),
+    ],
+)
+def test_clipping_by_hand(ratio, advantage, options, expected):
+    assert loss_of(ratio, advantage, **options) == pytest.approx(expected, abs=1e-6)
+
+
+def test_reinforce_weighs_with_a_truncated_ratio_that_has_no_gradient():
+    new = torch.tensor([[-0.5, -3.0]], requires_grad=True)
+    old = torch.tensor([[-2.0, -2.0]])
+    mask, advantages = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[1.0, -2.0]])
+    losses, _ = OBJECTIVES["reinforce"](new, old, advantages, mask, PPOOptions(objective="reinforce", tis_cap=2.0))
+    low = math.exp(-1.0)  # exp(1.5) is cut to 2
+    assert losses[0].tolist() == pytest.approx([-1.0 * 2.0 * -0.5, 2.0 * low * -3.0], abs=1e-6)
+    losses.sum().backward()
+    assert new.grad[0].tolist() == pytest.approx([-2.0, 2.0 * low], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("token_mean", [[1 / 4] * 3, [1 / 4, 0, 0]]), ("sequence_mean", [[1 / 6] * 3, [1 / 2, 0, 0]]), ("sequence_sum", [[1 / 2] * 3, [1 / 2, 0, 0]])],
+)  # fmt: skip
+def test_losses_are_averaged_over_tokens_or_answers(aggregation, expected):
+    mask = torch.tensor([[True] * 3, [True, False, False]])
+    rows = torch.ones(2)
+    weights = token_weights(mask, rows, aggregation_total(mask, rows, aggregation), aggregation)
+    torch.testing.assert_close(weights, torch.tensor(expected))
+    heavy = torch.tensor([2.0, 1.0])
+    weights = token_weights(mask, heavy, aggregation_total(mask, heavy, "token_mean"), "token_mean")
+    assert float(weights[0, 0]) == pytest.approx(2 / 7)
+
+
+def test_the_critics_loss_may_be_huber():
+    values, old, returns = torch.tensor([3.0]), torch.tensor([3.0]), torch.tensor([0.0])
+    assert maths.value_loss_terms(values, old, returns, 0.2)[0].item() == 4.5
+    assert maths.value_loss_terms(values, old, returns, 0.2, huber_delta=1.0)[0].item() == 2.5
+    assert maths.value_loss_terms(torch.tensor([1.0]), torch.tensor([2.0]), returns, 0.2, 10.0)[0].item() == pytest.approx(0.5 * 1.8**2)  # fmt: skip
+
+
+class Output:
+    def __init__(self, logprobs, values=None, entropies=None):
+        self.logprobs, self.values, self.entropies = logprobs, values, entropies
+
+
+def some_rows():
+    rows = build_rows([Answer([1, 2], [3, 4, 5], True, "a"), Answer([1], [6], True, "b"), Answer([1], [7, 8], True, "c")], 0, "cpu")  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    for name in ("logprobs", "ref_logprobs", "values", "advantages", "returns"):
+        setattr(rows, name, torch.randn(rows.action_mask.shape, generator=generator) * rows.action_mask)
+    rows.weight = torch.tensor([1.0, 2.0, 0.5])
+    return rows
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize("objective", ["ppo", "reinforce"])
+def test_a_minibatch_may_be_cut_anywhere(objective, aggregation):
+    options = PPOOptions(
+        objective=objective,
+        aggregation=aggregation,
+        kl_in="loss",
+        kl_estimator="k3",
+        entropy_coef=0.1,
+        ratio="sequence_mean",
+    )
+    rows = some_rows()
+    flat = rows.logprobs[rows.action_mask] + 0.1
+    everything = torch.arange(3)
+    totals = Totals.of(rows, everything, options)
+
+    def part(index):
+        piece = rows.take(index)
+        own = torch.cat([flat.split(rows.action_mask.sum(1).tolist())[i] for i in index.tolist()])
+        return micro_batch_loss(piece, Output(own, own * 0.5, own.abs()), totals, options, OBJECTIVES[objective])
+
+    whole, measures = part(everything)
+    pieces = [part(torch.tensor(i)) for i in ([0], [1, 2])]
+    assert float(sum(loss for loss, _ in pieces)) == pytest.approx(float(whole), abs=1e-6)
+    for name in measures:
+        assert sum(m[name] for _, m in pieces) == pytest.approx(measures[name], abs=1e-6), name
+
+
+def test_kl_in_the_loss_pulls_towards_the_reference():
+    rows = replace(some_rows())
+    rows.advantages = torch.zeros_like(rows.advantages)
+    logprobs = rows.logprobs[rows.action_mask].clone().requires_grad_(True)
+    options = PPOOptions(kl_in="loss", kl_estimator="k3", kl_coef=0.5)
+    loss, metrics = micro_batch_loss(
+        rows, Output(logprobs), Totals.of(rows, torch.arange(3), options), options, OBJECTIVES["ppo"]
+    )
+    d = logprobs.detach() - rows.ref_logprobs[rows.action_mask]
+    assert metrics["kl_loss"] > 0
+    loss.backward()
+    assert torch.equal(torch.sign(logprobs.grad), torch.sign(1 - torch.exp(-d)))
+    with pytest.raises(ValueError, match=r"kl_in: loss needs kl_estimator k2 or k3"):
+        PPOOptions(kl_in="loss")
+
+
+def test_while_the_critic_warms_up_only_its_loss_counts():
+    rows = some_rows()
+    logprobs = rows.logprobs[rows.action_mask].clone().requires_grad_(True)
+    values = rows.values[rows.action_mask].clone().requires_grad_(True)
+    options = PPOOptions(entropy_coef=0.1, kl_in="loss", kl_estimator="k3")
+    totals = Totals.of(rows, torch.arange(3), options)
+    loss, _ = micro_batch_loss(
+        rows, Output(logprobs, values, logprobs.abs()), totals, options, OBJECTIVES["ppo"], critic_only=True
+    )
+    loss.backward()
+    assert logprobs.grad is None or not logprobs.grad.any()
+    assert values.grad.any()

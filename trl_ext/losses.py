@@ -1,0 +1,81 @@
+"""The loss of one micro-batch: policy objective, critic's loss, KL and entropy terms, each averaged over its minibatch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trl_ext import maths
+from trl_ext.measures import Metrics
+from trl_ext.objectives import Objective, aggregation_total, token_weights
+from trl_ext.ppo_options import PPOOptions
+from trl_ext.rows import TokenRows
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the sums over a minibatch are divided by, so that it may be cut into micro-batches anywhere."""
+
+    policy: float
+    tokens: int
+    values: int
+
+    @classmethod
+    def of(cls, rows: TokenRows, index: Tensor, options: PPOOptions) -> "Totals":
+        """Those of the minibatch ``index`` of ``rows``."""
+        mask = rows.action_mask[index]
+        policy = aggregation_total(mask, rows.weight[index], options.aggregation)
+        return cls(policy, int(mask.sum()), int(rows.value_mask[index].sum()))
+
+
+def micro_batch_loss(
+    rows: TokenRows, out: Any, totals: Totals, options: PPOOptions, objective: Objective, critic_only: bool = False
+) -> tuple[Tensor, Metrics]:
+    """The part of the minibatch's loss that ``rows`` make, and of its measures; both add up over micro-batches.
+
+    ``out`` is the learner's output at the action tokens of ``rows``: log-probabilities, values or None, entropies or None.
+    """
+    mask = rows.action_mask
+    new = _spread(out.logprobs, mask)
+    losses, measures = objective(new, rows.logprobs.to(new.dtype), rows.advantages, mask, options)
+    weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
+    policy_loss = (losses * weights).sum()
+    loss = torch.zeros_like(policy_loss) if critic_only else policy_loss
+    metrics: Metrics = {"policy_loss": float(policy_loss.detach())}
+    if options.kl_in == "loss" and options.kl_coef != 0:
+        difference = torch.where(mask, new - rows.ref_logprobs, 0.0)
+        kl_loss = (maths.kl_estimate(difference, torch.zeros_like(difference), options.kl_estimator) * weights).sum()
+        loss = loss if critic_only else loss + options.kl_coef * kl_loss
+        metrics["kl_loss"] = float(kl_loss.detach())
+    if options.entropy_coef != 0:
+        entropy = (_spread(out.entropies, mask) * weights).sum()
+        loss = loss if critic_only else loss - options.entropy_coef * entropy
+    value_loss, value_clipped = torch.zeros(()), torch.zeros(())
+    if out.values is not None:
+        here = rows.value_mask[mask]
+        terms, clips = maths.value_loss_terms(
+            out.values[here],
+            rows.values[mask][here],
+            rows.returns[mask][here],
+            options.cliprange_value,
+            options.huber_delta if options.value_loss == "huber" else None,
+        )
+        value_loss, value_clipped = terms.sum() / totals.values, clips.sum() / totals.values
+        loss = loss + options.vf_coef * value_loss
+    with torch.no_grad():
+        difference = out.logprobs - rows.logprobs[mask]
+        metrics |= {
+            "loss": float(loss),
+            "value_loss": float(value_loss),
+            "clipped": float(measures["clipfrac"][mask].sum() / totals.tokens),
+            "value_clipped": float(value_clipped),
+            "approx_kl": float(0.5 * (difference**2).sum() / totals.tokens),
+            "ratio": float(measures["ratio"][mask].sum() / totals.tokens),
+        }
+    return loss, metrics
+
+
+def _spread(flat: Tensor, mask: Tensor) -> Tensor:
+    """[M] values of the action tokens as [N, T], zeros elsewhere; the gradient goes through."""
+    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
