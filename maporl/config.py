@@ -17,6 +17,7 @@ from maporl.sections import (
     STRICT,
     AdvantageConfig,
     AgentSection,
+    BranchingSection,
     EvaluationSection,
     Positive,
     RewardSection,
@@ -45,6 +46,7 @@ class Config:
     protocol: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "debate"})
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     updates: Positive = 100
+    branching: BranchingSection = dataclasses.field(default_factory=BranchingSection)
     reward: RewardSection = dataclasses.field(default_factory=RewardSection)
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     schedule: Schedule = dataclasses.field(default_factory=Schedule)

@@ -7,6 +7,7 @@ from pathlib import Path
 from maporl.config import Config, ConfigError, unknown
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES
+from maporl.rewards.rules import Inherit, build_rules
 from maporl.sections import AdvantageConfig, AgentSection
 from maporl.tasks import TASKS, Task, build_task
 
@@ -23,6 +24,7 @@ def check(config: Config, where: str) -> None:
     protocol = build_protocol(config.protocol, tuple(config.agents), where)
     _check_learning(config, protocol, where)
     _check_reward(config, protocol, where)
+    _check_branching(config, protocol, where)
     _check_advantage(config, protocol, where)
     _check_task(config, where)
 
@@ -144,14 +146,32 @@ def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
 
 
 def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
+    pays: frozenset[str] = getattr(protocol, "pays", frozenset())
     for source in config.reward.sources:
-        if source not in SOURCES:
-            raise ConfigError(f"{where}: reward.sources: {unknown(source, SOURCES)}")
+        if source not in SOURCES and source not in pays:
+            raise ConfigError(f"{where}: reward.sources: {unknown(source, {*SOURCES, *pays})}")
+    rules = build_rules(config.reward.rules, f"{where}: reward.rules")
+    if any(isinstance(rule, Inherit) for rule in rules) and "caller" not in getattr(protocol, "records", frozenset()):
+        raise ConfigError(
+            f"{where}: reward.rules: inherit hands on what callers get, but protocol {config.protocol['name']!r} records no "
+            "callers; use protocol call_return, or leave the rule out"
+        )
+    if config.reward.bonus is not None and rules:
+        raise ConfigError(f"{where}: reward: bonus goes with horizon, share and discount, not with rules; remove one")
     used = {*config.reward.sources, *getattr(protocol, "between_turns", frozenset)()}
     if "verifier" in used and config.reward.verifier is None:
         raise ConfigError(
             f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
             "reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server"
+        )
+
+
+def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
+    branching = config.branching
+    if branching.how in ("tree", "best_of") and not getattr(protocol, "every_step_scored", True):
+        raise ConfigError(
+            f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
+            f"{config.protocol['name']!r} has steps that nothing scores yet; use how: independent or fork_first"
         )
 
 
@@ -161,7 +181,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     from maporl.advantages.checks import check_advantage, check_group_size  # needs torch
 
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
-    check_group_size(config.advantage, 1, getattr(protocol, "turns", 1), where)
+    check_group_size(config.advantage, config.branching.group, getattr(protocol, "turns", 1), where)
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic
         relative = config.advantage.baseline == "critic" and config.advantage.returns != "token_gae"
@@ -175,8 +195,9 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
 def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
     """The columns of a TurnBatch that a run of this configuration records."""
     always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action"]
-    roles = ["role"] if any(agent.role for agent in config.agents.values()) else []
-    return list(dict.fromkeys([*always, *roles, *sorted(getattr(protocol, "records", frozenset()))]))
+    roles = ["role"] if getattr(protocol, "roles", False) or any(a.role for a in config.agents.values()) else []
+    forks = ["state"] if config.branching.how != "independent" else []
+    return list(dict.fromkeys([*always, *roles, *forks, *sorted(getattr(protocol, "records", frozenset()))]))
 
 
 def _check_task(config: Config, where: str) -> None:

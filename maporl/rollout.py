@@ -1,5 +1,7 @@
-"""Playing: many dialogues in lock-step, so that each policy answers one batch per step."""
+"""Playing: many dialogues in lock-step, so that each policy answers one batch per step; and forking them."""
 
+import copy
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,14 +36,118 @@ Referee = Callable[[list[Dialogue]], None]
 
 
 @dataclass
-class _Live:
-    """A dialogue in progress."""
+class Live:
+    """A dialogue in progress: ``sent`` is what the protocol was sent so far, step by step; ``seed`` the number of the
+    rollout that its protocol draws from; ``state`` names the fork whose next step it plays."""
 
     dialogue: Dialogue
     play: Play
+    seed: int = 0
     asks: list[Ask] = field(default_factory=list)
+    sent: list[list[Utterance]] = field(default_factory=list)
     transcripts: dict[str, Transcript] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
+    over: bool = False
+    state: str | None = None
+
+
+class Table:
+    """Where dialogues are played: opens them, advances many by one step, and forks one at any step it has been through.
+
+    A fork replays the protocol on what was said, so a protocol must ask the same again when it is sent the same; what it
+    draws at random it draws from ``example.id`` and ``example.meta["rollout"]``.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        protocol: Protocol,
+        seats: Mapping[str, Seat],
+        engines: Mapping[str, Engine],
+        temperature: float,
+        referee: Referee | None = None,
+        common_seed: bool = True,
+    ):
+        self.task, self.protocol, self.seats, self.engines = task, protocol, seats, engines
+        self.temperature, self.referee, self.common_seed = temperature, referee, common_seed
+        self._samples = itertools.count()
+        self._states = itertools.count()
+
+    def open(self, example: Example, prompt: int, rollout: int = 0) -> Live:
+        """A new dialogue, ready for its first step; ``prompt`` and ``rollout`` name it in the batch."""
+        one = Live(Dialogue(example, [], prompt=prompt, rollout=rollout), self._play(example, rollout), rollout)
+        _advance(one, None, self.seats)
+        return one
+
+    def fork(self, one: Live, rollout: int, steps: int | None = None) -> Live:
+        """A copy of ``one`` as it was after ``steps`` steps (default: as it is), named ``rollout`` in the batch."""
+        steps = len(one.sent) if steps is None else steps
+        dialogue = Dialogue(one.dialogue.example, [], prompt=one.dialogue.prompt, rollout=rollout)
+        twin = Live(dialogue, self._play(dialogue.example, one.seed), one.seed)
+        _advance(twin, None, self.seats)
+        for said in one.sent[:steps]:
+            twin.turns |= {u.agent: u.turn + 1 for u in said}
+            copies = [self._copy(u) for u in said]
+            dialogue.utterances += copies
+            _advance(twin, copies, self.seats)
+        for agent in {u.agent for u in dialogue.utterances if not u.fresh}:
+            twin.transcripts[agent] = one.transcripts[agent].after(
+                [u for u in dialogue.utterances if u.agent == agent and not u.fresh]
+            )
+        return twin
+
+    def branch(self, one: Live, rollouts: list[int]) -> list[Live]:
+        """``one`` and forks of it, named ``rollouts``; what they say next was said in one and the same state."""
+        one.state = f"fork {next(self._states)}"
+        twins = [self.fork(one, rollout) for rollout in rollouts]
+        for twin in twins:
+            twin.state = one.state
+        return [one, *twins]
+
+    def step(self, live: list[Live]) -> list[list[Utterance]]:
+        """Let each say what it asks for, all in one batch; returns what was said in each."""
+        requests = [request for one in live for request in _requests(one, self.seats)]
+        replies = _answer(requests, self.seats, self.engines, self.temperature)
+        pairs = iter(zip(requests, replies, strict=True))
+        news = []
+        for one in live:
+            said = [_utterance(*next(pairs), len(one.sent), self.seats) for _ in one.asks]
+            for u in said:
+                if one.state is not None:
+                    u.tags.setdefault("state", one.state)
+            one.state = None
+            one.dialogue.utterances += said
+            news.append(said)
+        if self.referee is not None:
+            self.referee([replace(one.dialogue, utterances=new) for one, new in zip(live, news, strict=True)])
+        for one, said in zip(live, news, strict=True):
+            _advance(one, said, self.seats)
+        return news
+
+    def put(self, one: Live, said: list[tuple[Live, Utterance]]) -> None:
+        """Give ``one`` as its next step what others said in the same place."""
+        copies = [self._copy(u) for _, u in said]
+        one.dialogue.utterances += copies
+        for (other, _), u in zip(said, copies, strict=True):
+            one.turns[u.agent] = u.turn + 1
+            if not u.fresh:
+                own = [v for v in one.dialogue.utterances if v.agent == u.agent and not v.fresh]
+                one.transcripts[u.agent] = other.transcripts[u.agent].after(own)
+        _advance(one, copies, self.seats)
+
+    def finish(self, live: list[Live]) -> None:
+        """Play all of them to their ends."""
+        while live := [one for one in live if not one.over]:
+            self.step(live)
+
+    def _play(self, example: Example, rollout: int) -> Play:
+        meta = example.meta | {"rollout": 0 if self.common_seed else rollout}
+        return self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.seats))
+
+    def _copy(self, utterance: Utterance) -> Utterance:
+        if utterance.sample is None:
+            utterance.sample = next(self._samples)
+        return replace(utterance, rewards=dict(utterance.rewards), tags=copy.copy(utterance.tags))
 
 
 def play_dialogues(
@@ -51,57 +157,38 @@ def play_dialogues(
     seats: Mapping[str, Seat],
     engines: Mapping[str, Engine],
     temperature: float,
-    rollouts: list[int] | None = None,
     referee: Referee | None = None,
 ) -> list[Dialogue]:
-    """Play every example to its end and return the dialogues in order.
+    """Play every example once, to its end, and return the dialogues in order.
 
     All dialogues advance together: what they ask in one step goes to each engine as one call, and what was said to the
-    ``referee`` as one. ``rollouts`` numbers siblings, where an example stands several times.
+    ``referee`` as one.
     """
-    live = []
-    for number, example in enumerate(examples):
-        dialogue = Dialogue(example, [], prompt=number, rollout=rollouts[number] if rollouts else 0)
-        play = protocol.play(replace(example, question=task.question(example)), tuple(seats))
-        live.append(_Live(dialogue, play))
-    dialogues = [one.dialogue for one in live]
-    live = [one for one in live if _advance(one, None, seats)]
-    step = -1
-    while live:
-        step += 1
-        requests = [request for one in live for request in _requests(one, seats)]
-        replies = _answer(requests, seats, engines, temperature)
-        said = [
-            _utterance(request, reply, step, seats[request.ask.agent])
-            for request, reply in zip(requests, replies, strict=True)
-        ]
-        news = []
-        for one in live:
-            new, said = said[: len(one.asks)], said[len(one.asks) :]
-            one.dialogue.utterances += new
-            news.append(new)
-        if referee is not None:
-            referee([replace(one.dialogue, utterances=new) for one, new in zip(live, news, strict=True)])
-        live = [one for one, new in zip(live, news, strict=True) if _advance(one, new, seats)]
-    return dialogues
+    table = Table(task, protocol, seats, engines, temperature, referee)
+    live = [table.open(example, number) for number, example in enumerate(examples)]
+    table.finish(live)
+    return [one.dialogue for one in live]
 
 
-def _advance(one: _Live, said: list[Utterance] | None, seats: Mapping[str, Seat]) -> bool:
-    """Send the replies in and fetch the next asks; False when the dialogue is over."""
+def _advance(one: Live, said: list[Utterance] | None, seats: Mapping[str, Seat]) -> None:
+    """Send the replies in and fetch the next asks, or mark the dialogue as over."""
     try:
-        one.asks = next(one.play) if said is None else one.play.send(said)
+        if said is None:
+            one.asks = next(one.play)
+        else:
+            one.sent.append(said)
+            one.asks = one.play.send(said)
     except StopIteration as end:
-        one.dialogue.outcome = end.value
-        return False
+        one.dialogue.outcome, one.over, one.asks = end.value, True, []
+        return
     for ask in one.asks:
         if ask.agent not in seats:
             raise ValueError(
                 f"the protocol asks agent {ask.agent!r} but agents are {list(seats)}; add it to the team or mend the protocol"
             )
-    return True
 
 
-def _requests(one: _Live, seats: Mapping[str, Seat]) -> list[Request]:
+def _requests(one: Live, seats: Mapping[str, Seat]) -> list[Request]:
     requests = []
     speaking: set[str] = set()
     for offset, ask in enumerate(one.asks):
@@ -118,6 +205,7 @@ def _requests(one: _Live, seats: Mapping[str, Seat]) -> list[Request]:
         seat = seats[ask.agent]
         if begins and seat.system:
             ask = replace(ask, messages=[{"role": "system", "content": seat.system}, *ask.messages])
+        transcript.messages += ask.messages
         label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {one.dialogue.example.id}.{one.dialogue.rollout}"
         number = len(one.dialogue.utterances) + offset
         requests.append(Request(ask, one.dialogue.example, turn, number, transcript, label, seat.policy(turn)))
@@ -135,8 +223,10 @@ def _answer(
     return replies
 
 
-def _utterance(request: Request, reply: Reply, step: int, seat: Seat) -> Utterance:
+def _utterance(request: Request, reply: Reply, step: int, seats: Mapping[str, Seat]) -> Utterance:
     ask = request.ask
+    seat = seats[ask.agent]
+    request.transcript.messages.append({"role": "assistant", "content": reply.text})
     return Utterance(
         id=request.utterance,
         agent=ask.agent,
@@ -154,4 +244,6 @@ def _utterance(request: Request, reply: Reply, step: int, seat: Seat) -> Utteran
         stop=reply.stop,
         trainable=request.policy in seat.learning and bool(reply.response_ids),
         answers=ask.answers,
+        fresh=ask.fresh,
+        tags=dict(ask.tags),
     )

@@ -45,6 +45,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         speakers(config.protocol, names),
         config.schedule,
         config.advantage,
+        config.branching,
     )
 
 

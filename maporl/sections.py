@@ -141,7 +141,11 @@ class VerifierSection:
 
 @dataclass(frozen=True, config=STRICT)
 class RewardSection:
-    """Where scores come from and how an utterance is credited with later ones (``maporl.rewards.shaping``)."""
+    """Where scores come from and how an utterance is credited with them.
+
+    Without ``rules``, by MAPoRL's ``horizon``, ``share`` and ``discount`` (``maporl.rewards.shaping``); with them, by these
+    from left to right (``maporl.rewards.rules``), beginning with every utterance's own score.
+    """
 
     sources: Annotated[dict[str, Finite], Field(min_length=1)] = dataclasses.field(
         default_factory=lambda: {"label": 1.0}
@@ -149,9 +153,37 @@ class RewardSection:
     horizon: Literal["current", "last", "discounted_sum"] = "discounted_sum"
     share: Literal["individual", "all"] = "all"
     discount: NotNegative = 0.3
+    rules: tuple[str | dict[str, dict[str, Any]], ...] = ()
     verifier: VerifierSection | None = None
     bonus: BonusSection | None = None
     penalties: PenaltySection | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class BranchingSection:
+    """How many dialogues a question is played in while training, and from where they part (``maporl.branching``).
+
+    ``how``: ``independent`` from the beginning; ``fork_first`` and ``fork_random``: one dialogue, forked before its first or
+    a random step; ``fork_every``: before every step; ``tree``: ``group`` candidates at every step, of which one is gone on
+    with; ``best_of``: the best of ``drafts`` first steps is forked. ``joint``: where several speak at once, whether the k-th
+    answers of all make a dialogue (aligned), or every combination does (cross). ``pick``: the candidate to go on with.
+    ``common_seed``: whether what a protocol draws at random is the same in all dialogues of a question.
+    """
+
+    how: Literal["independent", "fork_first", "fork_random", "fork_every", "tree", "best_of"] = "independent"
+    group: Positive = 1
+    joint: Literal["aligned", "cross"] = "aligned"
+    pick: Literal["best", "sample"] = "best"
+    drafts: Annotated[int, Field(ge=2)] = 4
+    common_seed: bool = True
+
+    def __post_init__(self):
+        if self.how not in ("independent", "best_of") and self.group < 2:
+            raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {self.group}")
+        if self.joint == "cross" and self.how != "fork_every":
+            raise ValueError(
+                f"joint: cross combines answers where every step forks; set how: fork_every, got {self.how}"
+            )
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -16,7 +16,7 @@ from maporl.agents import Policy, Team
 from maporl.config import Config, ConfigError
 from maporl.run_folder import RunExists
 from maporl.tasks.base import Task
-from maporl.transcripts import conversation
+from maporl.transcripts import conversations
 from maporl.types import Dialogue, Utterance, from_json
 from trl_ext.checkpoint import save_policy_weights
 
@@ -117,7 +117,7 @@ def _rows(policy: Policy, dialogues: Sequence[Dialogue]) -> list[dict[str, list[
     rows = []
     for dialogue in dialogues:
         for agent in policy.agents:
-            ids, own = conversation(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids)
-            if any(own):
-                rows.append({"input_ids": ids, "completion_mask": [int(o) for o in own]})
+            for ids, own in conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids):
+                if any(own):
+                    rows.append({"input_ids": ids, "completion_mask": [int(o) for o in own]})
     return rows

@@ -4,6 +4,8 @@
 them and shares out credit, advantage makes token rows for each policy. It wires the parts and decides nothing.
 """
 
+import dataclasses
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from maporl.advantages import BaselineState
 from maporl.advantages.tokens import assign
 from maporl.agents import Team
+from maporl.branching import play_branched
 from maporl.buffer import answers_by_policy
 from maporl.engines.base import Engine
 from maporl.engines.human import HumanEngine
@@ -27,12 +30,12 @@ from maporl.protocols.base import Protocol
 from maporl.protocols.debate import Debate
 from maporl.restating import restate
 from maporl.rewards import RewardSource, assign_credit, build_sources, fill_in, grade_answers, score_dialogues
-from maporl.rollout import Referee, Seat, play_dialogues
+from maporl.rollout import Live, Referee, Seat, Table, play_dialogues
 from maporl.run_folder import RunFolder
 from maporl.schedules import Schedule
-from maporl.sections import AdvantageConfig, RewardSection
+from maporl.sections import AdvantageConfig, BranchingSection, RewardSection
 from maporl.tasks.base import Task
-from maporl.types import Dialogue, Example, Message
+from maporl.types import Dialogue, Example, Message, Utterance
 from trl_ext.chat import encode_prompt
 from trl_ext.data import shuffled_indices
 from trl_ext.generation import Sampling, generate
@@ -55,6 +58,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         sources: reward sources by name, to replace or add to those of ``maporl.rewards.SOURCES``.
         schedule: what learns when; by default everything, always.
         advantage: how credits become advantages; by default PPO's, whitened per agent and turn.
+        branching: in how many dialogues a question is played while training, and from where they part; by default in one.
         engines: engines by name, to replace or add to "transformers" and "human".
         callbacks: further ``TrainerCallback`` objects.
     """
@@ -70,6 +74,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         speakers: Sequence[str] | None = None,
         schedule: Schedule | None = None,
         advantage: AdvantageConfig | None = None,
+        branching: BranchingSection | None = None,
         sources: Mapping[str, RewardSource] | None = None,
         engines: Mapping[str, Engine] | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -83,13 +88,15 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
         self.advantage_config = advantage or AdvantageConfig()
+        self.branching = branching or BranchingSection()
         self.baselines = BaselineState()
         turns = getattr(self.protocol, "turns", 1)
         self.schedule = (schedule or Schedule()).resolved(turns, team.names())
         self.run = RunFolder(str(args.output_dir))
         self._between_turns: frozenset[str] = getattr(self.protocol, "between_turns", frozenset)()
         given = dict(sources or {})
-        needed = {*self.reward.sources, *(self._between_turns - {"score"})} - given.keys()
+        paid: frozenset[str] = getattr(self.protocol, "pays", frozenset())
+        needed = {*self.reward.sources, *(self._between_turns - {"score"})} - given.keys() - paid
         self.sources = {**given, **build_sources(self.reward, needed)}
         team.find_stop_ids(args)
         self._critic_outputs = turns if args.critic_per_turn else 1
@@ -118,8 +125,18 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         return [self.task[i] for i in indices]
 
     def collect(self, batch: list[Example]) -> list[Dialogue]:
-        """Play one dialogue per question."""
-        return self.play(batch, self.task, self.args.temperature)
+        """Play the dialogues of every question, as ``branching`` says."""
+        table = self._table(self.task, self.args.temperature)
+        update = self.state.global_step + 1
+
+        def judge(live: list[Live], news: list[list[Utterance]]) -> list[float]:
+            said = [dataclasses.replace(one.dialogue, utterances=new) for one, new in zip(live, news, strict=True)]
+            grade_answers(said, self.task)
+            score_dialogues(said, self.task, self.sources, self.reward.sources)
+            return [sum(u.rewards["score"] for u in dialogue.answers()) for dialogue in said]
+
+        rng = random.Random(f"{self.args.seed}/{update}")
+        return play_branched(table, batch, self.branching, judge, rng)
 
     def score(self, answers: list[Dialogue]) -> list[Dialogue]:
         """Grade and score every answer, take penalties off its author's own term, share out credit."""
@@ -154,12 +171,24 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     # -- playing and evaluating -----------------------------------------------------------------------------------
 
     def play(self, examples: list[Example], task: Task, temperature: float) -> list[Dialogue]:
-        """Dialogues on ``examples`` with the current weights; nothing is learned or recorded."""
+        """One dialogue on each of ``examples`` with the current weights; nothing is learned or recorded."""
+        table = self._table(task, temperature)
+        live = [table.open(example, number) for number, example in enumerate(examples)]
+        table.finish(live)
+        return [one.dialogue for one in live]
+
+    def _table(self, task: Task, temperature: float) -> Table:
         protocol = self.protocol
         if hasattr(protocol, "at_update"):
             protocol = protocol.at_update(self.state.global_step + 1)
-        return play_dialogues(
-            examples, task, protocol, self.seats(), self.engines, temperature, referee=self._referee(task)
+        return Table(
+            task,
+            protocol,
+            self.seats(),
+            self.engines,
+            temperature,
+            self._referee(task),
+            self.branching.common_seed,
         )
 
     def play_alone(

@@ -88,6 +88,7 @@ class Utterance:
     stop: Stop = Stop.EOS
     trainable: bool = True
     answers: bool = True
+    fresh: bool = False
     restated: str | None = None
     rewards: dict[str, float] = field(default_factory=dict)
     grade: Grade | None = None

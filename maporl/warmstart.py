@@ -17,7 +17,7 @@ from maporl.protocols.base import Protocol
 from maporl.rollout import Seat, play_dialogues
 from maporl.sections import WarmStartSection
 from maporl.tasks.base import Task
-from maporl.transcripts import conversation
+from maporl.transcripts import conversations
 from maporl.types import Dialogue
 
 
@@ -35,6 +35,8 @@ def warm_start(
     rng = random.Random(seed)
 
     def script(request: Request) -> str:
+        if moves := request.ask.tags.get("moves"):
+            return rng.choice(moves)
         return task.write_answer(request.example, rng, right=rng.random() >= section.wrong)
 
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
@@ -61,9 +63,10 @@ def _step(
 ) -> None:
     """One step on the whole conversations of the policy's agents, loss on their own words only."""
     played = [
-        conversation(d, agent, policy.name, policy.tokenizer, policy.stop_ids)
+        spoken
         for d in dialogues
         for agent in policy.agents
+        for spoken in conversations(d, agent, policy.name, policy.tokenizer, policy.stop_ids)
     ]
     rows = [(ids, own) for ids, own in played if any(own)]
     if not rows:  # it only speaks where no answer is asked for

@@ -4,10 +4,22 @@ from typing import Any
 
 from maporl.config import ConfigError, unknown, validated
 from maporl.protocols.base import Play, Protocol
+from maporl.protocols.call_return import CallReturn
+from maporl.protocols.chain import Chain
+from maporl.protocols.collaboration import Collaboration
 from maporl.protocols.debate import Debate
+from maporl.protocols.forum import Forum
+from maporl.protocols.game import PlayGame
+from maporl.protocols.refine import Refine
 
 PROTOCOLS: dict[str, Any] = {
     "debate": Debate,
+    "chain": Chain,
+    "collaboration": Collaboration,
+    "forum": Forum,
+    "refine": Refine,
+    "call_return": CallReturn,
+    "game": PlayGame,
 }
 
 
@@ -19,7 +31,26 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
         raise ConfigError(f"{where}: protocol.name: {unknown(name, PROTOCOLS)}")
     _check_players(section, agents, where)
     options.pop("agents", None)
-    return validated(PROTOCOLS[name], options, f"{where}: protocol")
+    protocol = validated(PROTOCOLS[name], options, f"{where}: protocol")
+    _check_mentioned(protocol, name, speakers(section, agents), where)
+    return protocol
+
+
+def _check_mentioned(protocol: Any, name: str, players: tuple[str, ...], where: str) -> None:
+    """Agents in a protocol's options play; and there are as many players as it needs."""
+    for agent in sorted(getattr(protocol, "mentioned", set)()):
+        if agent not in players:
+            raise ConfigError(
+                f"{where}: protocol {name!r} names agent {agent!r} but agents are {list(players)}; add it under agents:"
+            )
+    needed = getattr(protocol, "players", None)
+    if needed is not None and len(players) != needed:
+        raise ConfigError(
+            f"{where}: protocol {name!r}: {protocol.game} has {needed} players but agents are {list(players)}; list that many "
+            "in protocol.agents"
+        )
+    if name in ("collaboration", "refine") and len(players) < 2:
+        raise ConfigError(f"{where}: protocol {name!r} needs two agents, got {list(players)}; add one under agents:")
 
 
 def _check_players(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:
@@ -56,4 +87,18 @@ def opening_of(section: dict[str, Any]) -> str:
     return str(section.get("opening", "{question}"))
 
 
-__all__ = ["PROTOCOLS", "Debate", "Play", "Protocol", "build_protocol", "opening_of", "speakers"]
+__all__ = [
+    "PROTOCOLS",
+    "CallReturn",
+    "Chain",
+    "Collaboration",
+    "Debate",
+    "Forum",
+    "Play",
+    "PlayGame",
+    "Protocol",
+    "Refine",
+    "build_protocol",
+    "opening_of",
+    "speakers",
+]

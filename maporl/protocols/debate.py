@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from maporl.protocols.base import Play
+from maporl.protocols.base import Play, check_template
 from maporl.types import Ask, Example, Utterance
 
 OTHERS = (
@@ -117,21 +117,11 @@ class Debate:
     def __post_init__(self):
         if self.turns < 1:
             raise ValueError(f"turns: a debate has at least 1 turn, got {self.turns}")
-        for name, allowed in (
-            ("opening", {"question"}),
-            ("later", {"question", "others"}),
-            ("alone", {"question"}),
-            ("quote", {"number", "name", "text"}),
-            ("summary", {"question", "others"}),
-        ):
-            try:
-                getattr(self, name).format(**dict.fromkeys(allowed, ""))
-            except (KeyError, IndexError, ValueError, AttributeError) as error:
-                raise ValueError(f"{name}: it may use {sorted(allowed)} in braces, but has {error}") from None
-        if self.opening.format(question="") == self.opening.format(question="?"):
-            raise ValueError(
-                f"opening: it must contain {{question}}, or nobody is asked anything; got {self.opening!r:.80}"
-            )
+        check_template("opening", self.opening, {"question"}, {"question"})
+        check_template("later", self.later, {"question", "others"})
+        check_template("alone", self.alone, {"question"})
+        check_template("quote", self.quote, {"number", "name", "text"})
+        check_template("summary", self.summary, {"question", "others"})
 
     def between_turns(self) -> frozenset[str]:
         """What must be known of an answer before the next turn: names of reward sources, or "score" for all of them."""

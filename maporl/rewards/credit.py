@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from maporl.rewards.penalties import repeats
+from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
 from maporl.sections import PenaltySection, RewardSection
 from maporl.types import Dialogue, Stop, Utterance
@@ -20,8 +21,8 @@ def assign_credit(
 ) -> None:
     """Fill in ``rewards["credit"]`` of every utterance of graded and scored ``dialogues``.
 
-    An answer's credit is its shared score, plus the collaboration bonus, less its own penalties; what is no answer is
-    credited with the mean credit of the answers it was shown for. ``digits``: by policy, the token ids that may
+    An answer's credit is what ``reward.rules`` make of the scores, by default its shared score plus the collaboration
+    bonus; less its own penalties. What is left without is credited with the mean credit of what it was shown for. ``digits``: by policy, the token ids that may
     repeat. Parts are kept by name: ``bonus``, ``penalty/NAME`` (negative).
     """
     answers = [u for d in dialogues for u in d.answers()]
@@ -31,6 +32,37 @@ def assign_credit(
         if penalties.mode == "replace":
             for u in answers:
                 u.rewards["score"] = min(_penalties(u), default=u.rewards["score"])
+    if reward.rules:
+        _by_rules(dialogues, reward)
+    else:
+        _by_shares(dialogues, agents, reward)
+    if penalties is not None and penalties.mode == "subtract":
+        for u in answers:
+            if "credit" in u.rewards:
+                u.rewards["credit"] += sum(_penalties(u))
+    for dialogue in dialogues:
+        _credit_helpers(dialogue)
+
+
+def _by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
+    """Rules from left to right, over the dialogues of each question."""
+    rules = build_rules(reward.rules)
+    questions: dict[int, list[Dialogue]] = {}
+    for dialogue in dialogues:
+        questions.setdefault(dialogue.prompt, []).append(dialogue)
+    for siblings in questions.values():
+        credits = [{u.id: u.rewards["score"] for u in d.utterances if "score" in u.rewards} for d in siblings]
+        for rule in rules:
+            credits = rule(siblings, credits)
+        for dialogue, own in zip(siblings, credits, strict=True):
+            for u in dialogue.utterances:
+                u.rewards.pop("credit", None)
+                if u.id in own:
+                    u.rewards["credit"] = own[u.id]
+
+
+def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:
+    """MAPoRL's: shared scores and the bonus for collaborating."""
     grid = _Grid(dialogues, agents)
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
     bonus = np.zeros(credit.shape)
@@ -43,10 +75,6 @@ def assign_credit(
         if reward.bonus is not None:
             u.rewards["bonus"] = float(bonus[cell])
             u.rewards["credit"] += u.rewards["bonus"]
-        if penalties is not None and penalties.mode == "subtract":
-            u.rewards["credit"] += sum(_penalties(u))
-    for dialogue in dialogues:
-        _credit_helpers(dialogue)
 
 
 def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[str, Collection[int]]) -> None:
@@ -100,9 +128,9 @@ class _Grid:
 
 
 def _credit_helpers(dialogue: Dialogue) -> None:
-    """Utterances that are no answers, last first, because their consumers may be such themselves."""
+    """Utterances without a credit, last first, because their consumers may be such themselves."""
     for u in reversed(dialogue.utterances):
-        if not u.answers:
+        if "credit" not in u.rewards:
             consumers = [
                 c.rewards["credit"] for c in dialogue.utterances if u.id in c.parents and "credit" in c.rewards
             ]

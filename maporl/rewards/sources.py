@@ -29,6 +29,12 @@ def label(dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
     ]
 
 
+def readable(dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+    """1 for an answer in the asked form, right or wrong, 0 for one in which none could be found."""
+    grade_answers(dialogues, task)
+    return [[None if u.grade is None else float(u.grade.answer is not None) for u in d.utterances] for d in dialogues]
+
+
 def verifier(section: RewardSection) -> RewardSource:
     """A learned verifier's probability that an answer is right, in [0, 1]; see :mod:`maporl.rewards.verifier`."""
     from maporl.rewards.verifier import load_verifier  # needs torch
@@ -40,6 +46,7 @@ def verifier(section: RewardSection) -> RewardSource:
 
 SOURCES: dict[str, Callable[[RewardSection], RewardSource]] = {
     "label": lambda section: label,
+    "format": lambda section: readable,
     "verifier": verifier,
 }
 
@@ -91,15 +98,20 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
 def score_dialogues(
     dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardSource], weights: Mapping[str, float]
 ) -> None:
-    """Fill in ``rewards["score"]`` of every answer: the sum of the sources that apply to it, by ``weights``."""
-    fill_in(dialogues, task, {name: sources[name] for name in weights})
+    """Fill in ``rewards["score"]``: the sum of the rewards that apply, by ``weights``.
+
+    ``sources`` score answers; names without a source are rewards that the protocol has paid, to whatever utterance. An
+    answer that nothing scores is an error.
+    """
+    fill_in(dialogues, task, {name: sources[name] for name in weights if name in sources})
     for dialogue in dialogues:
-        for u in dialogue.answers():
+        for u in dialogue.utterances:
             values = [weight * u.rewards[name] for name, weight in weights.items() if name in u.rewards]
-            if not values:
+            if values:
+                u.rewards["score"] = sum(values)
+            elif u.answers:
                 why = u.grade.reason if u.grade else "no source applies"
                 raise RewardFailure(f"no reward source scored {where(dialogue, u)}: {why}")
-            u.rewards["score"] = sum(values)
 
 
 def where(dialogue: Dialogue, utterance: Utterance) -> str:

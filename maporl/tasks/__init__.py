@@ -6,6 +6,7 @@ from maporl.config import ConfigError, unknown, validated
 from maporl.tasks.anli import ANLI
 from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
 from maporl.tasks.tinygsm import TinyGSM
@@ -17,6 +18,7 @@ TASKS: dict[str, Any] = {
     "anli": ANLI,
     "tinygsm": TinyGSM,
     "fantom": FANToM,
+    "episodes": Episodes,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 
@@ -39,6 +41,7 @@ __all__ = [
     "GSM8K",
     "TASKS",
     "Arithmetic",
+    "Episodes",
     "FANToM",
     "Task",
     "TaskError",

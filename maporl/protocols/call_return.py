@@ -1,0 +1,77 @@
+"""Call and return: a planner hands parts of the question to workers, as often as it likes (M-GRPO, MATPO)."""
+
+import re
+from dataclasses import dataclass
+
+from maporl.protocols.base import Play, check_template
+from maporl.types import Ask, Example
+
+PLAN = (
+    "{question}\n\nYou may ask a helper: write <call>what you want to know</call>. You will be told what it says. When you know "
+    "enough, give your final answer without a call."
+)
+
+
+@dataclass(frozen=True)
+class CallReturn:
+    """``planner`` (default: the first agent) answers, or calls a worker (default: the others, in turn), at most ``calls`` times.
+
+    What it puts in the first group of ``pattern`` is asked of a worker afresh, as ``ask``; the reply comes back as
+    ``returned``. What calls is no answer; after the last call it is told so with ``enough``.
+    """
+
+    calls: int = 4
+    planner: str | None = None
+    plan: str = PLAN
+    ask: str = "{call}"
+    returned: str = "The helper says: {reply}"
+    enough: str = "The helper says: {reply}\n\nThere are no more calls. Give your final answer."
+    pattern: str = r"(?s)<call>(.*?)</call>"
+    every_step_scored = False
+    roles = True
+    records = frozenset({"caller"})
+
+    def __post_init__(self):
+        if self.calls < 1:
+            raise ValueError(f"calls: expected at least 1, got {self.calls}")
+        check_template("plan", self.plan, {"question"}, {"question"})
+        check_template("ask", self.ask, {"question", "call"}, {"call"})
+        for name in ("returned", "enough"):
+            check_template(name, getattr(self, name), {"reply"}, {"reply"})
+        if re.compile(self.pattern).groups != 1:
+            raise ValueError(f"pattern: expected one group, around what is asked; got {self.pattern!r}")
+
+    @property
+    def turns(self) -> int:
+        """How often the planner speaks at most."""
+        return self.calls + 1
+
+    def mentioned(self) -> set[str]:
+        """Agents that the options name."""
+        return {self.planner} - {None}  # type: ignore[return-value]
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Outcome: how many calls there were."""
+        planner = self.planner or agents[0]
+        workers = [a for a in agents if a != planner] or [planner]
+        text = self.plan.format(question=example.question)
+        parents: tuple[int, ...] = ()
+        for number in range(self.calls):
+            (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
+            call = re.search(self.pattern, said.text)
+            if call is None:
+                return number
+            said.answers = False
+            asked = self.ask.format(question=example.question, call=call.group(1).strip())
+            worker = workers[number % len(workers)]
+            (reply,) = yield [
+                Ask(worker, _user(asked), role="worker", parents=(said.id,), caller=said.id, answers=False, fresh=True)
+            ]
+            template = self.returned if number + 1 < self.calls else self.enough
+            text, parents = template.format(reply=reply.text), (reply.id,)
+        yield [Ask(planner, _user(text), role="planner", parents=parents)]
+        return self.calls
+
+
+def _user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]

@@ -1,0 +1,80 @@
+"""Forum: random speakers propose solutions, find fault with them and score the exchange (CoMAS, arXiv 2510.08529)."""
+
+import random
+import re
+from dataclasses import dataclass
+
+from maporl.protocols.base import Play, check_template
+from maporl.types import Ask, Example, Utterance
+
+SOLVE = "{question}\n\n{history}Give your solution."
+EVALUATE = "{question}\n\n{history}A solution:\n{solution}\n\nFind what is wrong with it."
+SCORE = (
+    "{question}\n\nA solution:\n{solution}\n\nAn evaluation of it:\n{evaluation}\n\nScore the solution: 3 if it is right, 2 if the "
+    "evaluation finds small faults, 1 if it is wrong. End with <score>NUMBER</score>."
+)
+
+
+@dataclass(frozen=True)
+class Forum:
+    """``rounds`` rounds; in each a random agent solves, and ``evaluations`` times one evaluates and one scores.
+
+    A score t in {1, 2, 3}, read by the regular expression ``pattern``, gives the solver (t - 1) / 2 and the evaluator
+    (3 - t) / 2 under the reward name ``peer``; the scorer gets 0, or -1 where nothing can be read, and then nobody else
+    gets anything for that exchange. Several evaluations of a solution are averaged (the paper has one). Solutions and
+    evaluations of the last ``memory`` rounds are shown, scores never. Everybody is asked afresh, with the history in the
+    prompt.
+    """
+
+    rounds: int = 8
+    evaluations: int = 1
+    memory: int = 2
+    solve: str = SOLVE
+    evaluate: str = EVALUATE
+    score: str = SCORE
+    pattern: str = r"<score>\s*([123])\s*</score>"
+    every_step_scored = False
+    roles = True
+    pays = frozenset({"peer"})
+
+    def __post_init__(self):
+        for name in ("rounds", "evaluations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        check_template("solve", self.solve, {"question", "history"}, {"question"})
+        check_template("evaluate", self.evaluate, {"question", "history", "solution"}, {"solution"})
+        check_template("score", self.score, {"question", "solution", "evaluation"}, {"solution", "evaluation"})
+        if re.compile(self.pattern).groups != 1:
+            raise ValueError(f"pattern: expected one group, around the score; got {self.pattern!r}")
+
+    @property
+    def turns(self) -> int:
+        """An agent may speak three times a round."""
+        return self.rounds
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Rounds of solving, evaluating, scoring."""
+        rng = random.Random(f"{example.id}/{example.meta.get('rollout', 0)}")
+        past: list[list[Utterance]] = []
+        for _ in range(self.rounds):
+            history = "".join(f"{u.role}: {u.text}\n\n" for shown in past[-self.memory :] for u in shown)
+            seen = tuple(u.id for shown in past[-self.memory :] for u in shown)
+            text = self.solve.format(question=example.question, history=history)
+            (solution,) = yield [self._ask(rng.choice(agents), text, "solver", seen, answers=True)]
+            past.append([solution])
+            worth: list[float] = []
+            for _ in range(self.evaluations):
+                text = self.evaluate.format(question=example.question, history=history, solution=solution.text)
+                (evaluation,) = yield [self._ask(rng.choice(agents), text, "evaluator", (*seen, solution.id))]
+                past[-1].append(evaluation)
+                text = self.score.format(question=example.question, solution=solution.text, evaluation=evaluation.text)
+                (scored,) = yield [self._ask(rng.choice(agents), text, "scorer", (solution.id, evaluation.id))]
+                found = re.findall(self.pattern, scored.text)
+                scored.rewards["peer"] = 0.0 if found else -1.0
+                evaluation.rewards["peer"] = (3 - int(found[-1])) / 2 if found else 0.0
+                worth += [(int(found[-1]) - 1) / 2] if found else []
+            solution.rewards["peer"] = sum(worth) / len(worth) if worth else 0.0
+
+    def _ask(self, agent: str, text: str, role: str, parents: tuple[int, ...], answers: bool = False) -> Ask:
+        message = {"role": "user", "content": text}
+        return Ask(agent, [message], role=role, parents=parents, answers=answers, fresh=True)

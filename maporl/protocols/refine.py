@@ -1,0 +1,73 @@
+"""Refine: an answer is checked and mended until the checker approves (Dr. MAS's solver and verifier; MALT)."""
+
+import re
+from dataclasses import dataclass
+
+from maporl.protocols.base import Play, check_template
+from maporl.types import Ask, Example
+
+VERIFY = (
+    "{question}\n\nAn answer to this:\n{draft}\n\nCheck it. If it is right, end with <verify>approve</verify>; otherwise say what "
+    "is wrong and end with <verify>reject</verify>."
+)
+MEND = "Your answer was not approved:\n{words}\n\nAnswer again.\n\n{question}"
+
+
+@dataclass(frozen=True)
+class Refine:
+    """``solver`` answers, ``verifier`` judges it, ``refiner`` (default: the solver) answers again, at most ``rounds`` times.
+
+    By default the first agent solves and the second verifies. Words in which the regular expression ``approval`` is found
+    approve and end the dialogue; anything else, also words that say neither, does not.
+    """
+
+    rounds: int = 2
+    solver: str | None = None
+    verifier: str | None = None
+    refiner: str | None = None
+    opening: str = "{question}"
+    verify: str = VERIFY
+    mend: str = MEND
+    approval: str = r"<verify>\s*approve\s*</verify>"
+    every_step_scored = False
+    roles = True
+
+    def __post_init__(self):
+        if self.rounds < 1:
+            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
+        check_template("opening", self.opening, {"question"}, {"question"})
+        check_template("verify", self.verify, {"question", "draft"}, {"draft"})
+        check_template("mend", self.mend, {"question", "words", "draft"}, {"words"})
+        try:
+            re.compile(self.approval)
+        except re.error as error:
+            raise ValueError(f"approval: {self.approval!r} is no regular expression: {error}") from None
+
+    @property
+    def turns(self) -> int:
+        """Answers at most."""
+        return self.rounds + 1
+
+    def mentioned(self) -> set[str]:
+        """Agents that the options name."""
+        return {name for name in (self.solver, self.verifier, self.refiner) if name is not None}
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Outcome: "approved", or None where the rounds ran out."""
+        solver = self.solver or next(a for a in agents if a not in (self.verifier, self.refiner))
+        verifier = self.verifier or next(a for a in agents if a not in (solver, self.refiner))
+        refiner = self.refiner or solver
+        (draft,) = yield [Ask(solver, _user(self.opening.format(question=example.question)), role="solver")]
+        for _ in range(self.rounds):
+            text = self.verify.format(question=example.question, draft=draft.words())
+            (verdict,) = yield [Ask(verifier, _user(text), role="verifier", parents=(draft.id,), answers=False)]
+            if re.search(self.approval, verdict.text, re.IGNORECASE):
+                return "approved"
+            text = self.mend.format(question=example.question, words=verdict.text, draft=draft.words())
+            role = "refiner" if refiner != solver else "solver"
+            (draft,) = yield [Ask(refiner, _user(text), role=role, parents=(verdict.id, draft.id))]
+        return None
+
+
+def _user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]

@@ -1,0 +1,453 @@
+"""Reward rules: how scores become one credit per utterance. ``RULES`` names them all. Pure Python, no torch.
+
+A rule is a frozen dataclass of its options that is called with the dialogues of *one* question and their credits so far,
+a dict ``{utterance id: credit}`` for each dialogue, and returns new ones; what is in no dict is not trained on. Rules are
+applied from left to right, beginning with every scored utterance's own score.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from maporl.config import ConfigError, unknown, validated
+from maporl.types import Dialogue, Utterance
+
+Credits = list[dict[int, float]]
+Rule = Callable[[list[Dialogue], Credits], Credits]
+
+
+@dataclass(frozen=True)
+class Own:
+    """Everybody's own score, as it is; ``missing`` for utterances that have none (helpers' words), if that is given."""
+
+    missing: float | None = None
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        if self.missing is None:
+            return credits
+        return [
+            dict.fromkeys(range(len(d.utterances)), self.missing) | own
+            for d, own in zip(dialogues, credits, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class TeamMean:
+    """Everybody gets the mean over the dialogue's scores, or over those of the same turn (``over: turn``)."""
+
+    over: Literal["dialogue", "turn"] = "dialogue"
+    total = False
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            shared = {}
+            for u in dialogue.utterances:
+                values = [
+                    own[v.id]
+                    for v in dialogue.utterances
+                    if v.id in own and (self.over == "dialogue" or v.turn == u.turn)
+                ]
+                if values:
+                    shared[u.id] = math.fsum(values) / (1 if self.total else len(values))
+            result.append(shared)
+        return result
+
+
+@dataclass(frozen=True)
+class Sum(TeamMean):
+    """Everybody gets the sum over the dialogue's scores, or over those of the same turn (CORY, arXiv 2410.06101, eq. 4)."""
+
+    total = True
+
+
+@dataclass(frozen=True)
+class Last:
+    """The score of the last utterance that has one; to everybody, or to itself alone and 0 to the others (MARFT)."""
+
+    to: Literal["all", "itself"] = "all"
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result: Credits = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            last = max(own, default=None)
+            if last is None:
+                result.append({})
+                continue
+            others = own[last] if self.to == "all" else 0.0
+            result.append(dict.fromkeys(range(len(dialogue.utterances)), others) | {last: own[last]})
+        return result
+
+
+@dataclass(frozen=True)
+class Complement:
+    """Utterances in ``roles`` get 1 less the mean credit of what they were shown (CoMAS's evaluators)."""
+
+    roles: tuple[str, ...]
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            changed = dict(own)
+            for u in (u for u in dialogue.utterances if u.role in self.roles):
+                shown = [own[p] for p in u.parents if p in own and dialogue.utterances[p].role not in self.roles]
+                if shown:
+                    changed[u.id] = 1.0 - fmean(shown)
+            result.append(changed)
+        return result
+
+
+@dataclass(frozen=True)
+class ZeroSum:
+    """Every agent's total in the dialogue less the mean of the others' totals, at each of its utterances."""
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            totals: dict[str, float] = {}
+            for u in (u for u in dialogue.utterances if u.id in own):
+                totals[u.agent] = totals.get(u.agent, 0.0) + own[u.id]
+            relative = {
+                agent: total - (fmean(v for a, v in totals.items() if a != agent) if len(totals) > 1 else 0.0)
+                for agent, total in totals.items()
+            }
+            result.append({u.id: relative[u.agent] for u in dialogue.utterances if u.id in own})
+        return result
+
+
+@dataclass(frozen=True)
+class BackPropagate:
+    """What others consumed gets the mean (``max``, ``sum``) of the credits of those that consumed it directly, last first
+    (MHGPO, arXiv 2506.02718); what nobody consumed keeps its own. ``keep_own``: its own score is added."""
+
+    how: Literal["mean", "max", "sum"] = "mean"
+    keep_own: bool = False
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        combine: Any = {"mean": fmean, "max": max, "sum": math.fsum}[self.how]
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            worth = dict(own)
+            for u in reversed(dialogue.utterances):
+                consumed = [worth[v.id] for v in dialogue.utterances if u.id in v.parents and v.id in worth]
+                if consumed:
+                    worth[u.id] = combine(consumed) + (own.get(u.id, 0.0) if self.keep_own else 0.0)
+            result.append(worth)
+        return result
+
+
+@dataclass(frozen=True)
+class TreeMean:
+    """Every utterance gets the mean, over the dialogues that share it, of their last score (MALT's values)."""
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        leaves = [own[max(own)] if own else None for own in credits]
+        shared: dict[tuple, list[float]] = {}
+        for dialogue, leaf in zip(dialogues, leaves, strict=True):
+            if leaf is not None:
+                for u in dialogue.utterances:
+                    shared.setdefault(_identity(dialogue, u), []).append(leaf)
+        return [
+            {u.id: fmean(shared[_identity(d, u)]) for u in d.utterances if _identity(d, u) in shared} for d in dialogues
+        ]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """``credit`` times its own weight plus a weighted sum of named rewards: ``NAME`` of the utterance itself, ``caller/NAME`` of
+    the one that called it, ``callees/NAME`` the mean over those it called. ``roles``: whose credit is mixed; default, all."""
+
+    weights: dict[str, float]
+    credit: float = 1.0
+    roles: tuple[str, ...] = ()
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            mixed = dict(own)
+            for u in (u for u in dialogue.utterances if not self.roles or u.role in self.roles):
+                parts = [weight * _named(dialogue, u, name) for name, weight in self.weights.items()]
+                mixed[u.id] = self.credit * own.get(u.id, 0.0) + math.fsum(parts)
+            result.append(mixed)
+        return result
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``per_token`` off for every token said, at most ``most`` (None: no limit)."""
+
+    per_token: float = 0.001
+    most: float | None = None
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        def cost(u: Utterance) -> float:
+            price = self.per_token * len(u.response_ids)
+            return price if self.most is None else min(price, self.most)
+
+        return [
+            {u.id: own[u.id] - cost(u) for u in d.utterances if u.id in own}
+            for d, own in zip(dialogues, credits, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The sum of the named rewards in ``order`` of priority, each only as far as every one before it is above ``threshold``
+    (G-RA, arXiv 2508.10548)."""
+
+    order: tuple[str, ...]
+    threshold: float = 0.0
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        return [
+            {u.id: self.gated([_named(d, u, name) for name in self.order]) for u in d.utterances if u.id in own}
+            for d, own in zip(dialogues, credits, strict=True)
+        ]
+
+    def gated(self, values: Sequence[float]) -> float:
+        """
+        >>> [Gate(("outcome", "steps")).gated((outcome, 0.15)) for outcome in (-0.5, 0.0, 1.0)]
+        [-0.5, 0.0, 1.15]
+        """
+        total = 0.0
+        for value in values:
+            total += value
+            if value <= self.threshold:
+                break
+        return total
+
+
+@dataclass(frozen=True)
+class Tier:
+    """``credit + alpha * zone / zones``, ``zone = ceil(zones * proximity)`` of the named reward ``proximity`` in [0, 1] (SSL,
+    arXiv 2601.22491, as reconstructed): noise within a zone makes no advantage."""
+
+    proximity: str
+    zones: int = 4
+    alpha: float = 0.5
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        return [
+            {u.id: own[u.id] + self.bonus(_named(d, u, self.proximity)) for u in d.utterances if u.id in own}
+            for d, own in zip(dialogues, credits, strict=True)
+        ]
+
+    def bonus(self, proximity: float) -> float:
+        """
+        >>> [1 + Tier("near").bonus(math.exp(-d * d / 2)) for d in (0, 0.8, 2)]
+        [1.5, 1.375, 1.125]
+        """
+        return self.alpha * math.ceil(self.zones * proximity) / self.zones
+
+
+@dataclass(frozen=True)
+class PublicGoods:
+    """``R_i = -cost c_i^2 + synergy c_i sum_{j<i} c_j + (multiplier/n) S - penalty [S < threshold]`` over the n utterances of a
+    dialogue in order, c being their own scores and S the last one (inspired by MAC-SPGG, arXiv 2508.02076, reconstructed).
+
+    Later speakers earn more at equal effort, so compare by position (``advantage.key`` with ``agent``).
+    """
+
+    cost: float = 0.1
+    synergy: float = 0.5
+    multiplier: float = 1.8
+    penalty: float = 0.5
+    threshold: float = 0.7
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        return [dict(zip(sorted(own), self.pay([own[i] for i in sorted(own)]), strict=True)) for own in credits]
+
+    def pay(self, efforts: Sequence[float], outcome: float | None = None) -> list[float]:
+        """
+        >>> [round(r, 3) for r in PublicGoods().pay((0.6, 0.7, 0.8), 0.8)]
+        [0.444, 0.641, 0.936]
+        >>> [round(r, 3) for r in PublicGoods().pay((0.6, 0.7, 0.8), 0.5)]
+        [-0.236, -0.039, 0.256]
+        """
+        if not efforts:
+            return []
+        score = efforts[-1] if outcome is None else outcome
+        common = self.multiplier / len(efforts) * score - (self.penalty if score < self.threshold else 0.0)
+        return [-self.cost * c * c + self.synergy * c * math.fsum(efforts[:i]) + common for i, c in enumerate(efforts)]
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """``1 - rank / (N - 1)`` of the dialogue's last score among the N of its question, by seeded single elimination (ArenaRL,
+    arXiv 2601.06487): everyone against the first gives seeds, then rounds of best against worst; ties go to the first
+    listed. To everybody in the dialogue."""
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        scores = [own[max(own)] if own else -math.inf for own in credits]
+        ranks = eliminate(len(scores), lambda a, b: (scores[a], scores[b]))
+        worth = [1.0 - rank / max(1, len(scores) - 1) for rank in ranks]
+        return [dict.fromkeys(range(len(d.utterances)), w) for d, w in zip(dialogues, worth, strict=True)]
+
+
+@dataclass(frozen=True)
+class Redistribute:
+    """Every utterance gets ``alpha`` times the named reward ``by`` (a progress estimate) plus ``beta`` times ``grounding``, if
+    that is named (SPA-RL, arXiv 2505.20732)."""
+
+    by: str
+    alpha: float = 1.0
+    grounding: str | None = None
+    beta: float = 0.5
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        def step(d: Dialogue, u: Utterance) -> float:
+            ground = self.beta * _named(d, u, self.grounding) if self.grounding else 0.0
+            return self.alpha * _named(d, u, self.by) + ground
+
+        return [{u.id: step(d, u) for u in d.utterances} for d in dialogues]
+
+
+@dataclass(frozen=True)
+class Inherit:
+    """What was called gets the credit of what called it (MATPO)."""
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            inherited = dict(own)
+            for u in dialogue.utterances:
+                if u.caller is not None and u.caller in inherited:
+                    inherited[u.id] = inherited[u.caller]
+            result.append(inherited)
+        return result
+
+
+@dataclass(frozen=True)
+class Margin:
+    """MARTI's shaping (after MAPoRL): with Q the mean of all earlier scores, ``R + alpha (R - Q)``, and plus ``beta`` times the
+    agent's last score. ``of``: Q of all agents (what MARTI's code does in a debate), or of the agent's own (its documents).
+    The first turn is not shaped."""
+
+    alpha: float = 0.5
+    beta: float = 0.0
+    of: Literal["all", "own"] = "all"
+
+    def shaped(self, score: float, quality: float) -> float:
+        """The shaped score, before the outcome."""
+        return score + self.alpha * (score - quality)
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            last = {u.agent: own[u.id] for u in dialogue.utterances if u.id in own}
+            shaped = {}
+            for u in (u for u in dialogue.utterances if u.id in own):
+                earlier = [
+                    own[v.id]
+                    for v in dialogue.utterances
+                    if v.id in own and v.turn < u.turn and (self.of == "all" or v.agent == u.agent)
+                ]
+                shaped[u.id] = self.shaped(own[u.id], fmean(earlier)) if earlier else own[u.id]
+                shaped[u.id] += self.beta * last[u.agent]
+            result.append(shaped)
+        return result
+
+
+@dataclass(frozen=True)
+class Quality(Margin):
+    """MARTI's other shaping: ``R + alpha (Q R - (1 - Q)(1 - R))``, the rest as in ``margin``."""
+
+    def shaped(self, score: float, quality: float) -> float:
+        """The shaped score, before the outcome."""
+        return score + self.alpha * (quality * score - (1 - quality) * (1 - score))
+
+
+RULES: dict[str, Any] = {
+    "own": Own,
+    "team_mean": TeamMean,
+    "sum": Sum,
+    "last": Last,
+    "complement": Complement,
+    "zero_sum": ZeroSum,
+    "back_propagate": BackPropagate,
+    "tree_mean": TreeMean,
+    "mix": Mix,
+    "cost": Cost,
+    "gate": Gate,
+    "tier": Tier,
+    "public_goods": PublicGoods,
+    "tournament": Tournament,
+    "redistribute": Redistribute,
+    "inherit": Inherit,
+    "margin": Margin,
+    "quality": Quality,
+}
+
+
+def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str = "reward.rules") -> list[Rule]:
+    """The rules that a configuration names, in its order: a name, or ``{name: options}``."""
+    rules = []
+    for entry in entries:
+        if isinstance(entry, dict) and len(entry) != 1:
+            raise ConfigError(f"{where}: expected a name or one {{name: options}}, got {entry!r:.80}")
+        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        if name not in RULES:
+            raise ConfigError(f"{where}: {unknown(name, RULES)}")
+        rules.append(validated(RULES[name], options or {}, f"{where}.{name}"))
+    return rules
+
+
+def eliminate(players: int, compare: Callable[[int, int], tuple[float, float]]) -> list[int]:
+    """Ranks (0 is best) by seeded single elimination; ``compare(a, b)`` scores a and b against each other.
+
+    >>> qualities = (5, 8, 6, 3)
+    >>> eliminate(4, lambda a, b: (qualities[a], qualities[b]))
+    [2, 0, 1, 3]
+    """
+    if players < 2:
+        return [0] * players
+    points: list[list[float]] = [[] for _ in range(players)]
+    for other in range(1, players):
+        for player, score in zip((0, other), compare(0, other), strict=True):
+            points[player].append(score)
+    seeds = sorted(range(players), key=lambda i: -fmean(points[i]))
+    size = 1 << (players - 1).bit_length()
+    bracket: list[int | None] = [seeds[s] if s < players else None for s in _bracket(size)]
+    out: list[list[int]] = []
+    while len(bracket) > 1:
+        lost, won = [], []
+        for a, b in zip(bracket[::2], bracket[1::2], strict=True):
+            if a is None or b is None:
+                won.append(a if b is None else b)
+                continue
+            first, second = compare(a, b)
+            points[a].append(first)
+            points[b].append(second)
+            won.append(a if first >= second else b)
+            lost.append(b if first >= second else a)
+        out.append(lost)
+        bracket = won
+    champion = bracket[0]
+    assert champion is not None
+    order = [champion, *(i for lost in reversed(out) for i in sorted(lost, key=lambda i: -fmean(points[i])))]
+    return [order.index(i) for i in range(players)]
+
+
+def _bracket(size: int) -> list[int]:
+    """Seeds in bracket order: the best meets the worst, and the two best can only meet in the final."""
+    order = [0]
+    while len(order) < size:
+        order = [seed for best in order for seed in (best, 2 * len(order) - 1 - best)]
+    return order
+
+
+def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
+    return (None, utterance.sample) if utterance.sample is not None else (dialogue.rollout, utterance.id)
+
+
+def _named(dialogue: Dialogue, utterance: Utterance, name: str) -> float:
+    """A named reward of the utterance, of its caller or of its callees; 0 where it does not apply."""
+    whose, slash, reward = name.partition("/")
+    if not slash or whose not in ("caller", "callees"):
+        return utterance.rewards.get(name, 0.0)
+    if whose == "caller":
+        return 0.0 if utterance.caller is None else dialogue.utterances[utterance.caller].rewards.get(reward, 0.0)
+    values = [u.rewards[reward] for u in dialogue.utterances if u.caller == utterance.id and reward in u.rewards]
+    return fmean(values) if values else 0.0

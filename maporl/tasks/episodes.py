@@ -1,0 +1,38 @@
+"""Episodes of a game, for protocols that bring their own questions."""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from maporl.tasks.base import Task
+from maporl.types import Example, Grade
+
+
+@dataclass(frozen=True)
+class Episodes(Task):
+    """``count`` episodes to train on and ``held_out`` others to evaluate on; each is a seed. The game says how they end."""
+
+    count: int = 10_000
+    held_out: int = 256
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.count < 1 or self.held_out < 1:
+            raise ValueError(f"count and held_out: expected at least 1 episode, got {self.count} and {self.held_out}")
+
+    def __len__(self) -> int:
+        return self.count if self.split == "train" else self.held_out
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return Example(f"{self.split}-{self.seed}-{index}", "", "")
+
+    def grade(self, example: Example, text: str) -> Grade:
+        """A move is neither right nor wrong; the protocol grades it when the game is over."""
+        return Grade(text, None, "the game is not over")
+
+    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
+        """Nothing: warm starts draw a legal move instead."""
+        return ""

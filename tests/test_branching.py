@@ -1,0 +1,146 @@
+"""Forking: who shares what with whom, and that a fork goes on exactly as its trunk would have."""
+
+import itertools
+import random
+
+import pytest
+
+from maporl import Arithmetic, Debate
+from maporl.branching import play_branched
+from maporl.engines import ScriptedEngine
+from maporl.protocols import Chain, Forum, PlayGame
+from maporl.rollout import Seat, Table
+from maporl.sections import BranchingSection
+from maporl.tasks import Episodes
+from maporl.types import Example
+
+TASK = Arithmetic(largest=9)
+EXAMPLES = [Example("e", "2+2=", "4"), Example("f", "3+3=", "6")]
+
+
+def play(protocol, section, examples=EXAMPLES, task=TASK, judge=None, agents=("ann", "bob")):
+    counter = itertools.count()
+    engine = ScriptedEngine(lambda request: f"{request.ask.agent}{request.turn}.{next(counter)}")
+    seats = {name: Seat("scripted", (name,)) for name in agents}
+    table = Table(task, protocol, seats, {"scripted": engine}, 1.0, common_seed=section.common_seed)
+    return play_branched(table, examples, section, judge or (lambda live, news: [0.0] * len(live)), random.Random(0))
+
+
+def words(dialogue):
+    return [u.text for u in dialogue.utterances]
+
+
+def test_independent_dialogues_share_nothing():
+    got = play(Debate(turns=2), BranchingSection(group=3))
+    assert [(d.prompt, d.rollout, d.example.id) for d in got] == [
+        (p, r, i) for p, i in ((0, "e"), (1, "f")) for r in range(3)
+    ]
+    texts = [t for d in got for t in words(d)]
+    assert len(set(texts)) == len(texts) == 24
+    assert all(u.sample is None and "state" not in u.tags for d in got for u in d.utterances)
+
+
+def test_a_fork_before_the_first_step_is_a_group_of_whole_dialogues():
+    got = play(Debate(turns=1), BranchingSection(how="fork_first", group=3))
+    assert [(d.prompt, d.rollout) for d in got] == [(p, r) for p in range(2) for r in range(3)]
+    assert len({t for d in got for t in words(d)}) == 12
+    assert {u.tags["state"] for d in got[:3] for u in d.utterances} == {"question 0, step 0"}
+
+
+def test_a_fork_at_a_random_step_shares_what_came_before_it():
+    got = play(Chain(turns=4), BranchingSection(how="fork_random", group=3), [*EXAMPLES] * 4)
+    depths = set()
+    for prompt in range(8):
+        family = [d for d in got if d.prompt == prompt]
+        assert [d.rollout for d in family] == [0, 1, 2]
+        shared = [u.sample for u in family[0].utterances if u.sample is not None]
+        depths.add(len(shared))
+        for d in family:
+            assert [u.sample for u in d.utterances[: len(shared)]] == shared
+            assert all(u.sample is None for u in d.utterances[len(shared) :])
+            assert words(d)[: len(shared)] == words(family[0])[: len(shared)]
+        assert len({words(d)[len(shared)] for d in family}) == 3
+        assert len({d.utterances[len(shared)].tags["state"] for d in family}) == 1
+        assert [len(d.utterances) for d in family] == [8] * 3
+    assert len(depths) > 2
+
+
+def test_forking_every_step_makes_a_tree():
+    got = play(Chain(turns=1), BranchingSection(how="fork_every", group=2), EXAMPLES[:1], agents=("ann", "bob", "cy"))
+    assert [d.rollout for d in got] == list(range(8))
+    for depth, distinct in ((0, 2), (1, 4), (2, 8)):
+        assert len({words(d)[depth] for d in got}) == distinct
+    for a, b in itertools.combinations(got, 2):
+        for u, v in zip(a.utterances, b.utterances, strict=True):
+            assert (u.text == v.text) == (u.sample is not None and u.sample == v.sample)
+
+
+def test_simultaneous_answers_may_be_crossed():
+    aligned = play(Debate(turns=1), BranchingSection(how="fork_every", group=2), EXAMPLES[:1])
+    assert len(aligned) == 2 and len({t for d in aligned for t in words(d)}) == 4
+    crossed = play(Debate(turns=1), BranchingSection(how="fork_every", group=2, joint="cross"), EXAMPLES[:1])
+    assert len(crossed) == 4
+    ann, bob = ({words(d)[seat] for d in crossed} for seat in (0, 1))
+    assert len(ann) == len(bob) == 2
+    assert {tuple(words(d)) for d in crossed} == set(itertools.product(sorted(ann), sorted(bob)))
+    by_sample = {(u.sample, u.text) for d in crossed for u in d.utterances}
+    assert len(by_sample) == 4
+    longer = play(Debate(turns=2), BranchingSection(how="fork_every", group=2, joint="cross"), EXAMPLES[:1])
+    assert len(longer) == 16 and len({d.rollout for d in longer}) == 16
+    for d in longer:  # the second turn quotes exactly the first turn of its own branch
+        assert words(d)[1] in d.utterances[2].messages[-1]["content"]
+
+
+def test_a_tree_of_candidates_goes_on_with_the_best():
+    """Four candidates at each of three steps; the judge likes the third best."""
+
+    def judge(live, news):
+        assert all(len(said) == 1 for said in news)
+        return [float(number % 4 == 2) for number in range(len(live))]
+
+    got = play(Chain(turns=3), BranchingSection(how="tree", group=4), EXAMPLES[:1], judge=judge, agents=("ann",))
+    assert len(got) == 3 + 3 + 4
+    assert sorted(len(d.utterances) for d in got) == [1] * 3 + [2] * 3 + [3] * 4
+    main = next(d for d in got if len(d.utterances) == 3 and d.utterances[-1].text == "ann2.10")
+    assert words(main) == ["ann0.2", "ann1.6", "ann2.10"]
+    for depth in range(3):
+        said = [d.utterances[depth] for d in got if len(d.utterances) > depth]
+        distinct = {u.sample if u.sample is not None else u.text for u in said}
+        assert len(distinct) == 4
+        assert len({u.tags["state"] for u in said}) == 1
+
+
+def test_the_best_of_several_drafts_is_gone_on_with_and_nobody_learns_from_it():
+    got = play(
+        Chain(turns=1), BranchingSection(how="best_of", drafts=3, group=2), EXAMPLES,
+        judge=lambda live, news: [float(i % 3 == 1) for i in range(len(live))],
+    )  # fmt: skip
+    assert [(d.prompt, d.rollout) for d in got] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [words(d)[0] for d in got] == ["ann0.1"] * 2 + ["ann0.4"] * 2
+    assert not any(d.utterances[0].trainable for d in got)
+    assert len({words(d)[1] for d in got}) == 4
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_a_common_seed_gives_all_dialogues_of_a_question_the_same_draws(common):
+    section = BranchingSection(group=6, common_seed=common)
+    forums = play(Forum(rounds=3), section, EXAMPLES[:1], agents=("ann", "bob", "cy"))
+    assert (len({tuple(u.agent for u in d.utterances) for d in forums}) == 1) == common
+    games = play(PlayGame("plan_path"), section, [Episodes()[0]], Episodes())
+    assert (len({d.utterances[0].messages[-1]["content"] for d in games}) == 1) == common
+
+
+def test_a_fork_of_a_game_replays_it_and_is_paid_for_its_own_moves():
+    """Kuhn poker forked at every step: the pot goes where each branch's own last move sends it."""
+    moves = itertools.cycle("pb")
+    engine = ScriptedEngine(lambda request: next(moves))
+    seats = {name: Seat("scripted", (name,)) for name in ("ann", "bob")}
+    table = Table(Episodes(), PlayGame("kuhn_poker"), seats, {"scripted": engine}, 1.0)
+    section = BranchingSection(how="fork_every", group=2)
+    got = play_branched(table, [Episodes()[0]], section, lambda live, news: [0.0] * len(live), random.Random(0))
+    assert sorted("".join(words(d)) for d in got) == ["bb", "bp", "pbb", "pbp", "pp"]
+    for d in got:
+        pot = {"bb": 2, "bp": 1, "pbb": 2, "pbp": 1, "pp": 1}["".join(words(d))]
+        assert abs(d.outcome["ann"]) == pot and d.outcome["ann"] == -d.outcome["bob"]
+        for agent in ("ann", "bob"):
+            assert sum(u.rewards["env"] for u in d.utterances if u.agent == agent) == d.outcome[agent]

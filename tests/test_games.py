@@ -1,0 +1,163 @@
+"""Games by their rules, against exact values where there are any."""
+
+import ast
+import json
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from maporl.games import GAMES, IllegalMove, KuhnPoker, PlanPath, PrisonersDilemma, Signals, TextArena, TicTacToe
+
+VALUES = Path(__file__).parents[2] / "shared/data/tictactoe_values/all.jsonl"
+
+
+def begun(game, seed=0):
+    game.reset(random.Random(seed))
+    return game
+
+
+@pytest.mark.parametrize("name", [n for n in GAMES if n != "textarena"])
+def test_every_game_ends_within_its_longest_whatever_legal_moves_are_made(name):
+    for seed in range(40):
+        rng, game = random.Random(seed), GAMES[name]()
+        game.reset(random.Random(f"x/{seed}"))
+        made = dict.fromkeys(range(game.players), 0)
+        paid = dict.fromkeys(range(game.players), 0.0)
+        while movers := game.to_move():
+            moves = {}
+            for player in movers:
+                assert game.observe(player)
+                moves[player] = game.read(player, f"I choose <{rng.choice(game.moves(player))}>.")
+                made[player] += 1
+            for player, amount in game.step(moves).items():
+                paid[player] += amount
+        assert max(made.values()) <= game.longest
+        assert all(game.success(player) in (True, False) for player in paid)
+        if name in ("tictactoe", "kuhn_poker"):
+            assert sum(paid.values()) == 0
+        again = GAMES[name]()
+        again.reset(random.Random(f"x/{seed}"))
+        other = GAMES[name]()
+        other.reset(random.Random(f"x/{seed}"))
+        assert again.observe(again.to_move()[0]) == other.observe(other.to_move()[0])
+
+
+def test_tictactoe_by_hand():
+    game = begun(TicTacToe())
+    assert game.observe(0) == "X ___/___/___" and game.to_move() == (0,)
+    for player, move in zip((0, 1, 0, 1), "1425", strict=True):
+        assert game.step({player: move}) == {}
+    assert game.observe(0) == "X XX_/OO_/___" and game.moves(0) == ("3", "6", "7", "8", "9")
+    with pytest.raises(IllegalMove, match="'4' is no legal move; there are 3, 6, 7, 8, 9"):
+        game.read(0, "4")
+    assert game.step({0: "3"}) == {0: 1.0, 1: -1.0}
+    assert game.to_move() == () and game.success(0) and not game.success(1)
+
+
+@pytest.mark.skipif(not VALUES.exists(), reason="the table of exact values is not in this checkout")
+def test_tictactoe_agrees_with_the_exact_values_of_every_reachable_board():
+    table = {
+        row["question"]: (ast.literal_eval(row["answer"]), row["meta"]["terminal"])
+        for row in map(json.loads, VALUES.open())
+    }
+    seen: dict[str, float] = {}
+
+    def value(board: tuple[str, ...]) -> float:
+        game = TicTacToe()
+        game.board = list(board)
+        name = "\n".join("".join(board[i : i + 3]) for i in (0, 3, 6))
+        if name in seen:
+            return seen[name]
+        movers = game.to_move()
+        if not movers:
+            seen[name] = {"X": 1.0, "O": -1.0, None: 0.0}[game.winner()]
+        else:
+            player = movers[0]
+            after = []
+            for move in game.moves(player):
+                game.board = list(board)
+                game.step({player: move})
+                after.append(value(tuple(game.board)))
+            seen[name] = (max, min)[player](after)
+        return seen[name]
+
+    assert value(tuple("_" * 9)) == 0
+    assert len(seen) == len(table) == 5478
+    assert all(seen[name] == exact[0] for name, (exact, _) in table.items())
+
+
+def test_kuhn_poker_pays_the_pot_and_its_equilibrium_is_minus_one_eighteenth():
+    paid = {}
+    for history in ("pp", "bp", "bb", "pbp", "pbb"):
+        game = begun(KuhnPoker())
+        game.cards = ["K", "J"]
+        for number, move in enumerate(history):
+            last = game.step({number % 2: move})
+        paid[history] = last[0]
+    assert paid == {"pp": 1, "bp": 1, "bb": 2, "pbp": -1, "pbb": 2}
+    # an equilibrium: the first bets J with 1/3, never Q, always K; the second bets J with 1/3, calls with Q 1/3
+    alpha = 1 / 3
+    bet = {"J": alpha, "Q": 0.0, "K": 3 * alpha}
+    call_after_pass = {"J": 0.0, "Q": alpha + 1 / 3, "K": 1.0}
+    respond_bet = {"J": 0.0, "Q": 1 / 3, "K": 1.0}
+    bet_after_pass = {"J": 1 / 3, "Q": 0.0, "K": 1.0}
+    total = 0.0
+    for mine, theirs in product("JQK", repeat=2):
+        if mine != theirs:
+            higher = 1 if "JQK".index(mine) > "JQK".index(theirs) else -1
+            b, r, p, c = bet[mine], respond_bet[theirs], bet_after_pass[theirs], call_after_pass[mine]
+            total += b * (r * 2 * higher + (1 - r)) + (1 - b) * ((1 - p) * higher + p * (c * 2 * higher - (1 - c)))
+    assert total / 6 == pytest.approx(-1 / 18)
+
+
+def test_the_prisoners_dilemma_pays_and_shows_both():
+    game = begun(PrisonersDilemma(rounds=2))
+    assert game.to_move() == (0, 1) and game.observe(0) == "-"
+    assert game.step({0: "A", 1: "B"}) == {0: 0.0, 1: 1.0}
+    assert (game.observe(0), game.observe(1)) == ("AB", "BA")
+    assert game.step({0: "A", 1: "A"}) == {0: 0.6, 1: 0.6}
+    assert game.to_move() == () and game.success(0)
+
+
+def test_plan_path_pays_arriving_and_coming_nearer():
+    game = begun(PlanPath(size=3, walls=0, limit=4))
+    game.token, game.goal, game.blocked = (0, 0), (0, 2), set()
+    game.far = game._distances()
+    assert game.observe(0) == "A_G/___/___"
+    assert game.step({0: "U"}) == {0: 0.0, 1: 0.0}  # off the grid
+    assert game.step({1: "R"}) == {0: 0.1, 1: 0.1}
+    assert game.step({0: "R"}) == {0: 1.1, 1: 1.1} and game.success(1) and game.to_move() == ()
+
+
+def test_signals_hide_the_state_from_the_guesser():
+    game = begun(Signals(states=3))
+    game.state = 1
+    assert game.observe(0) == "2" and game.moves(0) == ("a", "b", "c")
+    assert game.step({0: "c"}) == {}
+    assert game.observe(1) == "c" and game.moves(1) == ("1", "2", "3")
+    assert game.step({1: "2"}) == {0: 1.0, 1: 1.0} and game.success(0)
+
+
+def test_textarena_plays_if_it_is_installed():
+    pytest.importorskip("textarena")
+    game = begun(TextArena(env="TicTacToe-v0"), 3)
+    moves = iter(["[0]", "[3]", "[1]", "[4]", "[2]"])
+    while movers := game.to_move():
+        assert game.observe(movers[0])
+        paid = game.step({movers[0]: game.read(movers[0], next(moves))})
+    assert paid == {0: 1.0, 1: -1.0} and game.success(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (PlanPath, {"walls": 15}, "walls"),
+        (PrisonersDilemma, {"rounds": 0}, "rounds >= 1"),
+        (Signals, {"states": 1}, "2 to 9"),
+    ],
+)
+def test_games_that_cannot_be_are_refused(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**options)

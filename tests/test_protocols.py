@@ -1,0 +1,205 @@
+"""Protocols besides debate, played by scripts: who speaks when, sees what, and what is credited."""
+
+import pytest
+
+from maporl import Arithmetic
+from maporl.config import ConfigError, from_dict
+from maporl.engines import ScriptedEngine
+from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Refine
+from maporl.rewards import assign_credit, build_sources, score_dialogues
+from maporl.rollout import Seat, play_dialogues
+from maporl.sections import RewardSection
+from maporl.tasks import Episodes
+from maporl.types import Example
+
+TASK = Arithmetic(largest=9)
+EXAMPLE = Example("e", "2+2=", "4")
+
+
+def play(protocol, script, agents=("ann", "bob"), task=TASK, example=EXAMPLE):
+    """``script`` {agent: [words by turn]} or a function; returns (dialogue, [(agent, what it was asked)])."""
+    heard = []
+
+    def say(request):
+        heard.append((request.ask.agent, request.ask.messages[-1]["content"]))
+        return script(request) if callable(script) else script[request.ask.agent][request.turn]
+
+    seats = {name: Seat("scripted", (name,), frozenset()) for name in agents}
+    (dialogue,) = play_dialogues([example], task, protocol, seats, {"scripted": ScriptedEngine(say)}, 0.0)
+    return dialogue, heard
+
+
+def credited(dialogue, rules, sources=None, task=TASK):
+    section = RewardSection(sources=sources or {"label": 1.0}, rules=rules)
+    score_dialogues([dialogue], task, build_sources(section, {"label"} & set(section.sources)), section.sources)
+    assign_credit([dialogue], tuple(dict.fromkeys(u.agent for u in dialogue.utterances)), section)
+    return [u.rewards.get("credit") for u in dialogue.utterances]
+
+
+def test_a_chain_shows_all_that_was_said_since_one_last_spoke():
+    chain = Chain(turns=2, later="{others}|{question}", quote="{name}={text}", separator=",")
+    dialogue, heard = play(chain, {"ann": ["1", "4"], "bob": ["2", "5"], "cy": ["3", "4"]}, ("ann", "bob", "cy"))
+    assert [h for _, h in heard] == [
+        "2+2=", "ann=1|2+2=", "ann=1,bob=2|2+2=", "bob=2,cy=3|2+2=", "cy=3,ann=4|2+2=", "ann=4,bob=5|2+2=",
+    ]  # fmt: skip
+    assert [u.parents for u in dialogue.utterances] == [(), (0,), (0, 1), (1, 2), (2, 3), (3, 4)]
+    assert credited(dialogue, ({"last": {"to": "itself"}},)) == [0, 0, 0, 0, 0, 1]
+
+
+def test_a_chain_may_show_the_predecessor_or_a_graph_and_only_the_last_may_answer():
+    order = {"order": ("cy", "ann", "bob"), "later": "{others}", "quote": "{text}", "separator": ","}
+    script = {"ann": ["a"], "bob": ["4"], "cy": ["c"]}
+    agents = ("ann", "bob", "cy")
+    assert play(Chain(**order, visibility="predecessor"), script, agents)[1] == [
+        ("cy", "2+2="),
+        ("ann", "c"),
+        ("bob", "a"),
+    ]
+    graph = Chain(**order, visibility="graph", sees={"bob": ("cy",)}, answering="last")
+    dialogue, heard = play(graph, script, agents)
+    assert heard == [("cy", "2+2="), ("ann", "2+2="), ("bob", "c")]
+    assert [u.answers for u in dialogue.utterances] == [False, False, True]
+    assert credited(dialogue, ("back_propagate",)) == [1.0, None, 1.0]  # nobody was shown what ann said
+    assert not dialogue.utterances[1].trainable
+
+
+def test_a_collaborator_hints_and_is_paid_what_the_actor_earns():
+    texts = {"hint": "hint? {question}", "with_hint": "{question} hint: {words}"}
+    dialogue, heard = play(Collaboration(**texts), {"ann": ["add them"], "bob": ["4"]})
+    assert heard == [("ann", "hint? 2+2="), ("bob", "2+2= hint: add them")]
+    assert credited(dialogue, ("last",)) == [1.0, 1.0]
+    assert credited(dialogue, ()) == [1.0, 1.0]
+    assert dialogue.turns() == 1
+
+
+def test_a_collaborator_criticises_between_two_answers():
+    texts = {"critique": "{draft}?", "revise": "{words}!"}
+    protocol = Collaboration(mode="critic", collaborator="bob", **texts)
+    dialogue, heard = play(protocol, {"ann": ["5", "4"], "bob": ["too much"]})
+    assert heard == [("ann", "2+2="), ("bob", "5?"), ("ann", "too much!")]
+    assert [u.answers for u in dialogue.utterances] == [True, False, True]
+    assert credited(dialogue, ("last",)) == [1.0, 1.0, 1.0]
+    assert protocol.turns == dialogue.turns() == 2
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "spoken", "outcome"),
+    [
+        (["<verify>approve</verify>"], "sv", "approved"),
+        (["wrong <verify>reject</verify>", "<verify> Approve </verify>"], "svsv", "approved"),
+        (["I do not know", "no verdict"], "svsvs", None),
+    ],
+)
+def test_refining_ends_with_an_approval_and_silence_is_none(verdicts, spoken, outcome):
+    dialogue, heard = play(
+        Refine(rounds=2, verify="{draft}?", mend="{words}!"), {"ann": ["5", "3", "4"], "bob": verdicts}
+    )
+    assert "".join({"ann": "s", "bob": "v"}[a] for a, _ in heard) == spoken
+    assert dialogue.outcome == outcome
+    assert {u.role for u in dialogue.utterances if u.agent == "ann"} == {"solver"}
+
+
+def test_a_third_agent_may_refine():
+    refine = Refine(solver="ann", verifier="bob", refiner="cy", rounds=1)
+    _, heard = play(refine, {"ann": ["5"], "bob": ["no"], "cy": ["4"]}, ("ann", "bob", "cy"))
+    assert [a for a, _ in heard] == ["ann", "bob", "cy"]
+
+
+def test_a_planner_calls_workers_as_often_as_it_likes_and_they_inherit():
+    script = {"ann": ["<call>what is 2?</call>", "<call> and + ? </call>", "4"], "bob": ["two"], "cy": ["plus"]}
+    protocol = CallReturn(plan="{question}", returned="said {reply}")
+    dialogue, heard = play(protocol, script, ("ann", "bob", "cy"))
+    assert heard == [
+        ("ann", "2+2="),
+        ("bob", "what is 2?"),
+        ("ann", "said two"),
+        ("cy", "and + ?"),
+        ("ann", "said plus"),
+    ]
+    assert dialogue.outcome == 2 and [u.answers for u in dialogue.utterances] == [False, False, False, False, True]
+    assert [u.caller for u in dialogue.utterances] == [None, 0, None, 2, None]
+    assert credited(dialogue, ("last", "inherit")) == [1.0] * 5
+
+
+def test_a_planner_that_never_stops_calling_is_told_to_answer():
+    protocol = CallReturn(calls=1, plan="{question}", enough="last: {reply}")
+    dialogue, heard = play(protocol, {"ann": ["<call>x</call>", "<call>y</call>"], "bob": ["two"]})
+    assert heard[-1] == ("ann", "last: two") and dialogue.utterances[-1].answers
+
+
+def test_a_forum_pays_solver_and_evaluator_from_one_score():
+    words = {"solver": "4", "evaluator": "fine", "scorer": "so <score>2</score>"}
+    script = lambda request: words[request.ask.role]  # noqa: E731
+    forum = Forum(rounds=3, memory=1)
+    dialogue, heard = play(forum, script, ("ann", "bob", "cy"))
+    assert [u.role for u in dialogue.utterances] == ["solver", "evaluator", "scorer"] * 3
+    assert [u.rewards["peer"] for u in dialogue.utterances] == [0.5, 0.5, 0.0] * 3
+    assert credited(dialogue, ("own",), {"peer": 1.0}) == [0.5, 0.5, 0.0] * 3
+    assert (
+        "score>2" not in heard[3][1] and heard[6][1].count("solver: 4") == 1
+    )  # scores are never shown, old rounds forgotten
+    assert len({u.agent for u in dialogue.utterances}) == 3
+    silent, _ = play(forum, lambda request: "4", ("ann", "bob", "cy"))
+    assert [u.rewards["peer"] for u in silent.utterances][:3] == [0.0, 0.0, -1.0]
+
+
+def test_a_game_pays_the_last_move_of_each_and_grades_all():
+    moves = {"ann": ["1", "2", "3"], "bob": ["4", "5"]}
+    game = PlayGame("tictactoe", prompt="{observation} ({moves})")
+    dialogue, heard = play(game, moves, task=Episodes(), example=Episodes()[0])
+    assert heard[0][1] == "X ___/___/___ (1, 2, 3, 4, 5, 6, 7, 8, 9)"
+    assert [u.rewards["env"] for u in dialogue.utterances] == [0, 0, 0, -1, 1]
+    assert dialogue.outcome == {"ann": 1.0, "bob": -1.0}
+    assert [u.grade.correct for u in dialogue.utterances] == [True, False, True, False, True]
+    assert {u.tags["game"] for u in dialogue.utterances} == {"tictactoe"}
+    assert credited(dialogue, ("zero_sum",), {"env": 1.0}, Episodes()) == [2, -2, 2, -2, 2]
+
+
+def test_an_illegal_move_ends_a_game_at_its_authors_cost():
+    dialogue, _ = play(PlayGame("tictactoe"), {"ann": ["1"], "bob": ["1"]}, task=Episodes(), example=Episodes()[0])
+    assert dialogue.outcome == "illegal"
+    assert [u.rewards["env"] for u in dialogue.utterances] == [0.5, -1.5]
+    assert [u.grade.correct for u in dialogue.utterances] == [None, False]
+
+
+def test_players_of_a_simultaneous_game_move_at_once():
+    dialogue, _ = play(PlayGame("prisoners_dilemma", {"rounds": 2}), {"ann": ["A", "B"], "bob": ["B", "B"]}, task=Episodes(), example=Episodes()[0])  # fmt: skip
+    assert [u.order for u in dialogue.utterances] == [0, 0, 1, 1]
+    assert [u.rewards["env"] for u in dialogue.utterances] == [0.0, 1.0, 0.2, 0.2]
+
+
+BASE = {"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}}}
+EPISODES = {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1}, "rules": ["own"]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"protocol": {"name": "chain", "order": ["ann", "cy"]}}, r"names agent 'cy' but agents are \['ann', 'bob'\]"),
+        ({"protocol": {"name": "chain", "visibility": "graph"}}, r"sees: .*goes with visibility: graph"),
+        ({"protocol": {"name": "collaboration", "agents": ["ann"]}}, r"needs two agents, got \['ann'\]"),
+        ({"protocol": {"name": "collaboration", "with_hint": "{question}"}}, r"with_hint: it must contain \{words\}"),
+        ({"protocol": {"name": "refine", "approval": "("}}, r"approval: '\(' is no regular expression"),
+        ({"protocol": {"name": "call_return", "pattern": "x"}}, r"pattern: expected one group"),
+        ({"protocol": {"name": "game", "game": "chess"}, **EPISODES}, r"game: unknown 'chess'"),
+        ({"protocol": {"name": "game", "options": {"size": 3}}, **EPISODES}, r"options: unknown key 'size'"),
+        ({"protocol": {"name": "game", "agents": ["ann"]}, **EPISODES}, r"tictactoe has 2 players but agents are \['ann'\]"),
+        ({"protocol": {"name": "game"}, "task": {"name": "episodes"}, "reward": {"sources": {"labl": 1}}}, r"unknown 'labl'; did you mean 'label'"),
+        ({"reward": {"rules": ["inherit"]}}, r"inherit .* protocol 'debate' records no callers"),
+        ({"reward": {"rules": ["own"], "bonus": {"alpha": [1, 1, 1, 1]}}}, r"bonus goes with horizon"),
+        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "game"]}, "branching": {"group": 2}}, r"advantage\.key names the column 'game'"),
+        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "post": ["broadcast_to_callees"]}}, r"broadcast_to_callees names the column 'caller'"),
+        ({"advantage": {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["prompt"]}}, r"'prompt' is never the same again"),
+        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"]}}, r"makes groups of one"),
+        ({"advantage": {"returns": "token_gae", "baseline": "mean"}}, r"token_gae goes with baseline critic or none"),
+        ({"advantage": {"returns": "chain_gae", "baseline": "none"}}, r"needs a critic's values"),
+        ({"advantage": {"returns": "turn_gae"}, "training": {"critic": "none"}}, r"agent 'ann' has none"),
+        ({"advantage": {"post": ["drop_zeros"]}}, r"need one number per utterance"),
+        ({"branching": {"how": "tree", "group": 4}, "protocol": {"name": "collaboration"}}, r"steps that nothing scores yet"),
+        ({"branching": {"how": "fork_every"}}, r"fork_every needs at least 2"),
+        ({"branching": {"joint": "cross", "group": 2}}, r"cross combines answers where every step forks"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_refused_before_anything_loads(change, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict({**BASE, **change})

@@ -1,0 +1,173 @@
+"""Reward rules with the published methods' worked numbers."""
+
+import pytest
+
+from maporl.config import ConfigError
+from maporl.rewards.rules import RULES, build_rules, eliminate
+from maporl.types import Dialogue, Example, Utterance
+
+
+def dialogue(*said, prompt=0, rollout=0):
+    """``said``: (agent, turn, parents, options) for each utterance."""
+    utterances = []
+    for number, (agent, turn, parents, options) in enumerate(said):
+        utterances.append(Utterance(number, agent, agent, turn, number, [], "", parents=tuple(parents), **options))
+    return Dialogue(Example("e", "q", "a"), utterances, prompt=prompt, rollout=rollout)
+
+
+def apply(entry, dialogues, credits):
+    (rule,) = build_rules([entry])
+    return rule(dialogues, credits)
+
+
+CHAIN = dialogue(("a", 0, [], {}), ("b", 0, [0], {}))
+
+
+def test_cory_gives_both_the_sum():
+    assert apply("sum", [CHAIN], [{0: 1.2, 1: 2.0}]) == [{0: 3.2, 1: 3.2}]
+
+
+def test_means_over_a_dialogue_or_over_each_turn():
+    debate = dialogue(("a", 0, [], {}), ("b", 0, [], {}), ("a", 1, [], {}), ("b", 1, [], {}))
+    scores = {0: 1.0, 1: 0.0, 2: 1.0, 3: 1.0}
+    assert apply("team_mean", [debate], [scores]) == [dict.fromkeys(range(4), 0.75)]
+    assert apply({"team_mean": {"over": "turn"}}, [debate], [scores]) == [{0: 0.5, 1: 0.5, 2: 1.0, 3: 1.0}]
+
+
+def test_agentpo_pays_the_collaborator_what_the_actor_earns_and_marft_only_the_last():
+    assert apply("last", [CHAIN], [{1: 1.0}]) == [{0: 1.0, 1: 1.0}]
+    assert apply({"last": {"to": "itself"}}, [CHAIN], [{0: 0.3, 1: 1.0}]) == [{0: 0.0, 1: 1.0}]
+    assert apply("last", [CHAIN], [{}]) == [{}]
+
+
+@pytest.mark.parametrize(("tau", "solver", "evaluator"), [(3, 1.0, 0.0), (2, 0.5, 0.5), (1, 0.0, 1.0)])
+def test_comas_splits_one_point(tau, solver, evaluator):
+    forum = dialogue(("a", 0, [], {"role": "solver"}), ("b", 0, [0], {"role": "evaluator"}))
+    got = apply({"complement": {"roles": ["evaluator"]}}, [forum], [{0: (tau - 1) / 2}])
+    assert got == [{0: solver, 1: evaluator}]
+
+
+def test_zero_sum_compares_totals():
+    game = dialogue(("a", 0, [], {}), ("b", 0, [], {}), ("a", 1, [], {}))
+    assert apply("zero_sum", [game], [{0: 1.0, 1: 0.5, 2: 2.0}]) == [{0: 2.5, 1: -2.5, 2: 2.5}]
+
+
+def test_mhgpo_propagates_back_over_consumers():
+    """Answerers with F1 .5 and 1 consumed reranking 1, which gets .75; rerankings .75 and .25 consumed the rewriting: .5."""
+    search = dialogue(
+        ("w", 0, [], {}), ("r", 0, [0], {}), ("r", 1, [0], {}), ("x", 0, [1], {}), ("x", 1, [1], {}), ("x", 2, [2], {})
+    )
+    scores = {3: 0.5, 4: 1.0, 5: 0.25}
+    assert apply("back_propagate", [search], [scores]) == [{**scores, 1: 0.75, 2: 0.25, 0: 0.5}]
+    assert apply({"back_propagate": {"how": "max"}}, [search], [scores])[0][0] == 1.0
+    formatted = apply({"back_propagate": {"how": "sum", "keep_own": True}}, [search], [{**scores, 1: -0.1}])[0]
+    assert formatted[1] == pytest.approx(1.4) and formatted[0] == pytest.approx(1.65)
+
+
+def test_malt_values_what_dialogues_share_by_the_mean_of_their_leaves():
+    first, second = (dialogue(("g", 0, [], {"sample": 7}), ("v", 0, [0], {}), rollout=r) for r in range(2))
+    assert apply("tree_mean", [first, second], [{1: 1.0}, {1: 0.0}]) == [{0: 0.5, 1: 1.0}, {0: 0.5, 1: 0.0}]
+
+
+def test_matpo_mixes_accuracy_and_formats_and_workers_inherit():
+    """acc (1,0,1,0), planner's format (1,1,1,0), mean of the workers' (1,.5,0,1) -> R = (1, .075, .95, .05)."""
+    mix = {"mix": {"credit": 0.9, "weights": {"format": 0.05, "callees/format": 0.05}, "roles": ["planner"]}}
+    for acc, main, subs, expected in (
+        (1, 1, [1, 1], 1.0), (0, 1, [1, 0], 0.075), (1, 1, [0, 0], 0.95), (0, 0, [1, 1], 0.05),
+    ):  # fmt: skip
+        called = dialogue(
+            ("p", 0, [], {"role": "planner", "rewards": {"format": main}}),
+            *(("w", i, [], {"role": "worker", "caller": 0, "rewards": {"format": s}}) for i, s in enumerate(subs)),
+        )
+        mixed = apply(mix, [called], [{0: acc}])
+        assert mixed[0][0] == pytest.approx(expected)
+        assert apply("inherit", [called], mixed)[0] == pytest.approx(dict.fromkeys(range(3), expected))
+
+
+def test_m_grpo_pays_a_sub_agent_for_format_its_main_agents_result_and_an_experts_view():
+    called = dialogue(
+        ("m", 0, [], {"rewards": {"label": 1.0}}),
+        ("s", 0, [], {"role": "worker", "caller": 0, "rewards": {"format": 1.0, "judge": 0.6}}),
+    )
+    weights = {"format": 0.1, "caller/label": 0.4, "judge": 0.5}
+    got = apply({"mix": {"credit": 0.0, "weights": weights, "roles": ["worker"]}}, [called], [{0: 1.0}])
+    assert got[0][1] == pytest.approx(0.8)
+
+
+def test_words_cost():
+    said = dialogue(("a", 0, [], {"response_ids": [1] * 50}))
+    assert apply({"cost": {"per_token": 0.01}}, [said], [{0: 1.0}]) == [{0: 0.5}]
+    assert apply({"cost": {"per_token": 0.01, "most": 0.2}}, [said], [{0: 1.0}]) == [{0: 0.8}]
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [(-0.5, -0.5), (0.0, 0.0), (1.0, 1.15)])
+def test_g_ra_counts_steps_only_above_a_good_outcome(outcome, expected):
+    said = dialogue(("a", 0, [], {"rewards": {"outcome": outcome, "steps": 0.15}}))
+    assert apply({"gate": {"order": ["outcome", "steps"]}}, [said], [{0: 9.0}]) == [{0: expected}]
+
+
+@pytest.mark.parametrize(("near", "expected"), [(1.0, 1.5), (0.726, 1.375), (0.135, 1.125)])
+def test_ssl_pays_by_zones(near, expected):
+    said = dialogue(("a", 0, [], {"rewards": {"near": near}}))
+    assert apply({"tier": {"proximity": "near"}}, [said], [{0: 1.0}]) == [{0: expected}]
+
+
+def test_a_public_good_pays_later_speakers_more():
+    goods = dialogue(("a", 0, [], {}), ("b", 0, [], {}), ("c", 0, [], {}))
+    got = apply("public_goods", [goods], [{0: 0.6, 1: 0.7, 2: 0.8}])
+    assert list(got[0].values()) == pytest.approx([0.444, 0.641, 0.936], abs=1e-3)
+
+
+def test_arena_ranks_by_tournament():
+    answers = [dialogue(("a", 0, [], {}), rollout=r) for r in range(4)]
+    got = apply("tournament", answers, [{0: 5.0}, {0: 8.0}, {0: 6.0}, {0: 3.0}])
+    assert [own[0] for own in got] == pytest.approx([1 / 3, 1, 2 / 3, 0])
+    calls = []
+    eliminate(16, lambda a, b: calls.append((a, b)) or (1.0, 0.0))
+    assert len(calls) == 30
+
+
+def test_spa_redistributes_by_progress_and_grounding():
+    steps = dialogue(*(("a", t, [], {"rewards": {"progress": c, "ground": g}}) for t, (c, g) in enumerate(zip((0.1, 0.25, 0.05, 0.4), (1, 1, 0, 1), strict=True))))  # fmt: skip
+    got = apply({"redistribute": {"by": "progress", "grounding": "ground"}}, [steps], [{}])
+    assert list(got[0].values()) == pytest.approx([0.6, 0.75, 0.05, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("rule", "turn_0", "turn_1"),
+    [
+        ("quality", [1, 1, 0], [1.3333, -0.1667, 1.3333]),
+        ("margin", [1, 1, 0], [1.1667, -0.3333, 1.1667]),
+        ({"margin": {"of": "own"}}, [1, 1, 0], [1.0, -0.5, 1.5]),
+        ({"quality": {"beta": 0.5}}, [1.5, 1.0, 0.5], [1.8333, -0.1667, 1.8333]),
+    ],
+)
+def test_marti_shapes_later_turns_by_what_came_before(rule, turn_0, turn_1):
+    debate = dialogue(*((a, t, [], {}) for t in range(2) for a in "xyz"))
+    got = apply(rule, [debate], [dict(enumerate([1.0, 1, 0, 1, 0, 1]))])
+    assert list(got[0].values()) == pytest.approx([*turn_0, *turn_1], abs=1e-4)
+
+
+def test_rules_compose_from_left_to_right_and_faults_are_named():
+    rules = build_rules(["sum", {"cost": {"per_token": 0.0}}, "own"])
+    credits = [{0: 1.0, 1: 0.5}]
+    for rule in rules:
+        credits = rule([CHAIN], credits)
+    assert credits == [{0: 1.5, 1: 1.5}]
+    with pytest.raises(ConfigError, match=r"reward\.rules: unknown 'summ'; did you mean 'sum'"):
+        build_rules(["summ"])
+    with pytest.raises(ConfigError, match=r"reward\.rules\.cost: unknown key 'pertoken'"):
+        build_rules([{"cost": {"pertoken": 1}}])
+    with pytest.raises(ConfigError, match=r"expected a name or one \{name: options\}"):
+        build_rules([{"sum": {}, "own": {}}])
+    assert set(RULES) >= {
+        "own",
+        "team_mean",
+        "sum",
+        "complement",
+        "zero_sum",
+        "back_propagate",
+        "tree_mean",
+        "mix",
+        "gate",
+    }
