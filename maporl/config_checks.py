@@ -143,6 +143,37 @@ def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
         config.schedule.resolved(getattr(protocol, "turns", 1), tuple(config.agents))
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+    _check_exchange(config, playing, where)
+
+
+def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> None:
+    """Agents that speak with each other's weights have the same architecture; and what must learn can."""
+    schedule = config.schedule
+    groups = {"schedule.swap": schedule.swap.agents if schedule.swap else []}
+    if schedule.opponent_pool is not None:
+        groups["schedule.opponent_pool"] = [schedule.opponent_pool.of, schedule.opponent_pool.agent]
+    for key, names in groups.items():
+        for name in names[1:]:
+            for what in ("engine", "model", "tiny", "tokenizer", "chat_template", "lora", "policy_per"):
+                mine, first = getattr(config.agents[name], what), getattr(config.agents[names[0]], what)
+                if mine != first:
+                    raise ConfigError(
+                        f"{where}: {key}: {names[0]!r} and {name!r} are to speak with the same weights but differ in {what}: "
+                        f"{first!r:.60} and {mine!r:.60}; give them the same, or leave one of them out"
+                    )
+    rotation = [] if schedule.round_robin is None else schedule.round_robin.agents or list(playing)
+    for name in rotation:
+        agent = config.agents[name]
+        if not agent.trainable or agent.engine != "transformers":
+            raise ConfigError(
+                f"{where}: schedule.round_robin: agent {name!r} is to learn in its turn, but it is frozen (trainable: false, or "
+                "an engine without weights); name the agents that learn in schedule.round_robin.agents"
+            )
+    if schedule.critic_warmup and (config.advantage.baseline != "critic" or config.training.critic == "none"):
+        raise ConfigError(
+            f"{where}: schedule.critic_warmup: there is no critic to warm up; set training.critic: head and advantage.baseline: "
+            "critic, or critic_warmup: 0"
+        )
 
 
 def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
@@ -205,6 +236,10 @@ def _check_task(config: Config, where: str) -> None:
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"{where}: task.name: expected one of {', '.join(TASKS)}, got {name!r:.80}")
     build_task(config.task, "train", config.seed, where)
+    for stage in config.schedule.curriculum:
+        build_task(
+            config.task | stage.task, "train", config.seed, f"{where}: schedule.curriculum, update {stage.update}"
+        )
     if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
         raise ConfigError(f"{where}: warm_start: task {name!r} cannot write example answers; set warm_start.steps to 0")
     if config.training.eval_steps and not config.evaluation.questions:

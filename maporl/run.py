@@ -17,7 +17,7 @@ from maporl.protocols.debate import Debate
 from maporl.run_checks import tasks_of, training_arguments
 from maporl.run_folder import RunExists
 from maporl.sections import WarmStartSection
-from maporl.tasks import Task
+from maporl.tasks import Task, build_task
 from maporl.trainer import MultiAgentPPOTrainer
 from maporl.types import Grade
 from maporl.warmstart import warm_start
@@ -46,6 +46,10 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         config.schedule,
         config.advantage,
         config.branching,
+        [
+            (stage.update, build_task(config.task | stage.task, "train", config.seed))
+            for stage in config.schedule.curriculum
+        ],
     )
 
 

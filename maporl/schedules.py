@@ -1,20 +1,26 @@
-"""What learns at which update: turns one at a time, agents frozen for a span. No torch.
+"""What learns at which update, and who speaks with whose weights: turns one at a time, agents frozen or in turn, roles
+exchanged, past opponents, critics first, tasks in stages. No torch.
 
 A schedule is asked before every update for a :class:`Plan`. What a plan leaves out is played as ever, but makes no
 training rows, so it costs no forward pass in the update.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who and what learns in one update: ``turns`` (counted from 0; None: all) less ``never``, agents but ``frozen``."""
+    """Who and what learns in one update: ``turns`` (counted from 0; None: all) less ``never``, agents but ``frozen``.
+
+    ``critic_only``: policies keep their weights. ``voices``: whose weights speak for an agent, where not its own.
+    """
 
     turns: frozenset[int] | None = None
     never: frozenset[int] = frozenset()
     frozen: frozenset[str] = frozenset()
+    critic_only: bool = False
+    voices: dict[str, str] = field(default_factory=dict)
 
     def learns(self, agent: str, turn: int) -> bool:
         """Whether what ``agent`` said at ``turn`` is trained on."""
@@ -39,6 +45,47 @@ class Freeze:
 
 
 @dataclass(frozen=True)
+class Swap:
+    """Every ``every`` updates the weights of ``agents`` move on by one: with two agents they change places (CORY).
+
+    Only who speaks with which weights changes, so optimizers keep their state.
+    """
+
+    agents: list[str]
+    every: int
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """One of ``agents`` (default: all) learns at a time, for ``every`` updates each."""
+
+    every: int
+    agents: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OpponentPool:
+    """With ``probability``, ``agent`` speaks in an update with weights that ``of``'s policy had in the past, untrained.
+
+    One snapshot is taken every ``every`` updates, and the last ``keep`` are kept.
+    """
+
+    agent: str
+    of: str
+    every: int = 10
+    keep: int = 30
+    probability: float = 0.5
+
+
+@dataclass(frozen=True)
+class Stage:
+    """From update ``update`` on, questions come from ``task``: options that replace those of the task."""
+
+    update: int
+    task: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Schedule:
     """``opening`` spans once, then ``cycle`` over and over; without either, all turns learn all the time.
 
@@ -46,6 +93,8 @@ class Schedule:
 
     ``train_first_turn=False``: what was said in the first turn is never trained on. Where the first turn has a policy of
     its own, that policy then stays the untrained model.
+
+    ``critic_warmup``: in so many first updates only critics learn. The others: see their classes.
     """
 
     preset: Literal["all_turns", "one_turn_at_a_time"] = "all_turns"
@@ -53,13 +102,22 @@ class Schedule:
     cycle: list[Span] = field(default_factory=list)
     freeze: list[Freeze] = field(default_factory=list)
     train_first_turn: bool = True
+    swap: Swap | None = None
+    round_robin: RoundRobin | None = None
+    critic_warmup: int = 0
+    opponent_pool: OpponentPool | None = None
+    curriculum: list[Stage] = field(default_factory=list)
 
     def resolved(self, turns: int, agents: tuple[str, ...]) -> "Schedule":
         """Without a preset, and checked against a protocol of ``turns`` turns and the agents there are."""
         if self.preset == "one_turn_at_a_time":
             if self.opening or self.cycle:
                 raise ValueError("schedule: preset and opening/cycle exclude each other; remove one")
-            return replace(one_turn_at_a_time(turns), freeze=self.freeze)
+            cycle = one_turn_at_a_time(turns)
+            resolved = replace(
+                self, preset="all_turns", opening=cycle.opening, cycle=cycle.cycle, train_first_turn=False
+            )
+            return resolved.resolved(turns, agents)
         for span in [*self.opening, *self.cycle]:
             if span.updates < 1 or not span.turns or not all(1 <= turn <= turns for turn in span.turns):
                 raise ValueError(
@@ -72,12 +130,50 @@ class Schedule:
                 )
         if turns == 1 and not self.train_first_turn:
             raise ValueError("schedule.train_first_turn: there is only one turn, so nothing would be trained")
+        self._check_agents(agents)
+        if self.critic_warmup < 0:
+            raise ValueError(f"schedule.critic_warmup: expected a number of updates, got {self.critic_warmup}")
+        updates = [stage.update for stage in self.curriculum]
+        if updates != sorted(set(updates)) or (updates and updates[0] < 2):
+            raise ValueError(
+                f"schedule.curriculum: expected rising updates from 2 on (before that, 'task' counts), got {updates}"
+            )
+        if self.round_robin is not None and not self.round_robin.agents:
+            return replace(self, round_robin=replace(self.round_robin, agents=list(agents)))
         return self
+
+    def _check_agents(self, agents: tuple[str, ...]) -> None:
+        swap, turn, pool = self.swap, self.round_robin, self.opponent_pool
+        if swap is not None and (len(set(swap.agents)) < 2 or not set(swap.agents) <= set(agents) or swap.every < 1):
+            raise ValueError(
+                f"schedule.swap: expected at least two agents of {list(agents)} and every >= 1, got {swap}"
+            )
+        if turn is not None and (not set(turn.agents) <= set(agents) or turn.every < 1):
+            raise ValueError(f"schedule.round_robin: expected agents of {list(agents)} and every >= 1, got {turn}")
+        if pool is not None and (
+            not {pool.agent, pool.of} <= set(agents) or min(pool.every, pool.keep) < 1 or not 0 <= pool.probability <= 1
+        ):
+            raise ValueError(
+                f"schedule.opponent_pool: expected agent and of among {list(agents)}, every and keep of at least 1 and a "
+                f"probability, got {pool}"
+            )
+        if pool is not None and swap is not None and pool.agent in swap.agents:
+            raise ValueError(
+                f"schedule: {pool.agent!r} is in swap and in opponent_pool, so nobody could say whose weights it speaks with"
+            )
 
     def plan(self, update: int) -> Plan:
         """The plan of ``update``, counted from 1."""
-        frozen = frozenset(f.agent for f in self.freeze if f.first <= update <= f.last)
-        return Plan(self._turns(update), frozenset() if self.train_first_turn else frozenset([0]), frozen)
+        frozen = {f.agent for f in self.freeze if f.first <= update <= f.last}
+        if self.round_robin is not None:
+            turn = (update - 1) // self.round_robin.every % len(self.round_robin.agents)
+            frozen |= set(self.round_robin.agents) - {self.round_robin.agents[turn]}
+        voices = {}
+        if self.swap is not None:
+            shift = (update - 1) // self.swap.every % len(self.swap.agents)
+            voices = dict(zip(self.swap.agents, self.swap.agents[shift:] + self.swap.agents[:shift], strict=True))
+        never = frozenset() if self.train_first_turn else frozenset([0])
+        return Plan(self._turns(update), never, frozenset(frozen), update <= self.critic_warmup, voices)
 
     def _turns(self, update: int) -> frozenset[int] | None:
         done = update - 1

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from maporl.schedules import Freeze, Schedule, Span
+from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from trl_ext.ppo_options import PPOOptions
 
 STRICT = ConfigDict(extra="forbid")
-for _plain in (PPOOptions, Schedule, Span, Freeze):
+for _plain in (PPOOptions, Schedule, Span, Freeze, Swap, RoundRobin, OpponentPool, Stage):
     setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
 
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"

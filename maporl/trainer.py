@@ -24,6 +24,7 @@ from maporl.engines.human import HumanEngine
 from maporl.engines.transformers import TransformersEngine
 from maporl.evaluation import Evaluation, evaluate_dialogues
 from maporl.model_card import write_model_card
+from maporl.opponents import Opponents
 from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.progress import TeamProgress
 from maporl.protocols.base import Protocol
@@ -55,6 +56,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         eval_task: held-out questions for ``evaluate()``.
         reward: sources and the rule that shares them out over turns and agents.
         speakers: the agents that play, in order; by default all of the team.
+        curriculum: (update, task) in rising order: from that update on, questions come from that task.
         sources: reward sources by name, to replace or add to those of ``maporl.rewards.SOURCES``.
         schedule: what learns when; by default everything, always.
         advantage: how credits become advantages; by default PPO's, whitened per agent and turn.
@@ -75,6 +77,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         schedule: Schedule | None = None,
         advantage: AdvantageConfig | None = None,
         branching: BranchingSection | None = None,
+        curriculum: Sequence[tuple[int, Task]] = (),
         sources: Mapping[str, RewardSource] | None = None,
         engines: Mapping[str, Engine] | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -82,6 +85,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         if len(task) == 0:
             raise ValueError("task: expected at least one example, got an empty task")
         self.team, self.task, self.eval_task = team, task, eval_task
+        self._first_task = task
         self.protocol = protocol or Debate()
         self.reward = reward or RewardSection()
         self.speakers = tuple(speakers or team.names())
@@ -99,6 +103,9 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         needed = {*self.reward.sources, *(self._between_turns - {"score"})} - given.keys() - paid
         self.sources = {**given, **build_sources(self.reward, needed)}
         team.find_stop_ids(args)
+        pool = self.schedule.opponent_pool
+        self.opponents = None if pool is None else Opponents(pool, team, args.seed)
+        self.curriculum = list(curriculum)
         self._critic_outputs = turns if args.critic_per_turn else 1
         learners = team.build_learners(args, self._critic_outputs, self.advantage_config.baseline == "critic")
         self._begin(learners, args, task, eval_task or task, (None, None), callbacks)
@@ -120,14 +127,17 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     # -- the seams ------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> list[Example]:
-        """The questions of this update."""
+        """The questions of this update, of the task that the curriculum has come to."""
+        update = self.state.global_step + 1
+        self.task = next((task for first, task in reversed(self.curriculum) if update >= first), self._first_task)
         indices = shuffled_indices(len(self.task), self.args.seed, self.episodes, self.args.local_batch_size)
         return [self.task[i] for i in indices]
 
     def collect(self, batch: list[Example]) -> list[Dialogue]:
         """Play the dialogues of every question, as ``branching`` says."""
-        table = self._table(self.task, self.args.temperature)
         update = self.state.global_step + 1
+        past = None if self.opponents is None else self.opponents.speaking(update)
+        table = self._table(self.task, self.args.temperature, past)
 
         def judge(live: list[Live], news: list[list[Utterance]]) -> list[float]:
             said = [dataclasses.replace(one.dialogue, utterances=new) for one, new in zip(live, news, strict=True)]
@@ -155,6 +165,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         update = self.state.global_step + 1
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         plan = self.schedule.plan(update)
+        for learner in self.learners.values():
+            learner.critic_only = plan.critic_only
         said = answers_by_policy(answers, tokenizers, plan, update, self._critic_outputs, self.args.critic_context)
         rows, annotated = self._annotated(said)
         critics = {name for name, learner in self.learners.items() if learner.critic != "none"}
@@ -177,14 +189,14 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         table.finish(live)
         return [one.dialogue for one in live]
 
-    def _table(self, task: Task, temperature: float) -> Table:
+    def _table(self, task: Task, temperature: float, past: str | None = None) -> Table:
         protocol = self.protocol
         if hasattr(protocol, "at_update"):
             protocol = protocol.at_update(self.state.global_step + 1)
         return Table(
             task,
             protocol,
-            self.seats(),
+            self.seats(past),
             self.engines,
             temperature,
             self._referee(task),
@@ -226,14 +238,19 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             answers = generate(model, prompts, voice.tokenizer.pad_token_id, sampling)
         return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
-    def seats(self) -> dict[str, Seat]:
-        """The speakers as the driver sees them."""
+    def seats(self, past: str | None = None) -> dict[str, Seat]:
+        """The speakers as the driver sees them: with whose weights they speak in this update; ``past`` are the weights of
+        the agent of the opponent pool."""
         learning = frozenset(self.learners)
-        return {
-            name: Seat(agent.engine, tuple(p.name for p in self.team.voices.get(name, ())) or (name,), learning,
-                       agent.system, agent.role)
-            for name, agent in ((n, self.team.agents[n]) for n in self.speakers)
-        }  # fmt: skip
+        voices = self.schedule.plan(self.state.global_step + 1).voices
+        seats = {}
+        for name in self.speakers:
+            agent = self.team.agents[name]
+            policies = tuple(p.name for p in self.team.voices.get(voices.get(name, name), ())) or (name,)
+            if past is not None and self.opponents is not None and name == self.opponents.section.agent:
+                policies = (past,)
+            seats[name] = Seat(agent.engine, policies, learning, agent.system, agent.role)
+        return seats
 
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
@@ -278,6 +295,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         for source in self.sources.values():
             if hasattr(source, "after_update"):
                 metrics |= source.after_update(self.state.global_step + 1, answers, self.task)
+        if self.opponents is not None:
+            self.opponents.after_update(self.state.global_step + 1)
         self.run.add_dialogues(self.state.global_step + 1, answers[: self.args.dialogues_logged])
         super()._finish_update(answers, rows, metrics, clock)
 
@@ -296,8 +315,9 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             write_model_card(folder / name, self.team.policies[name], self)
 
     def checkpoint_others(self) -> dict[str, Any]:
-        """The reward sources that learn."""
-        return {name: source for name, source in self.sources.items() if hasattr(source, "save")}
+        """The reward sources that learn, and past opponents."""
+        others: dict[str, Any] = {name: source for name, source in self.sources.items() if hasattr(source, "save")}
+        return others if self.opponents is None else others | {"opponents": self.opponents}
 
     def checkpoint_state(self) -> dict:
         """Also what baselines remember."""
