@@ -29,7 +29,7 @@ class PromptTooLong(ValueError):
 class Agent:
     """One seat at the table.
 
-    ``model`` and ``tokenizer`` are needed unless ``engine`` is "human"; ``adapter`` names the adapter of a
+    ``model`` and ``tokenizer`` are needed if ``engine`` is "transformers"; ``adapter`` names the adapter of a
     ``PeftModel`` (which agents may share). ``policy`` names the weights: by default each agent has its own; agents that
     name the same policy share it, and then the first one's model, tokenizer and options count.
 
@@ -195,7 +195,7 @@ class Team:
         for name, section in config.agents.items():
             options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
             seat: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
-            if section.engine == "human":
+            if section.engine != "transformers":
                 agents.append(Agent(name, **seat))
                 continue
             for policy in (names := policies_of(name, section, config.turns())):
@@ -225,7 +225,7 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
     """Every agent's tokenizer, checked; no model is loaded."""
     tokenizers = {}
     for name, section in config.agents.items():
-        if section.engine == "human":
+        if section.engine != "transformers":
             continue
         if section.tiny is not None:
             tokenizer = build_tiny_tokenizer(section.tiny)

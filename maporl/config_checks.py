@@ -61,7 +61,12 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
     _check_folder_name(name, f"{where}: agents")
     if agent.policy is not None:
         _check_folder_name(agent.policy, f"{where}: agents.{name}.policy")
-    if agent.engine == "human":
+    if (agent.api is not None) != (agent.engine == "openai"):
+        raise ConfigError(
+            f"{where}: agents.{name}: 'api' goes with engine: openai, got engine {agent.engine!r} and "
+            f"{'no api' if agent.api is None else 'an api'}; give both or neither"
+        )
+    if agent.engine != "transformers":
         return
     if (agent.model is None) == (agent.tiny is None):
         raise ConfigError(
@@ -86,7 +91,7 @@ def _check_folder_name(name: str, where: str) -> None:
 
 def _check_critic(name: str, agent: AgentSection, config: Config, where: str) -> None:
     key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
-    if agent.engine == "human" or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
+    if agent.engine != "transformers" or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
         return
     if agent.lora is None and agent.adapter is None:
         raise ConfigError(

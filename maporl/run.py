@@ -11,6 +11,7 @@ from transformers import set_seed
 
 from maporl.agents import Team
 from maporl.config import Config, ConfigError, to_yaml
+from maporl.engines.openai import OpenAIEngine
 from maporl.evaluation import Evaluation, Share, majority_credit
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.debate import Debate
@@ -35,21 +36,21 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     if config.warm_start.steps:
         _warm_start(config, team, task, protocol, quiet)
     args.disable_tqdm = quiet
+    stages = config.schedule.curriculum
+    apis = {name: agent.api for name, agent in config.agents.items() if agent.api is not None}
     return MultiAgentPPOTrainer(
         args,
         team,
         task,
-        protocol,
-        held_out,
-        config.reward,
-        speakers(config.protocol, names),
-        config.schedule,
-        config.advantage,
-        config.branching,
-        [
-            (stage.update, build_task(config.task | stage.task, "train", config.seed))
-            for stage in config.schedule.curriculum
-        ],
+        protocol=protocol,
+        eval_task=held_out,
+        reward=config.reward,
+        speakers=speakers(config.protocol, names),
+        schedule=config.schedule,
+        advantage=config.advantage,
+        branching=config.branching,
+        curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
+        engines={"openai": OpenAIEngine(apis, args.response_length)} if apis else None,
     )
 
 

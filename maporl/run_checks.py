@@ -155,5 +155,7 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
 def _describe(agent: AgentSection) -> str:
     if agent.engine == "human":
         return "human"
+    if agent.api is not None:
+        return f"{agent.api.model} by API"
     what = f"tiny {agent.tiny.architecture}" if agent.tiny else str(agent.model)
     return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")

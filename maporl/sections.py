@@ -60,6 +60,25 @@ class TinySection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class ApiSection:
+    """An agent behind an OpenAI-compatible endpoint: speaks, and never learns.
+
+    ``key_variable`` is the environment variable with the API key. ``temperature``: None takes the run's. ``cache``: answers are
+    kept on disk, by model, conversation and place in the run, so that a run that is repeated asks (and pays) once.
+    """
+
+    model: str
+    base_url: str | None = None
+    key_variable: str = "OPENAI_API_KEY"
+    max_tokens: Positive | None = None
+    temperature: NotNegative | None = None
+    concurrency: Positive = 16
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    retries: Annotated[int, Field(ge=0)] = 5
+    cache: bool = True
+
+
+@dataclass(frozen=True, config=STRICT)
 class AgentSection:
     """One agent: whose weights speak for it, and how they are trained."""
 
@@ -79,7 +98,8 @@ class AgentSection:
     trainable: bool = True
     learning_rate: NotNegative | None = None
     critic: Literal["head", "adapter", "model", "none"] | None = None
-    engine: Literal["transformers", "human"] = "transformers"
+    engine: Literal["transformers", "human", "openai"] = "transformers"
+    api: ApiSection | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -61,7 +61,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         schedule: what learns when; by default everything, always.
         advantage: how credits become advantages; by default PPO's, whitened per agent and turn.
         branching: in how many dialogues a question is played while training, and from where they part; by default in one.
-        engines: engines by name, to replace or add to "transformers" and "human".
+        engines: engines by name, to replace or add to "transformers" and "human"; ``maporl.engines.openai`` has one for agents behind an
+            API.
         callbacks: further ``TrainerCallback`` objects.
     """
 
@@ -295,6 +296,9 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         for source in self.sources.values():
             if hasattr(source, "after_update"):
                 metrics |= source.after_update(self.state.global_step + 1, answers, self.task)
+        for engine in self.engines.values():
+            if hasattr(engine, "metrics"):
+                metrics |= engine.metrics()
         if self.opponents is not None:
             self.opponents.after_update(self.state.global_step + 1)
         self.run.add_dialogues(self.state.global_step + 1, answers[: self.args.dialogues_logged])

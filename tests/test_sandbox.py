@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from maporl.disk_cache import DiskCache
 from maporl.rewards import sandbox as module
 from maporl.rewards.bubblewrap import bubblewrap_prefix, find_bubblewrap
 from maporl.rewards.sandbox import Limits, Outcome, Sandbox, SandboxError
-from maporl.rewards.sandbox_cache import VerdictCache
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=20.0, memory_mb=160, output_bytes=4096)
 BUBBLEWRAP, WHY_NOT = find_bubblewrap()
@@ -413,7 +413,7 @@ def test_verdicts_are_kept_by_content_and_timeouts_are_not(tmp_path, monkeypatch
 
 
 def _write(folder, writer):
-    cache = VerdictCache(folder)
+    cache = DiskCache(folder)
     for start in range(0, 200, 10):
         cache.put((f"{n}", {"value": writer, "reason": "ok"}) for n in range(start, start + 10))
 
@@ -426,7 +426,7 @@ def test_several_processes_may_write_at_once(tmp_path):
     for writer in writers:
         writer.join(60)
     assert [w.exitcode for w in writers] == [0] * 4
-    found = VerdictCache(tmp_path).get([str(n) for n in range(1000)])
+    found = DiskCache(tmp_path).get([str(n) for n in range(1000)])
     assert len(found) == 200 and {r["value"] for r in found.values()} <= set(range(4))
 
 

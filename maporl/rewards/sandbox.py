@@ -30,8 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from maporl.disk_cache import DiskCache, cache_folder
 from maporl.rewards.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
-from maporl.rewards.sandbox_cache import VerdictCache, cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Sandbox:
         self._command = (
             [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else worker_command(WORKER.parent)
         )
-        self._cache = None if cache is False else VerdictCache(cache_folder() if cache is True else cache)
+        self._cache = None if cache is False else DiskCache(cache_folder() if cache is True else cache)
         self._lock = threading.Lock()
         self._worker: subprocess.Popen | None = None
         self._owner = os.getpid()

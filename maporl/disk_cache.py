@@ -1,4 +1,4 @@
-"""Verdicts of the sandbox on disk: one SQLite file for all processes of a user."""
+"""Records on disk by key, such as verdicts of the sandbox: a SQLite file for all processes of a user."""
 
 import json
 import os
@@ -17,19 +17,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MAPORL_CACHE") or Path.home() / ".cache" / "maporl")
 
 
-class VerdictCache:
-    """Records by key. Every call opens the file anew, so threads, forks and other processes may use it too."""
+class DiskCache:
+    """JSON records by key in ``folder/NAME.sqlite``. Every call opens the file anew, so threads, forks and other processes may
+    use it too."""
 
-    def __init__(self, folder: Path):
-        self.path = folder / "sandbox.sqlite"
+    def __init__(self, folder: Path, name: str = "sandbox"):
+        self.path = folder / f"{name}.sqlite"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with closing(self._open()) as db, db:
                 db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
         except (OSError, sqlite3.Error) as error:
             raise OSError(
-                f"{self.path}: the cache of sandbox verdicts cannot be used ({error}); set MAPORL_CACHE to a folder that "
-                "can be written to, remove the file if it is damaged, or build the Sandbox with cache=False"
+                f"{self.path}: the cache cannot be used ({error}); set MAPORL_CACHE to a folder that "
+                "can be written to, remove the file if it is damaged, or switch the cache off"
             ) from error
 
     def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:

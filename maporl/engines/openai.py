@@ -1,0 +1,120 @@
+"""An engine for agents behind an OpenAI-compatible API (a vendor's, vLLM, ``transformers serve``). They never learn."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from maporl.config import ConfigError
+from maporl.disk_cache import DiskCache, cache_folder
+from maporl.engines.base import Reply, Request
+from maporl.sections import ApiSection
+from maporl.types import Stop
+
+
+class ApiFailure(RuntimeError):
+    """An endpoint gave no answer after all retries; names agent, endpoint and model."""
+
+
+class OpenAIEngine:
+    """``sections`` by agent. Retries with backoff, and what is worth one, are the client's (package ``openai``).
+
+    ``counts`` adds up requests, answers from the cache, and tokens, by agent.
+    """
+
+    def __init__(self, sections: Mapping[str, ApiSection], max_new_tokens: int):
+        self.sections, self.max_new_tokens = dict(sections), max_new_tokens
+        self.counts: dict[str, float] = {}
+        self._clients = {name: client_of(name, section) for name, section in self.sections.items()}
+        self._cache: DiskCache | None = None
+        if any(section.cache for section in self.sections.values()):
+            self._cache = DiskCache(cache_folder(), "api")
+
+    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+        """One reply per request, in order; requests of one agent go out ``concurrency`` at a time."""
+        queries = [self._query(request, temperature) for request in requests]
+        keys = [_key(query, request.label) for query, request in zip(queries, requests, strict=True)]
+        cached = [self.sections[r.ask.agent].cache for r in requests]
+        wanted = [key for key, keep in zip(keys, cached, strict=True) if keep]
+        known = self._cache.get(wanted) if self._cache is not None and wanted else {}
+        missing = [i for i, key in enumerate(keys) if key not in known]
+        with ThreadPoolExecutor(max((s.concurrency for s in self.sections.values()), default=1)) as pool:
+            fresh = dict(zip(missing, pool.map(lambda i: self._ask(requests[i], queries[i]), missing), strict=True))
+        if self._cache is not None:
+            self._cache.put((keys[i], record) for i, record in fresh.items() if cached[i])
+        return [self._reply(request, fresh.get(i) or known[keys[i]], i in fresh) for i, request in enumerate(requests)]
+
+    def sync(self, policy: str) -> None:
+        """Nothing here is trained."""
+
+    def metrics(self) -> dict[str, float]:
+        """What was asked so far: ``api/AGENT/requests | cached | prompt_tokens | completion_tokens``."""
+        return dict(self.counts)
+
+    def _query(self, request: Request, temperature: float) -> dict[str, Any]:
+        section = self.sections[request.ask.agent]
+        return {
+            "model": section.model,
+            "messages": list(request.transcript.messages),
+            "temperature": temperature if section.temperature is None else section.temperature,
+            "max_tokens": section.max_tokens or self.max_new_tokens,
+            "base_url": section.base_url,
+        }
+
+    def _ask(self, request: Request, query: dict[str, Any]) -> dict[str, Any]:
+        import openai
+
+        name = request.ask.agent
+        sent = {key: value for key, value in query.items() if key != "base_url"}
+        try:
+            answer = self._clients[name].chat.completions.create(**sent)
+        except openai.OpenAIError as error:
+            raise ApiFailure(
+                f"{request.label}: no answer from {self._clients[name].base_url} (model {query['model']!r}) after "
+                f"{self.sections[name].retries} retries: {type(error).__name__}: {error}"
+            ) from error
+        choice, usage = answer.choices[0], answer.usage
+        return {
+            "text": choice.message.content or "",
+            "stop": choice.finish_reason or "stop",
+            "prompt_tokens": usage.prompt_tokens if usage else 0,
+            "completion_tokens": usage.completion_tokens if usage else 0,
+        }
+
+    def _reply(self, request: Request, record: dict[str, Any], fresh: bool) -> Reply:
+        def count(what: str, by: float) -> None:
+            name = f"api/{request.ask.agent}/{what}"
+            self.counts[name] = self.counts.get(name, 0.0) + by
+
+        count("requests", float(fresh))
+        count("cached", float(not fresh))
+        for what in ("prompt_tokens", "completion_tokens"):
+            count(what, record[what] if fresh else 0)
+        stop = {"length": Stop.LENGTH, "content_filter": Stop.FILTERED}.get(record["stop"], Stop.EOS)
+        return Reply(record["text"].strip(), stop)
+
+
+def client_of(name: str, section: ApiSection) -> Any:
+    """The client of an agent; an error where the package or the key is missing."""
+    try:
+        import openai
+    except ImportError as error:
+        raise ConfigError(
+            f"agents.{name}.engine: openai needs the package openai; install it with: pip install 'maporl[api]'"
+        ) from error
+    key = os.environ.get(section.key_variable)
+    if key is None and section.base_url is None:
+        raise ConfigError(
+            f"agents.{name}.api: the environment variable {section.key_variable} holds no key; set it, or give base_url of a "
+            "server that needs none"
+        )
+    return openai.OpenAI(
+        api_key=key or "none", base_url=section.base_url, timeout=section.timeout, max_retries=section.retries
+    )
+
+
+def _key(query: dict[str, Any], label: str) -> str:
+    """Different dialogues, turns and rollouts ask different questions even where the words are the same."""
+    return hashlib.sha256(json.dumps([query, label], sort_keys=True).encode()).hexdigest()

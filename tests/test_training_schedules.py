@@ -1,0 +1,250 @@
+"""Schedules, past opponents, forks and agents behind an API, in trainers of tiny models."""
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+import torch
+
+from maporl import run
+from maporl.config import ConfigError, from_dict
+from maporl.sections import TinySection
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+
+TINY = {"hidden_size": 32, "layers": 1, "heads": 2, "alphabet": "0123456789+= :;?abp_XO/JQK|"}
+
+
+def config(folder, **changes):
+    base = {
+        "output_dir": str(folder / "run"),
+        "task": {"name": "toy_sum", "largest": 9},
+        "agent_defaults": {"tiny": TINY},
+        "agents": {"ann": {}, "bob": {}},
+        "protocol": {"name": "debate", "turns": 1},
+        "updates": 3,
+        "ppo": {"response_length": 3, "num_ppo_epochs": 1, "temperature": 1.0, "missing_eos_penalty": 1.0},
+        "training": {
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 1,
+            "use_cpu": True,
+            "learning_rate": 1e-2,
+        },
+        "evaluation": {"questions": 0},
+        "seed": 3,
+    }
+    return from_dict({**base, **changes})
+
+
+def weights(trainer, policy):
+    return {k: v.clone() for k, v in trainer.team.policies[policy].model.state_dict().items()}
+
+
+def moved(trainer, policy, before):
+    return any(not torch.equal(v, before[k]) for k, v in trainer.team.policies[policy].model.state_dict().items())
+
+
+def one_update(trainer):
+    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    rows, _ = trainer.advantage(answers)
+    metrics = trainer.update(rows)
+    trainer.state.global_step += 1
+    trainer.episodes += trainer.args.local_batch_size
+    return answers, rows, metrics
+
+
+def test_roles_are_exchanged_and_optimizers_keep_their_state(tmp_path):
+    trainer = run.build_trainer(config(tmp_path, schedule={"swap": {"agents": ["ann", "bob"], "every": 2}}), quiet=True)
+    spoken = []
+    for _ in range(5):
+        answers, _, _ = one_update(trainer)
+        spoken.append([u.policy for u in answers[0].utterances])
+    assert spoken == [["ann", "bob"]] * 2 + [["bob", "ann"]] * 2 + [["ann", "bob"]]
+    steps = [float(s["step"]) for s in trainer.learners["ann"].optimizer.state.values()]
+    assert steps and set(steps) == {5.0}
+
+
+def test_agents_learn_one_at_a_time(tmp_path):
+    trainer = run.build_trainer(config(tmp_path, schedule={"round_robin": {"every": 1}}), quiet=True)
+    for learning in ("ann", "bob", "ann"):
+        before = {name: weights(trainer, name) for name in ("ann", "bob")}
+        _, rows, _ = one_update(trainer)
+        assert set(rows) == {learning}
+        assert {name for name in before if moved(trainer, name, before[name])} == {learning}
+
+
+def test_critics_can_warm_up_alone(tmp_path):
+    settings = config(
+        tmp_path, schedule={"critic_warmup": 1}, ppo={"response_length": 3, "num_ppo_epochs": 2, "vf_coef": 1.0, "missing_eos_penalty": 1.0}
+    )
+    trainer = run.build_trainer(settings, quiet=True)
+    before, head = weights(trainer, "ann"), trainer.learners["ann"].value_head.linear.weight.clone()
+    one_update(trainer)
+    assert not moved(trainer, "ann", before) and not torch.equal(trainer.learners["ann"].value_head.linear.weight, head)
+    one_update(trainer)
+    assert moved(trainer, "ann", before)
+
+
+def test_the_curriculum_changes_the_task(tmp_path):
+    trainer = run.build_trainer(
+        config(tmp_path, schedule={"curriculum": [{"update": 2, "task": {"largest": 20}}]}), quiet=True
+    )
+    sizes = []
+    for _ in range(3):
+        trainer.next_batch()
+        sizes.append(len(trainer.task))
+        trainer.state.global_step += 1
+    assert sizes == [80, 353, 353]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lora):
+    agents = {"ann": {"policy": "shared"}, "bob": {"policy": "shared"}}
+    defaults = {"tiny": TINY, **({"lora": {"r": 2}} if lora else {})}
+    pool = {"agent": "bob", "of": "ann", "every": 1, "keep": 2, "probability": 1.0}
+    settings = config(tmp_path, agents=agents, agent_defaults=defaults, schedule={"opponent_pool": pool})
+    trainer = run.build_trainer(settings, quiet=True)
+    answers, rows, _ = one_update(trainer)
+    assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # there is no past yet
+    trainer.opponents.after_update(1)
+    one_update(trainer)
+    old = trainer.opponents.snapshots[0]
+    now = trainer.opponents._weights()
+    answers, rows, _ = one_update(trainer)
+    assert {u.agent: u.policy for d in answers for u in d.utterances} == {"ann": "shared", "bob": "shared-past"}
+    assert set(rows) == {"shared"} and len(rows["shared"]) == 4
+    voice = trainer.opponents.voice
+    past = run_weights(voice)
+    assert all(torch.equal(past[k], old[k]) for k in old) and any(not torch.equal(past[k], now[k]) for k in now)
+    for update in (2, 3):
+        trainer.opponents.after_update(update)
+    assert len(trainer.opponents.snapshots) == 2
+    (tmp_path / "saved").mkdir()
+    trainer.opponents.save(tmp_path / "saved")
+    kept = trainer.opponents.snapshots
+    trainer.opponents.snapshots = []
+    trainer.opponents.load(tmp_path / "saved")
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(kept, trainer.opponents.snapshots, strict=True) for k in a)
+
+
+def run_weights(voice):
+    from peft import get_peft_model_state_dict
+
+    if voice.adapter is not None:
+        return get_peft_model_state_dict(voice.model, adapter_name=voice.adapter)
+    return dict(voice.model.named_parameters())
+
+
+def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
+    settings = config(
+        tmp_path, protocol={"name": "chain", "turns": 3, "later": "{others};{question}", "quote": "{text}"},
+        branching={"how": "fork_random", "group": 3},
+        advantage={"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"], "singleton": "zero"},
+    )  # fmt: skip
+    trainer = run.build_trainer(settings, quiet=True)
+    assert trainer.args.critic == "head" and trainer.learners["ann"].critic == "none"
+    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    assert len(answers) == 12
+    for dialogue in answers:
+        for agent in ("ann", "bob"):
+            own = [u for u in dialogue.utterances if u.agent == agent]
+            for earlier, later in itertools.pairwise(own):
+                said = earlier.prompt_ids + earlier.response_ids
+                assert later.prompt_ids[: len(said)] == said
+    rows, _ = trainer.advantage(answers)
+    distinct = {
+        (u.sample if u.sample is not None else (d.prompt, d.rollout, u.id)) for d in answers for u in d.utterances
+    }
+    assert sum(len(own) for own in rows.values()) == len(distinct) < 12 * 6
+    for own in rows.values():
+        per_row = [set(a[m].tolist()) for a, m in zip(own.advantages, own.action_mask, strict=True)]
+        assert all(len(values) == 1 for values in per_row)  # one number for all tokens of an answer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """``transformers serve`` with a tiny model: a real OpenAI-compatible endpoint."""
+    folder = tmp_path_factory.mktemp("served")
+    section = TinySection(**TINY)
+    tokenizer = build_tiny_tokenizer(section)
+    build_tiny_model(section, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    command = [os.path.join(os.path.dirname(sys.executable), "transformers"), "serve", str(folder), "--port", str(port), "--host", "127.0.0.1", "--device", "cpu"]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=2)
+                break
+            except OSError:
+                assert process.poll() is None, process.stderr.read().decode()[-2000:]
+                time.sleep(0.5)
+        yield f"{url}/v1", str(folder)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def with_actor(folder, server, **api):
+    agents = {"ann": {}, "actor": {"tiny": None, "engine": "openai", "api": {"model": server[1], "base_url": server[0], "max_tokens": 4, **api}}}  # fmt: skip
+    protocol = {"name": "collaboration", "hint": "{question}", "with_hint": "{question};{words}"}
+    return config(folder, agents=agents, protocol=protocol, reward={"rules": ["last"]})
+
+
+def test_an_agent_behind_an_api_plays_is_cached_counted_and_never_trained(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
+    first = run.build_trainer(with_actor(tmp_path, server), quiet=True)
+    answers, rows, _ = one_update(first)
+    actor = [u for d in answers for u in d.utterances if u.agent == "actor"]
+    assert len(actor) == 4 and all(u.text and not u.trainable for u in actor)
+    assert set(rows) == {"ann"} and len(rows["ann"]) == 4
+    counts = first.engines["openai"].metrics()
+    assert counts["api/actor/requests"] == 4 and counts["api/actor/cached"] == 0
+    assert counts["api/actor/completion_tokens"] > 0
+    again = run.build_trainer(with_actor(tmp_path, server), quiet=True)
+    repeated, _, _ = one_update(again)
+    assert [u.text for d in repeated for u in d.utterances] == [u.text for d in answers for u in d.utterances]
+    assert again.engines["openai"].metrics()["api/actor/requests"] == 0
+
+
+def test_an_endpoint_that_does_not_answer_stops_the_run_and_is_named(tmp_path):
+    nowhere = ("http://127.0.0.1:9/v1", "m")
+    trainer = run.build_trainer(with_actor(tmp_path, nowhere, retries=0, cache=False, timeout=2), quiet=True)
+    with pytest.raises(
+        RuntimeError, match=r"agent 'actor', turn 1, dialogue .* no answer from http://127\.0\.0\.1:9/v1"
+    ):
+        one_update(trainer)
+
+
+def test_a_missing_key_is_said_before_anything_is_asked(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
+        run.build_trainer(with_actor(tmp_path, (None, "gpt")), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": {"swap": {"agents": ["ann"], "every": 5}}}, "swap: expected at least two agents"),
+        ({"schedule": {"swap": {"agents": ["ann", "bob"], "every": 5}}, "agents": {"ann": {}, "bob": {"tiny": {"layers": 2}}}}, "speak with the same weights but differ in tiny"),
+        ({"schedule": {"round_robin": {"every": 1}}, "agents": {"ann": {}, "bob": {"trainable": False}}}, "agent 'bob' is to learn in its turn, but it is frozen"),
+        ({"schedule": {"critic_warmup": 2}, "training": {"critic": "none"}}, "no critic to warm up"),
+        ({"schedule": {"opponent_pool": {"agent": "bob", "of": "cy"}}}, "opponent_pool: expected agent and of among"),
+        ({"schedule": {"curriculum": [{"update": 1, "task": {}}]}}, "rising updates from 2 on"),
+        ({"schedule": {"curriculum": [{"update": 2, "task": {"largst": 4}}]}}, "curriculum, update 2: task: unknown key 'largst'"),
+        ({"agents": {"ann": {}, "bob": {"engine": "openai"}}}, "'api' goes with engine: openai"),
+    ],
+)  # fmt: skip
+def test_schedules_that_cannot_be_are_refused_before_a_model_loads(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        config(tmp_path, **change)
