@@ -195,6 +195,22 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
     if config.reward.bonus is not None and rules:
         raise ConfigError(f"{where}: reward: bonus goes with horizon, share and discount, not with rules; remove one")
     used = {*config.reward.sources, *getattr(protocol, "between_turns", frozenset)()}
+    for kind in ("judge", "arena"):
+        section = getattr(config.reward, kind)
+        if kind in used and section is None:
+            raise ConfigError(
+                f"{where}: reward.{kind}: the source {kind!r} needs it; for example reward.{kind}: {{agent: NAME}}"
+            )
+        playing = speakers(config.protocol, tuple(config.agents))
+        if section is not None and (section.agent not in config.agents or section.agent in playing):
+            raise ConfigError(
+                f"{where}: reward.{kind}.agent: {section.agent!r} must be one of {list(config.agents)} that does not play; add it "
+                "under agents: and list the others in protocol.agents"
+            )
+    if "arena" in config.reward.sources and config.branching.group < 2 and config.branching.how == "independent":
+        raise ConfigError(
+            f"{where}: reward.sources: arena compares a question's dialogues; set branching.group to 2 or more"
+        )
     if "verifier" in used and config.reward.verifier is None:
         raise ConfigError(
             f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
@@ -204,6 +220,10 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
 
 def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
     branching = config.branching
+    if branching.resample and branching.group < 2:
+        raise ConfigError(
+            f"{where}: branching.resample: one dialogue per question has nothing to differ from; set group above 1"
+        )
     if branching.how in ("tree", "best_of") and not getattr(protocol, "every_step_scored", True):
         raise ConfigError(
             f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "

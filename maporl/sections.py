@@ -160,6 +160,38 @@ class VerifierSection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class JudgeSection:
+    """Of the source ``judge``: an agent of the team that scores every answer.
+
+    ``prompt`` may use ``{question}``, ``{answer}`` and ``{reference}``; the last number that ``pattern`` finds, over
+    ``largest``, is the reward. ``unreadable``: what a verdict without a number gives; None: it stops the run.
+    """
+
+    agent: str
+    prompt: str = (
+        "{question}\n\nAn answer to this:\n{answer}\n\nHow good is it? End with a line 'Score: N', N from 0 to 10."
+    )
+    pattern: str = r"[Ss]core:\s*(\d+(?:\.\d+)?)"
+    largest: Annotated[float, Field(gt=0)] = 10.0
+    unreadable: Finite | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class ArenaSection:
+    """Of the source ``arena``: an agent of the team that says which of two last answers is better.
+
+    ``prompt`` may use ``{question}``, ``{first}`` and ``{second}``; the last A or B that ``pattern`` finds is preferred.
+    """
+
+    agent: str
+    prompt: str = (
+        "{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich answer is better? End with a line 'Better: A' or "
+        "'Better: B'."
+    )
+    pattern: str = r"[Bb]etter:\s*([AB])"
+
+
+@dataclass(frozen=True, config=STRICT)
 class RewardSection:
     """Where scores come from and how an utterance is credited with them.
 
@@ -175,6 +207,8 @@ class RewardSection:
     discount: NotNegative = 0.3
     rules: tuple[str | dict[str, dict[str, Any]], ...] = ()
     verifier: VerifierSection | None = None
+    judge: JudgeSection | None = None
+    arena: ArenaSection | None = None
     bonus: BonusSection | None = None
     penalties: PenaltySection | None = None
 
@@ -187,7 +221,8 @@ class BranchingSection:
     a random step; ``fork_every``: before every step; ``tree``: ``group`` candidates at every step, of which one is gone on
     with; ``best_of``: the best of ``drafts`` first steps is forked. ``joint``: where several speak at once, whether the k-th
     answers of all make a dialogue (aligned), or every combination does (cross). ``pick``: the candidate to go on with.
-    ``common_seed``: whether what a protocol draws at random is the same in all dialogues of a question.
+    ``common_seed``: whether what a protocol draws at random is the same in all dialogues of a question. ``resample``:
+    questions whose dialogues all earned the same are replaced by others, so many times at most (DAPO's dynamic sampling).
     """
 
     how: Literal["independent", "fork_first", "fork_random", "fork_every", "tree", "best_of"] = "independent"
@@ -196,6 +231,7 @@ class BranchingSection:
     pick: Literal["best", "sample"] = "best"
     drafts: Annotated[int, Field(ge=2)] = 4
     common_seed: bool = True
+    resample: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self):
         if self.how not in ("independent", "best_of") and self.group < 2:

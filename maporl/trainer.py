@@ -19,7 +19,7 @@ from maporl.advantages.tokens import assign
 from maporl.agents import Team
 from maporl.branching import play_branched
 from maporl.buffer import answers_by_policy
-from maporl.engines.base import Engine
+from maporl.engines.base import Engine, Request
 from maporl.engines.human import HumanEngine
 from maporl.engines.transformers import TransformersEngine
 from maporl.evaluation import Evaluation, evaluate_dialogues
@@ -36,7 +36,8 @@ from maporl.run_folder import RunFolder
 from maporl.schedules import Schedule
 from maporl.sections import AdvantageConfig, BranchingSection, RewardSection
 from maporl.tasks.base import Task
-from maporl.types import Dialogue, Example, Message, Utterance
+from maporl.transcripts import Transcript
+from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext.chat import encode_prompt
 from trl_ext.data import shuffled_indices
 from trl_ext.generation import Sampling, generate
@@ -102,7 +103,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         given = dict(sources or {})
         paid: frozenset[str] = getattr(self.protocol, "pays", frozenset())
         needed = {*self.reward.sources, *(self._between_turns - {"score"})} - given.keys() - paid
-        self.sources = {**given, **build_sources(self.reward, needed)}
+        self.sources = {**given, **build_sources(self.reward, needed, self.speak)}
         team.find_stop_ids(args)
         pool = self.schedule.opponent_pool
         self.opponents = None if pool is None else Opponents(pool, team, args.seed)
@@ -135,7 +136,23 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         return [self.task[i] for i in indices]
 
     def collect(self, batch: list[Example]) -> list[Dialogue]:
-        """Play the dialogues of every question, as ``branching`` says."""
+        """Play the dialogues of every question, as ``branching`` says, until enough of them differ in what they earn."""
+        dialogues = self._play_branched(batch)
+        for number in range(self.branching.resample):
+            self.score(dialogues)
+            telling = _telling(dialogues)
+            kept = [d for d in dialogues if d.prompt in telling]
+            missing = len(batch) - len({d.prompt for d in kept})
+            if not missing:
+                break
+            rng = random.Random(f"{self.args.seed}/{self.state.global_step}/resample/{number}")
+            more = self._play_branched([self.task[rng.randrange(len(self.task))] for _ in range(missing)])
+            for dialogue in more:
+                dialogue.prompt += (number + 1) * len(batch)
+            dialogues = kept + more
+        return dialogues
+
+    def _play_branched(self, batch: list[Example]) -> list[Dialogue]:
         update = self.state.global_step + 1
         past = None if self.opponents is None else self.opponents.speaking(update)
         table = self._table(self.task, self.args.temperature, past)
@@ -226,6 +243,20 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
                 score_dialogues(news, task, self.sources, self.reward.sources)
 
         return look
+
+    def speak(self, agent: str, conversations: list[list[Message]]) -> list[str]:
+        """What ``agent`` answers to each conversation, greedily, remembering nothing: for judges."""
+        seat = self.team.agents[agent]
+        policies = self.team.voices.get(agent, ())
+        requests = []
+        for number, messages in enumerate(conversations):
+            system = [{"role": "system", "content": seat.system}] if seat.system else []
+            ask = Ask(agent, [*system, *messages], fresh=True)
+            transcript = Transcript(messages=list(ask.messages))
+            example = Example(f"judged {number}", "", "")
+            policy = policies[0].name if policies else agent
+            requests.append(Request(ask, example, 0, 0, transcript, f"judge {agent!r}, {example.id}", policy))
+        return [reply.text for reply in self.engines[seat.engine].generate(requests, 0.0)]
 
     def _say_untrained(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
         """What the weights a policy started from say, greedily."""
@@ -337,6 +368,16 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         if not wanted and self.state.global_step == 0:
             self.run.must_be_new()
         super()._start_or_resume(wanted)
+
+
+def _telling(dialogues: list[Dialogue]) -> set[int]:
+    """The questions in whose dialogues some agent earned different credits."""
+    credits: dict[tuple[int, str], set[float]] = {}
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            if "credit" in u.rewards:
+                credits.setdefault((dialogue.prompt, u.agent), set()).add(u.rewards["credit"])
+    return {prompt for (prompt, _), values in credits.items() if len(values) > 1}
 
 
 def _mean_rewards(dialogues: list[Dialogue]) -> Metrics:

@@ -79,7 +79,9 @@ def test_agents_learn_one_at_a_time(tmp_path):
 
 def test_critics_can_warm_up_alone(tmp_path):
     settings = config(
-        tmp_path, schedule={"critic_warmup": 1}, ppo={"response_length": 3, "num_ppo_epochs": 2, "vf_coef": 1.0, "missing_eos_penalty": 1.0}
+        tmp_path,
+        schedule={"critic_warmup": 1},
+        ppo={"response_length": 3, "num_ppo_epochs": 2, "vf_coef": 1.0, "missing_eos_penalty": 1.0},
     )
     trainer = run.build_trainer(settings, quiet=True)
     before, head = weights(trainer, "ann"), trainer.learners["ann"].value_head.linear.weight.clone()

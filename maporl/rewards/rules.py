@@ -6,7 +6,7 @@ applied from left to right, beginning with every scored utterance's own score.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -401,29 +401,40 @@ def eliminate(players: int, compare: Callable[[int, int], tuple[float, float]]) 
     >>> eliminate(4, lambda a, b: (qualities[a], qualities[b]))
     [2, 0, 1, 3]
     """
+    tournament = bouts(players)
+    try:
+        pairs = next(tournament)
+        while True:
+            pairs = tournament.send([compare(a, b) for a, b in pairs])
+    except StopIteration as end:
+        return end.value
+
+
+def bouts(players: int) -> Generator[list[tuple[int, int]], list[tuple[float, float]], list[int]]:
+    """A tournament: yields the pairs of each round, is sent the points of both in each, returns ranks (0 is best)."""
     if players < 2:
         return [0] * players
     points: list[list[float]] = [[] for _ in range(players)]
-    for other in range(1, players):
-        for player, score in zip((0, other), compare(0, other), strict=True):
-            points[player].append(score)
+
+    def record(pairs: list[tuple[int, int]], scores: list[tuple[float, float]]) -> None:
+        for pair, both in zip(pairs, scores, strict=True):
+            for player, score in zip(pair, both, strict=True):
+                points[player].append(score)
+
+    pairs = [(0, other) for other in range(1, players)]
+    record(pairs, (yield pairs))
     seeds = sorted(range(players), key=lambda i: -fmean(points[i]))
     size = 1 << (players - 1).bit_length()
     bracket: list[int | None] = [seeds[s] if s < players else None for s in _bracket(size)]
     out: list[list[int]] = []
     while len(bracket) > 1:
-        lost, won = [], []
-        for a, b in zip(bracket[::2], bracket[1::2], strict=True):
-            if a is None or b is None:
-                won.append(a if b is None else b)
-                continue
-            first, second = compare(a, b)
-            points[a].append(first)
-            points[b].append(second)
-            won.append(a if first >= second else b)
-            lost.append(b if first >= second else a)
-        out.append(lost)
-        bracket = won
+        met = list(zip(bracket[::2], bracket[1::2], strict=True))
+        pairs = [(a, b) for a, b in met if a is not None and b is not None]
+        scores = yield pairs
+        record(pairs, scores)
+        won = {pair: pair[0] if x >= y else pair[1] for pair, (x, y) in zip(pairs, scores, strict=True)}
+        out.append([a if won[a, b] == b else b for a, b in pairs])
+        bracket = [won[a, b] if a is not None and b is not None else (b if a is None else a) for a, b in met]
     champion = bracket[0]
     assert champion is not None
     order = [champion, *(i for lost in reversed(out) for i in sorted(lost, key=lambda i: -fmean(points[i])))]

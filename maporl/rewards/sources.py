@@ -7,6 +7,7 @@ apply. A source that fails raises; nothing here turns a failure into 0.
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 from maporl.config import ConfigError
 from maporl.sections import RewardSection
@@ -35,7 +36,7 @@ def readable(dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
     return [[None if u.grade is None else float(u.grade.answer is not None) for u in d.utterances] for d in dialogues]
 
 
-def verifier(section: RewardSection) -> RewardSource:
+def verifier(section: RewardSection, speak: Any) -> RewardSource:
     """A learned verifier's probability that an answer is right, in [0, 1]; see :mod:`maporl.rewards.verifier`."""
     from maporl.rewards.verifier import load_verifier  # needs torch
 
@@ -44,16 +45,36 @@ def verifier(section: RewardSection) -> RewardSource:
     return load_verifier(section.verifier)
 
 
-SOURCES: dict[str, Callable[[RewardSection], RewardSource]] = {
-    "label": lambda section: label,
-    "format": lambda section: readable,
+def judge(section: RewardSection, speak: Any) -> RewardSource:
+    """A score by an agent of the team."""
+    from maporl.rewards.judges import PointwiseJudge
+
+    if section.judge is None:
+        raise ConfigError("reward.judge: the source 'judge' needs it; give it an agent, or use another source")
+    return PointwiseJudge(section.judge, speak)
+
+
+def arena(section: RewardSection, speak: Any) -> RewardSource:
+    """A rank among a question's dialogues, by an agent of the team that compares two."""
+    from maporl.rewards.judges import PairwiseJudge
+
+    if section.arena is None:
+        raise ConfigError("reward.arena: the source 'arena' needs it; give it an agent, or use another source")
+    return PairwiseJudge(section.arena, speak)
+
+
+SOURCES: dict[str, Callable[[RewardSection, Any], RewardSource]] = {
+    "label": lambda section, speak: label,
+    "format": lambda section, speak: readable,
     "verifier": verifier,
+    "judge": judge,
+    "arena": arena,
 }
 
 
-def build_sources(section: RewardSection, names: Collection[str]) -> dict[str, RewardSource]:
-    """The sources called ``names``, ready to score."""
-    return {name: SOURCES[name](section) for name in names}
+def build_sources(section: RewardSection, names: Collection[str], speak: Any = None) -> dict[str, RewardSource]:
+    """The sources called ``names``, ready to score; ``speak`` lets agents of the team judge (``maporl.rewards.judges``)."""
+    return {name: SOURCES[name](section, speak) for name in names}
 
 
 def grade_answers(dialogues: list[Dialogue], task: Task) -> None:

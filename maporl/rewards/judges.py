@@ -1,0 +1,115 @@
+"""Judges: agents of the team, of any engine, that score an answer, or say which of two is better."""
+
+import re
+from collections.abc import Callable, Generator
+from typing import Any
+
+from maporl.rewards.rules import bouts
+from maporl.rewards.sources import RewardFailure, where
+from maporl.sections import ArenaSection, JudgeSection
+from maporl.tasks.base import Task
+from maporl.types import Dialogue, Message, Utterance
+
+Speak = Callable[[str, list[list[Message]]], list[str]]
+"""``(agent, conversations) -> words``: what the agent answers to each, greedily, remembering nothing."""
+
+
+class PointwiseJudge:
+    """Every answer is shown to the judge; the number it ends with, over ``largest``, is the reward."""
+
+    def __init__(self, section: JudgeSection, speak: Speak):
+        self.section, self.speak = section, speak
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+        asked = [(d, u) for d in dialogues for u in d.utterances]
+        conversations = [
+            _user(
+                self.section.prompt.format(
+                    question=task.question(d.example), answer=u.words(), reference=d.example.answer
+                )
+            )
+            for d, u in asked
+        ]
+        verdicts = self.speak(self.section.agent, conversations)
+        values = iter([self._read(text, d, u) for text, (d, u) in zip(verdicts, asked, strict=True)])
+        return [[next(values) for _ in d.utterances] for d in dialogues]
+
+    def _read(self, text: str, dialogue: Dialogue, utterance: Utterance) -> float:
+        found = re.findall(self.section.pattern, text)
+        if found:
+            return min(float(found[-1]), self.section.largest) / self.section.largest
+        if self.section.unreadable is None:
+            raise RewardFailure(
+                f"judge {self.section.agent!r} said nothing that {self.section.pattern!r} finds about "
+                f"{where(dialogue, utterance)}: {text!r:.200}; mend the prompt, or set reward.judge.unreadable to what such "
+                "answers are worth"
+            )
+        return self.section.unreadable
+
+
+class PairwiseJudge:
+    """The last answers of a question's dialogues are ranked by single elimination (ArenaRL, arXiv 2601.06487): every pair is
+    judged in both orders. The reward is ``1 - rank / (N - 1)``, for every answer of the dialogue.
+
+    Tournaments of all questions go on together, so a judge answers one batch per round.
+    """
+
+    def __init__(self, section: ArenaSection, speak: Speak):
+        self.section, self.speak = section, speak
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+        questions: dict[int, list[Dialogue]] = {}
+        for dialogue in dialogues:
+            questions.setdefault(dialogue.prompt, []).append(dialogue)
+        ranks = self._tournaments(list(questions.values()), task)
+        worth = {
+            id(d): 1.0 - rank / max(1, len(group) - 1)
+            for group, own in zip(questions.values(), ranks, strict=True)
+            for d, rank in zip(group, own, strict=True)
+        }
+        return [[worth[id(d)]] * len(d.utterances) for d in dialogues]
+
+    def _tournaments(self, groups: list[list[Dialogue]], task: Task) -> list[list[int]]:
+        running: list[tuple[int, Generator[Any, Any, Any], Any]] = []
+        ranks: list[list[int]] = [[] for _ in groups]
+        for number, group in enumerate(groups):
+            tournament = bouts(len(group))
+            self._next(running, ranks, number, tournament, None)
+        while running:
+            pairs = [(groups[number][a], groups[number][b]) for number, _, round_ in running for a, b in round_]
+            scores = iter(self._judge(pairs, task))
+            waiting = list(running)
+            running.clear()
+            for number, tournament, round_ in waiting:
+                self._next(running, ranks, number, tournament, [next(scores) for _ in round_])
+        return ranks
+
+    def _next(
+        self, running: list, ranks: list[list[int]], number: int, tournament: Generator[Any, Any, Any], scores: Any
+    ) -> None:
+        try:
+            running.append((number, tournament, next(tournament) if scores is None else tournament.send(scores)))
+        except StopIteration as end:
+            ranks[number] = end.value
+
+    def _judge(self, pairs: list[tuple[Dialogue, Dialogue]], task: Task) -> list[tuple[float, float]]:
+        """(points of the first, of the second): one for each order in which it was preferred, a half where none was."""
+        both = [order for a, b in pairs for order in ((a, b), (b, a))]
+        conversations = [
+            _user(
+                self.section.prompt.format(
+                    question=task.question(a.example), first=a.utterances[-1].words(), second=b.utterances[-1].words()
+                )
+            )
+            for a, b in both
+        ]
+        first = [self._prefers_first(text) for text in self.speak(self.section.agent, conversations)]
+        return [(there + 1.0 - back, 1.0 - there + back) for there, back in zip(first[::2], first[1::2], strict=True)]
+
+    def _prefers_first(self, text: str) -> float:
+        found = re.findall(self.section.pattern, text)
+        return 0.5 if not found else float(found[-1].upper() == "A")
+
+
+def _user(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
