@@ -1,3 +1,8 @@
-from setuptools import setup
+from setuptools import find_packages, setup
 
-setup()
+# the recipes are configurations like any other, and installed with the package
+setup(
+    packages=[*find_packages(include=["maporl*", "trl_ext*", "reward_server*"]), "maporl.recipe_files"],
+    package_dir={"maporl.recipe_files": "configs/ppo/recipes"},
+    package_data={"maporl": ["py.typed"], "trl_ext": ["py.typed"], "maporl.recipe_files": ["*.yaml"]},
+)

@@ -1,4 +1,4 @@
-"""The command line: ``maporl train | check | eval | sft | verifier | serve``."""
+"""The command line: ``maporl train | check | eval | sft | recipes | verifier | serve``."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 
 from maporl.cli_common import known_errors, load_config, quiet_libraries
 from maporl.config import Config, to_yaml
+from maporl.recipe_commands import app as recipes_app
 from maporl.verifier.cli import app as verifier_app
 from reward_server.cli import serve
 
@@ -20,11 +21,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(verifier_app, name="verifier")
+app.add_typer(recipes_app, name="recipes")
 app.command()(serve)
 
 Values = Annotated[
     list[str] | None,
-    typer.Argument(metavar="CONFIG [KEY=VALUE]...", help="A YAML file, and further --set values.", show_default=False),
+    typer.Argument(
+        metavar="CONFIG [KEY=VALUE]...", help="A YAML file or a recipe, and further --set values.", show_default=False
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="The YAML file, in place of CONFIG.", show_default=False)

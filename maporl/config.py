@@ -71,10 +71,19 @@ class Config:
 def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Read ``path``, apply ``a.b=c`` overrides (values are YAML), merge agent defaults, check, and return a Config.
 
-    Two keys serve the file itself: ``extends`` names another file whose values this one overlays, and
-    ``agent_defaults`` is merged into every agent.
+    ``path`` may be the name of a recipe (``maporl recipes list``). Three keys serve the file itself: ``extends`` names
+    another file whose values this one overlays, ``agent_defaults`` is merged into every agent, and ``recipe`` says where a
+    method comes from.
     """
-    return from_dict(_apply(read_yaml(Path(path)), overrides or []), str(path))
+    file = Path(path)
+    if file.suffix == "" and not file.is_file():
+        from maporl.recipes import recipe_files  # it needs this module
+
+        recipes = recipe_files()
+        if str(path) not in recipes and len(file.parts) == 1:
+            raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
+        file = recipes.get(str(path), file)
+    return from_dict(_apply(read_yaml(file), overrides or []), str(path))
 
 
 def from_dict(values: dict[str, Any], where: str = "configuration") -> Config:
@@ -82,6 +91,7 @@ def from_dict(values: dict[str, Any], where: str = "configuration") -> Config:
     from maporl.config_checks import check  # it knows tasks and protocols, and they need this module
 
     values = dict(values)
+    values.pop("recipe", None)
     defaults = values.pop("agent_defaults", None)
     if not isinstance(defaults, dict | None):
         raise ConfigError(f"{where}: agent_defaults: expected options of agents by name, got {defaults!r:.80}")
@@ -159,10 +169,17 @@ class _Loader(yaml.SafeLoader):
 
 
 def _merge(under: dict, over: dict) -> dict:
+    """``over`` on top of ``under``; a section that names another kind (task.name, protocol.name) begins anew, and
+    reward.sources are taken as a whole."""
     merged = dict(under)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        beneath = merged.get(key)
+        if isinstance(value, dict) and isinstance(beneath, dict):
+            name = beneath.get("name")
+            another = key == "sources" or (key in ("task", "protocol") and value.get("name", name) != name)
+            merged[key] = value if another else _merge(beneath, value)
+        else:
+            merged[key] = value
     return merged
 
 

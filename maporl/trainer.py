@@ -188,7 +188,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         said = answers_by_policy(answers, tokenizers, plan, update, self._critic_outputs, self.args.critic_context)
         rows, annotated = self._annotated(said)
         critics = {name for name, learner in self.learners.items() if learner.critic != "none"}
-        rows, assigned = assign(rows, said, self.advantage_config, self.args, self.baselines, critics)
+        rows, assigned = assign(rows, said, self.advantage_config, self.args, self.baselines, critics, answers)
         metrics = {name: annotated[name] | assigned[name] for name in annotated}
         return rows, self._merge(metrics)
 

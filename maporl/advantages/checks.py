@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from maporl.advantages.baselines import GROUPED
 from maporl.advantages.estimator import check_columns
 from maporl.advantages.posts import CumulativeKL, build_posts
-from maporl.advantages.returns import RELATIVE, RETURNS
+from maporl.advantages.returns import RELATIVE, RETURNS, TOKEN_RETURNS
 from maporl.config import ConfigError, unknown
 from maporl.sections import AdvantageConfig
 
-TOKEN_RETURNS = ("token_gae", "token_chain_gae")
-"""Returns that run over tokens: PPO's own within an answer, and through the answers of a dialogue (MARFT's TPPO)."""
 _PERSISTENT = ("agent", "role", "game", "turn")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from maporl.advantages.baselines import BASELINES, GROUPED, BaselineState, Groups
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.posts import POSTS, DropZeros, Post, build_posts
-from maporl.advantages.returns import RELATIVE, RETURNS
+from maporl.advantages.returns import RELATIVE, RETURNS, TOKEN_RETURNS
 from maporl.advantages.scales import SCALES
 from maporl.config import unknown
 from maporl.sections import AdvantageConfig
@@ -43,9 +43,9 @@ def estimate_all(
     batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None, scaled: bool = True
 ) -> Estimates:
     """What :func:`estimate` says, in float64, and what else training needs; ``scaled=False`` leaves scale and posts out."""
-    if config.returns == "token_gae":
+    if config.returns in TOKEN_RETURNS:
         raise ValueError(
-            "returns: token_gae runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
+            f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
             f"{', '.join(RETURNS)}"
         )
     posts = build_posts(config)
@@ -84,7 +84,8 @@ def estimate_all(
 
 def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str = "advantage") -> None:
     """Raise where a slot is unknown, or wants a column that is not among ``recorded``."""
-    _slot(RETURNS | {"token_gae": None}, config.returns, f"{where}.returns")
+    if config.returns not in TOKEN_RETURNS:
+        _slot(RETURNS, config.returns, f"{where}.returns")
     _slot(BASELINES, config.baseline, f"{where}.baseline")
     _slot(SCALES, config.scale, f"{where}.scale")
     wanted = [(name, f"{where}.key") for name in config.key]

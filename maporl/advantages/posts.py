@@ -20,6 +20,8 @@ class Post:
     """The hooks, and the columns that a post cannot do without."""
 
     needs: ClassVar[tuple[str, ...]] = ()
+    needs_everybody: ClassVar[bool] = False
+    """Whether utterances that nobody learns from (of past opponents) must be among the rows."""
 
     def weigh(self, batch: TurnBatch) -> Tensor:
         """How often each row counts, [N]."""
@@ -101,6 +103,7 @@ class OpponentShaping(Post):
     gamma: float | None = None
     extra_gamma: bool = False
     needs = ("agent", "rollout", "turn")
+    needs_everybody = True
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
         """See the class."""

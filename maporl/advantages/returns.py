@@ -83,5 +83,8 @@ RETURNS: dict[str, Any] = {
     "chain_gae": chain_gae,
     "tree": tree,
 }
+TOKEN_RETURNS = ("token_gae", "token_chain_gae")
+"""Returns that run over tokens, where the trainer has them: PPO's own within an answer, and through the answers of a
+dialogue (MARFT's TPPO)."""
 RELATIVE = ("turn_gae", "chain_gae")
 """Returns from which the critic's value is taken off already."""

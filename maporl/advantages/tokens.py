@@ -1,6 +1,6 @@
 """From annotated token rows of all policies to their advantages, whichever slots the configuration names."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,9 @@ import torch
 
 from maporl.advantages.baselines import BaselineState
 from maporl.advantages.batch import TurnBatch
-from maporl.advantages.checks import TOKEN_RETURNS
 from maporl.advantages.estimator import Estimates, estimate_all
 from maporl.advantages.posts import CumulativeKL, build_posts
+from maporl.advantages.returns import TOKEN_RETURNS
 from maporl.buffer import Said
 from maporl.sections import AdvantageConfig
 from maporl.types import Dialogue, Utterance
@@ -23,11 +23,12 @@ from trl_ext.rows import TokenRows
 
 @dataclass
 class Place:
-    """Where a row of the TurnBatch is among the policies' token rows."""
+    """A row of the TurnBatch: which utterance it is, and where among the policies' token rows, if it is trained on."""
 
-    policy: str
-    row: int
-    said: Said
+    dialogue: Dialogue
+    utterance: Utterance
+    policy: str = ""
+    row: int = -1
 
 
 def assign(
@@ -37,14 +38,15 @@ def assign(
     options: PPOOptions,
     state: BaselineState,
     critics: Collection[str] = (),
+    dialogues: Sequence[Dialogue] = (),
 ) -> tuple[dict[str, TokenRows], dict[str, Metrics]]:
     """Fill in ``advantages``, ``returns``, ``weight`` of annotated ``rows``; returns those that count, and statistics.
 
-    ``critics`` names the policies that have one.
+    ``critics`` names the policies that have one. ``dialogues``: where a post needs everybody, who else spoke is found here.
     """
     if not rows:
         return {}, {}
-    places = [Place(p, i, said) for p, own in answers.items() for i, said in enumerate(own)]
+    places = [Place(s.dialogue, s.utterance, p, i) for p, own in answers.items() for i, s in enumerate(own)]
     _number_groups(rows, places, config)
     if config.returns in TOKEN_RETURNS:
         _over_tokens(rows, places, config, options, critics)
@@ -52,6 +54,8 @@ def assign(
         if config.scale != "none":
             whiten_groups(list(rows.values()))
     else:
+        if any(post.needs_everybody for post in build_posts(config)):
+            places += _others(places, dialogues)
         _over_rows(rows, places, config, options, state)
         metrics = {name: row_metrics(own, options) for name, own in rows.items()}
     if options.aggregation == "per_main_rollout":
@@ -62,7 +66,7 @@ def assign(
 
 def turn_batch(places: list[Place], reward: list[float], value: list[float] | None) -> TurnBatch:
     """The columns of what was said, a row each."""
-    said = [(p.said.dialogue, p.said.utterance) for p in places]
+    said = [(p.dialogue, p.utterance) for p in places]
     number = {_name(d, u): i for i, (d, u) in enumerate(said)}
 
     def tag(name: str) -> list[Any] | None:
@@ -85,6 +89,17 @@ def turn_batch(places: list[Place], reward: list[float], value: list[float] | No
         seed=tag("seed"),
         state=tag("state"),
     )
+
+
+def _others(places: list[Place], dialogues: Sequence[Dialogue]) -> list[Place]:
+    """Utterances with a credit that nobody learns from."""
+    known = {_name(p.dialogue, p.utterance) for p in places}
+    others: dict[tuple, Place] = {}
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            if "credit" in u.rewards and (name := _name(dialogue, u)) not in known:
+                others.setdefault(name, Place(dialogue, u))
+    return list(others.values())
 
 
 def _name(dialogue: Dialogue, utterance: Utterance) -> tuple:
@@ -150,10 +165,10 @@ def _over_rows(
     first = {name: _first_action(own.action_mask) for name, own in rows.items()}
     per_token = any(isinstance(post, CumulativeKL) for post in build_posts(config))
     worth = {n: (own.score if per_token else token_rewards(own, options).sum(1)).tolist() for n, own in rows.items()}
-    reward = [worth[p.policy][p.row] for p in places]
+    reward = [worth[p.policy][p.row] if p.policy else p.utterance.rewards["credit"] for p in places]
     value = None
     if config.baseline == "critic":
-        value = [float(rows[p.policy].values[p.row][first[p.policy][p.row]][0]) for p in places]
+        value = [float(rows[p.policy].values[p.row][first[p.policy][p.row]][0]) if p.policy else 0.0 for p in places]
     estimates = estimate_all(turn_batch(places, reward, value), config, state, scaled=not per_token)
     _spread(rows, places, estimates, first)
     if per_token:
@@ -170,6 +185,8 @@ def _spread(
     for own in rows.values():
         own.advantages, own.returns = torch.zeros_like(own.values), torch.zeros_like(own.values)
     for i, place in enumerate(places):
+        if not place.policy:
+            continue
         own = rows[place.policy]
         own.advantages[place.row] = float(estimates.advantages[i]) * own.action_mask[place.row]
         own.returns[place.row] = float(estimates.targets[i]) * first[place.policy][place.row]

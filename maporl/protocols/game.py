@@ -1,4 +1,7 @@
-"""Game: agents play a turn-based game; what it pays is the reward ``env`` (SPIRAL, MARSHAL, AT-GRPO, advantage alignment)."""
+"""Game: agents play a turn-based game (SPIRAL, MARSHAL, AT-GRPO, advantage alignment).
+
+What the game pays is the reward ``env``; ``legal`` is 1 for a legal move, else 0.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -27,7 +30,7 @@ class PlayGame:
     illegal_others: float = 0.5
     roles = True
     records = frozenset({"game", "seed", "state"})
-    pays = frozenset({"env"})
+    pays = frozenset({"env", "legal"})
 
     def __post_init__(self):
         check_template("prompt", self.prompt, {"observation", "moves"}, {"observation"})
@@ -62,7 +65,7 @@ class PlayGame:
         while movers := game.to_move():
             replies = yield [self._ask(game, agents[player], player, seed) for player in movers]
             for u in replies:
-                u.rewards["env"] = 0.0
+                u.rewards |= {"env": 0.0, "legal": 1.0}
             said += replies
             moves: dict[int, str] = {}
             wrong: list[int] = []
@@ -71,6 +74,7 @@ class PlayGame:
                     moves[player] = game.read(player, u.text)
                 except IllegalMove:
                     wrong.append(player)
+                    u.rewards["legal"] = 0.0
             if wrong:
                 self._pay(
                     said,

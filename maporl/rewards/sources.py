@@ -7,9 +7,11 @@ apply. A source that fails raises; nothing here turns a failure into 0.
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from maporl.config import ConfigError
+from maporl.grading.numbers import number
 from maporl.sections import RewardSection
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
@@ -34,6 +36,19 @@ def readable(dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
     """1 for an answer in the asked form, right or wrong, 0 for one in which none could be found."""
     grade_answers(dialogues, task)
     return [[None if u.grade is None else float(u.grade.answer is not None) for u in d.utterances] for d in dialogues]
+
+
+def near(dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+    """How near a numeric answer is to the label, in [0, 1]: ``1 / (1 + |a - b| / max(1, |b|))``; 0 where it is no number."""
+    grade_answers(dialogues, task)
+
+    def nearness(answer: str | None, truth: str) -> float:
+        said, label = (None if text is None else number(text) for text in (answer, truth))
+        if said is None or label is None:
+            return 0.0
+        return float(1 / (1 + abs(said - label) / max(Fraction(1), abs(label))))
+
+    return [[nearness(u.grade.answer if u.grade else None, d.example.answer) for u in d.utterances] for d in dialogues]
 
 
 def verifier(section: RewardSection, speak: Any) -> RewardSource:
@@ -66,6 +81,7 @@ def arena(section: RewardSection, speak: Any) -> RewardSource:
 SOURCES: dict[str, Callable[[RewardSection, Any], RewardSource]] = {
     "label": lambda section, speak: label,
     "format": lambda section, speak: readable,
+    "near": lambda section, speak: near,
     "verifier": verifier,
     "judge": judge,
     "arena": arena,

@@ -1,0 +1,127 @@
+"""Every recipe parses, passes the check, and trains three updates with tiny models."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maporl import run
+from maporl.config import ConfigError, from_dict, load
+from maporl.recipes import card_of, index_page, recipe_files, tiny_version
+from maporl.run_checks import check_run
+
+ROOT = Path(__file__).parents[1]
+METHODS = {
+    "maporl", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "dr_mas", "grpo", "rloo", "reinforce_pp",
+    "marti_margin", "marti_quality", "cory", "marft_action", "marft_token", "marshal", "spiral", "comas", "mac_spgg", "mhgpo",
+    "m_grpo", "matpo", "salt", "advantage_alignment", "magrpo", "iac", "maac", "igrpo", "arenarl", "g_ra", "ssl", "spa_rl",
+}  # fmt: skip
+
+
+def test_the_methods_of_the_family_are_all_there():
+    assert set(recipe_files()) == METHODS
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
+    config = load(name)
+    assert config == load(recipe_files()[name])
+    card = card_of(name)
+    assert card.url.startswith("https://") and card.exact.endswith(".")
+    assert len(recipe_files()[name].read_text().splitlines()) <= 45
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_recipe_trains_three_updates_with_tiny_models(name, tmp_path):
+    config = from_dict(tiny_version(name, str(tmp_path / "run")), name)
+    assert config.advantage == load(name).advantage and config.protocol["name"] == load(name).protocol["name"]
+    assert check_run(config)
+    _, after = run.train(config, resume=False, quiet=True)
+    assert after is not None and after.questions == 4
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    updates = [m for m in metrics if any(key.endswith("loss/policy_avg") for key in m)]
+    assert metrics[-1]["step"] == 3 and updates
+    norms = [value for m in updates for key, value in m.items() if key.endswith("grad_norm")]
+    assert all(norm == norm for norm in norms)
+    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    assert dialogues
+
+
+def test_the_index_of_papers_is_up_to_date():
+    assert (ROOT / "docs/recipes.md").read_text() == index_page()
+
+
+def test_the_commands_list_show_and_refuse():
+    def maporl(*arguments):
+        return subprocess.run([sys.executable, "-m", "maporl", *arguments], capture_output=True, text=True, cwd=ROOT)
+
+    listed = maporl("recipes", "list").stdout
+    assert "cory" in listed and "paper and code" in listed
+    shown = maporl("recipes", "show", "cory").stdout
+    assert "https://arxiv.org/abs/2410.06101" in shown and "rules: [sum]" in shown and "differs:" in shown
+    unknown = maporl("recipes", "show", "corry")
+    assert unknown.returncode == 2 and "unknown 'corry'; did you mean 'cory'" in unknown.stderr
+    tried = maporl("recipes", "try", "agentpo_hint")
+    assert tried.returncode == 0 and "update 3: " in tried.stdout, tried.stderr
+
+
+def test_one_line_changes_one_axis_and_another_kind_of_section_begins_anew():
+    config = load("grpo", ["advantage.key=[prompt, agent]", "advantage.unit=row"])
+    assert config.advantage.key == ("prompt", "agent") and config.protocol == load("grpo").protocol
+    other = load("spiral", ["protocol={name: debate, turns: 1}", "task.name=gsm8k", "reward.sources={label: 1}", "advantage.key=[agent]"])  # fmt: skip
+    assert other.protocol == {"name": "debate", "turns": 1} and other.task == {"name": "gsm8k"}
+
+
+PROTOCOLS = {
+    "debate": {"name": "debate", "turns": 1},
+    "chain": {"name": "chain"},
+    "collaboration": {"name": "collaboration"},
+    "refine": {"name": "refine", "rounds": 1},
+    "forum": {"name": "forum", "rounds": 2},
+    "call_return": {"name": "call_return", "calls": 1},
+    "game": {"name": "game", "game": "signals"},
+}
+ADVANTAGES = {
+    "ppo": {},
+    "token chain": {"returns": "token_chain_gae", "key": ["agent"]},
+    "turn gae": {"returns": "turn_gae", "key": ["agent"], "singleton": "zero"},
+    "chain gae": {"returns": "chain_gae", "scale": "agent_std", "key": ["agent"], "singleton": "zero"},
+    "grpo": {"returns": "utterance", "baseline": "mean", "key": ["prompt"]},
+    "dr mas": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent"], "singleton": "zero"},
+    "rloo to go": {"returns": "reward_to_go", "baseline": "loo", "scale": "none", "key": ["prompt", "agent"], "singleton": "zero"},
+    "remax": {"returns": "utterance", "baseline": "max", "scale": "batch_std", "key": ["prompt"]},
+    "ema": {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["agent"]},
+    "tree": {"returns": "tree", "baseline": "batch_mean", "scale": "batch_std", "key": []},
+    "cumulative kl": {"returns": "utterance", "baseline": "none", "scale": "agent_std", "key": ["agent"], "post": ["cumulative_kl"]},
+    "aligned": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "post": [{"align": {"how": "drop", "to": 1}}, "drop_zeros"], "singleton": "zero"},
+    "callees": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "unit": "rollout", "post": ["broadcast_to_callees"]},
+    "by game": {"returns": "reward_to_go", "baseline": "mean", "scale": "none", "key": ["game", "role"], "singleton": "zero"},
+}  # fmt: skip
+REFUSED = {
+    **{(protocol, "callees"): "caller" for protocol in PROTOCOLS if protocol != "call_return"},
+    **{(protocol, "by game"): "game" for protocol in PROTOCOLS if protocol != "game"},
+}
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, advantage, tmp_path):
+    values = tiny_version("grpo", str(tmp_path / "run")) | {
+        "protocol": PROTOCOLS[protocol], "advantage": ADVANTAGES[advantage], "branching": {"group": 2}, "updates": 1,
+        "reward": {"sources": {"label": 1.0}, "rules": ["last"]}, "evaluation": {"questions": 0},
+    }  # fmt: skip
+    values["ppo"] |= {"kl_in": "reward", "missing_eos_penalty": 0.5, "response_length": 3}
+    values["training"]["per_device_train_batch_size"] = 3
+    if protocol == "game":
+        values |= {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1.0}, "rules": ["own"]}}
+    if (protocol, advantage) in REFUSED:
+        with pytest.raises(
+            ConfigError, match=f"names the column '{REFUSED[protocol, advantage]}', which is not recorded here"
+        ):
+            from_dict(values)
+        return
+    trainer = run.build_trainer(from_dict(values), quiet=True)
+    trainer.train()
+    assert trainer.state.global_step == 1
