@@ -1,46 +1,238 @@
-"""What a configuration learns, over several seeds: the README's learning figures.
+"""What configurations learn, over several seeds: the README's learning figures.
 
-    python benchmarks/learning.py configs/ppo/quickstart.yaml --seeds 0 1 2
-    python benchmarks/learning.py configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
+    python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2
+    python benchmarks/learning.py run configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
+    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | cory | spiral | maporl [--seeds 0 1 2]
 
-Each seed is a run of its own process, one after the other. Prints a Markdown table: held-out accuracy of all agents
-together in the first and the final turn, before and after training, and the run's wall-clock seconds from start to end.
+Each run is a process of its own, one after the other. ``run`` prints held-out accuracy of all agents together in the first
+and the final turn, before and after training, and the run's wall-clock seconds. ``compare`` runs two methods on one
+configuration, seed by seed in turn, and prints each measure as mean over the seeds with a 95% t interval. Markdown tables.
 """
 
 import argparse
 import json
+import math
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Two-sided 95% points of Student's t for so many seeds."""
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--keep", type=Path, default=None, help="keep the run folders here")
-    options = parser.parse_args()
+
+@dataclass
+class Run:
+    """A finished run: its folder, seconds, evaluations and metrics."""
+
+    folder: Path
+    seconds: float
+
+    def evaluation(self, when: str) -> dict:
+        return json.loads((self.folder / f"evaluation_{when}.json").read_text())
+
+    def updates(self, name: str) -> list[float]:
+        """A metric at every update that has it."""
+        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [r[name] for r in records if name in r]
+
+
+def train(config: str, seed: int, sets: list[str], folder: Path) -> Run:
+    """Run a configuration to its end in a process of its own."""
+    command = [sys.executable, "-m", "maporl", "train", config, "-q"]
+    values = [f"seed={seed}", f"output_dir={folder}", *sets]
+    started = time.perf_counter()
+    subprocess.run([*command, *(x for s in values for x in ("--set", s))], check=True, stdout=subprocess.DEVNULL)
+    return Run(folder, time.perf_counter() - started)
+
+
+def run(options: argparse.Namespace, root: Path) -> None:
     print(
         "| seed | first turn before | final turn before | first turn after | final turn after | gain | final - first | s |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for seed in options.seeds:
-        root = options.keep or Path(tempfile.mkdtemp())
-        folder = root / f"{Path(options.config).stem}-seed{seed}"
-        sets = [f"seed={seed}", f"output_dir={folder}", *options.set]
-        command = [sys.executable, "-m", "maporl", "train", options.config, "-q"]
-        started = time.perf_counter()
-        subprocess.run([*command, *(x for s in sets for x in ("--set", s))], check=True, stdout=subprocess.DEVNULL)
-        seconds = time.perf_counter() - started
-        before, after = (json.loads((folder / f"evaluation_{when}.json").read_text()) for when in ("before", "after"))
-        (a, b), (c, d) = ([e["turns"][i]["team"]["value"] for i in (0, -1)] for e in (before, after))
+        done = train(options.what, seed, options.set, root / f"{Path(options.what).stem}-seed{seed}")
+        (a, b), (c, d) = (
+            [done.evaluation(when)["turns"][i]["team"]["value"] for i in (0, -1)] for when in ("before", "after")
+        )
         print(
-            f"| {seed} | {a:.1%} | {b:.1%} | {c:.1%} | {d:.1%} | {100 * (d - b):+.1f} | {100 * (d - c):+.1f} | {seconds:.0f} |",
+            f"| {seed} | {a:.1%} | {b:.1%} | {c:.1%} | {d:.1%} | {100 * (d - b):+.1f} | {100 * (d - c):+.1f} | {done.seconds:.0f} |",
             flush=True,
         )
+
+
+def team(turn: int) -> Callable[[Run], float]:
+    return lambda done: 100 * done.evaluation("after")["turns"][turn]["team"]["value"]
+
+
+def of_agent(agent: str, when: str = "after", turn: int = -1) -> Callable[[Run], float]:
+    return lambda done: 100 * done.evaluation(when)["turns"][turn]["agents"][agent]["value"]
+
+
+def late(name: str, last: int = 10) -> Callable[[Run], float]:
+    """The mean of a metric over the last updates."""
+    return lambda done: statistics.fmean(done.updates(name)[-last:])
+
+
+def peak(name: str) -> Callable[[Run], float]:
+    """The largest gradient norm over the median one."""
+    return lambda done: max(done.updates(name)) / statistics.median(done.updates(name))
+
+
+def exploitability(done: Run) -> float:
+    """How much a best response wins from the policy in Kuhn poker, summed over both seats (0 at equilibrium, in antes)."""
+    from maporl import run as runs
+    from maporl.config import from_dict, read_yaml
+    from maporl.types import Message
+
+    config = from_dict(
+        read_yaml(done.folder / "config.yaml") | {"output_dir": tempfile.mkdtemp(), "warm_start": {"steps": 0}}
+    )
+    trainer = runs.build_trainer(config, quiet=True)
+    runs.load_checkpoint_weights(trainer, done.folder / "final")
+    states = [f"{card} {history}".strip() for card in "JQK" for history in ("", "p", "b", "pb")]
+    voice = trainer.team.voices["first"][0]
+    bets = {}
+    for state in states:
+        messages: list[Message] = [{"role": "user", "content": state}]
+        bets[state] = _bet_probability(voice, messages)
+    return _best_response(bets, 0) + _best_response(bets, 1)
+
+
+def _bet_probability(voice, messages) -> float:
+    import torch
+
+    from trl_ext.chat import encode_prompt
+
+    ids = torch.tensor([encode_prompt(voice.tokenizer, messages)])
+    with torch.no_grad(), voice.active() as model:
+        logits = model(input_ids=ids).logits[0, -1].float()
+    bet, passes = (voice.tokenizer.convert_tokens_to_ids(move) for move in "bp")
+    return float(torch.softmax(logits[[bet, passes]], dim=0)[0])  # among legal moves
+
+
+def _best_response(bets: dict[str, float], seat: int) -> float:
+    """What the best response in ``seat`` wins on average from a player who bets with these probabilities."""
+    ends = {"pp", "bp", "bb", "pbp", "pbb"}
+
+    def won(history: str, mine: str, theirs: str) -> float:
+        higher = 1.0 if "JQK".index(mine) > "JQK".index(theirs) else -1.0
+        first = {"pp": 1, "bb": 2, "pbb": 2}.get(history)
+        if first is not None:
+            return first * higher
+        return (1.0 if history == "bp" else -1.0) * (1 if seat == 0 else -1)
+
+    def value(history: str, mine: str, weights: dict[str, float]) -> float:
+        """Best value over what the other may hold, with the probabilities of coming here."""
+        if history in ends:
+            return sum(w * won(history, mine, card) for card, w in weights.items())
+        if len(history) % 2 == seat:
+            return max(value(history + move, mine, weights) for move in "pb")
+        total = 0.0
+        for move in "pb":
+            chance = {
+                c: bets[f"{c} {history}".strip()] if move == "b" else 1 - bets[f"{c} {history}".strip()]
+                for c in weights
+            }
+            total += value(history + move, mine, {c: w * chance[c] for c, w in weights.items()})
+        return total
+
+    return sum(value("", mine, {c: 0.5 for c in "JQK" if c != mine}) for mine in "JQK") / 3
+
+
+GRPO_ON_GAMES = [
+    "branching.how=independent", "reward.rules=[sum]", "advantage.key=[prompt]", "advantage.unit=rollout",
+]  # fmt: skip
+ALONE = "protocol={name: debate, turns: 1, agents: [pioneer]}"
+HALVES = ["updates=100"]
+COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run], float]]]] = {
+    "at_grpo": (
+        "configs/ppo/learning/plan_path.yaml",
+        {"GRPO": GRPO_ON_GAMES, "AT-GRPO": []},
+        {"held-out games solved, %": team(0)},
+    ),
+    "dr_mas": (
+        "configs/ppo/learning/uneven_pair.yaml",
+        {"global statistics": ["advantage.key=[prompt]"], "Dr. MAS": []},
+        {
+            "strong, held out, %": of_agent("strong"),
+            "weak, held out, %": of_agent("weak"),
+            "strong, gradient peak / median": peak("strong/grad_norm"),
+            "weak, gradient peak / median": peak("weak/grad_norm"),
+            "strong, gradient, last 10": late("strong/grad_norm"),
+            "weak, gradient, last 10": late("weak/grad_norm"),
+        },
+    ),
+    "agentpo": (
+        "configs/ppo/learning/helper.yaml",
+        {"untrained collaborator": ["updates=1", "training.learning_rate=0"], "trained collaborator": []},
+        {"frozen actor, held out, %": of_agent("actor")},
+    ),
+    "cory": (
+        "configs/ppo/learning/pioneer.yaml",
+        {"PPO alone": [ALONE, "schedule.swap=null", "reward.rules=[own]"], "CORY": []},
+        {
+            "held out, last speaker, %": lambda done: 100 * list(done.evaluation("after")["turns"][-1]["agents"].values())[-1]["value"],
+            "held out, first speaker, %": of_agent("pioneer"),
+            "training score, last 10": late("reward/score"),
+            "KL of the first policy, last 10": late("pioneer/objective/kl"),
+        },
+    ),
+    "spiral": (
+        "configs/ppo/learning/kuhn.yaml",
+        {"no baseline": ["advantage.baseline=none"], "running mean per role": []},
+        {"exploitability, antes (0 is best)": exploitability},
+    ),
+    "maporl": (
+        "configs/ppo/quickstart.yaml",
+        {"one agent alone trained": [*HALVES, "schedule.freeze=[{agent: bob, first: 1, last: 1000}]"], "co-trained": HALVES},
+        {"final turn, held out, %": team(-1), "ann, %": of_agent("ann"), "bob, %": of_agent("bob")},
+    ),
+}  # fmt: skip
+
+
+def compare(options: argparse.Namespace, root: Path) -> None:
+    config, variants, measures = COMPARISONS[options.what]
+    done: dict[str, list[Run]] = {name: [] for name in variants}
+    for seed in options.seeds:
+        for number, (name, sets) in enumerate(variants.items()):  # in turn, so that both see the same machine
+            folder = root / f"{options.what}-{number}-seed{seed}"
+            done[name].append(train(config, seed, [*sets, *options.set], folder))
+            print(f"seed {seed}, {name}: {done[name][-1].seconds:.0f} s", file=sys.stderr, flush=True)
+    print(f"| {options.what}, {len(options.seeds)} seeds | " + " | ".join(variants) + " |")
+    print("|---|" + "---|" * len(variants))
+    for measure, value in measures.items():
+        cells = []
+        for name in variants:
+            values = [value(one) for one in done[name]]
+            cells.append(f"{interval(values)} ({', '.join(f'{v:.3g}' for v in values)})")
+        print(f"| {measure} | " + " | ".join(cells) + " |")
+    print("| seconds | " + " | ".join(interval([one.seconds for one in done[name]]) for name in variants) + " |")
+
+
+def interval(values: list[float]) -> str:
+    """``mean +- half width`` of the 95% t interval."""
+    if len(values) < 2:
+        return f"{values[0]:.3g}"
+    half = T95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.fmean(values):.3g} ± {half:.2g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["run", "compare"])
+    parser.add_argument("what", help=f"run: a configuration; compare: {', '.join(COMPARISONS)}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--keep", type=Path, default=None, help="keep the run folders here")
+    options = parser.parse_args()
+    root = options.keep or Path(tempfile.mkdtemp())
+    (run if options.command == "run" else compare)(options, root)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from maporl.cli_common import known_errors, load_config, quiet_libraries
-from maporl.config import Config, to_yaml
+from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.recipe_commands import app as recipes_app
 from maporl.verifier.cli import app as verifier_app
 from reward_server.cli import serve
@@ -102,11 +102,27 @@ def evaluate(
         Path | None, typer.Option("--checkpoint", help="A checkpoint-N or final folder.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", help="A suite of benchmarks in place of the task: math.", show_default=False),
+    ] = None,
+    suite_data: Annotated[
+        Path | None, typer.Option("--suite-data", help="Its files (NAME/test*.jsonl), not the hub.", show_default=False)
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="Dialogues on each question of a suite.", min=1)] = 1,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="First questions of each benchmark of a suite.", show_default=False)
+    ] = None,
 ) -> None:
-    """Evaluate a team on held-out questions, against each agent alone and voting over independent samples."""
+    """Evaluate a team on held-out questions, against each agent alone and voting over independent samples.
+
+    With --suite: over benchmarks, avg@k, pass@k and maj@k, as one Markdown table.
+    """
     with known_errors():
         settings = load_config(values, config, set_)
         quiet_libraries()
+        if suite is not None:
+            return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json)
         from rich.console import Console
 
         from maporl import run
@@ -120,6 +136,7 @@ def evaluate(
         console.print(evaluation_table(evaluation))
         for line in flip_lines(evaluation):
             console.print(line, highlight=False, soft_wrap=True)
+    return None
 
 
 @app.command()
@@ -165,6 +182,27 @@ def sft(
 def main() -> None:
     """The ``maporl`` command."""
     app()
+
+
+def _evaluate_suite(
+    settings: Config,
+    checkpoint: Path | None,
+    suite: str,
+    data: Path | None,
+    samples: int,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    from maporl import run
+    from maporl.suite import markdown
+    from maporl.tasks.mathematics import SUITES, suite_tasks
+
+    if suite not in SUITES:
+        raise ConfigError(f"--suite: {unknown(suite, SUITES)}")
+    tasks = suite_tasks(suite, data, limit)
+    temperature = settings.ppo.temperature if samples > 1 else settings.evaluation.temperature
+    results = run.evaluate_suite(settings, checkpoint, tasks, samples, temperature)
+    typer.echo(json.dumps([r.to_json() for r in results], indent=1) if as_json else markdown(results))
 
 
 def _dry_run(settings: Config) -> None:

@@ -4,9 +4,11 @@ import dataclasses
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from tqdm.auto import tqdm
 from transformers import set_seed
 
 from maporl.agents import Team
@@ -15,12 +17,14 @@ from maporl.engines.openai import OpenAIEngine
 from maporl.evaluation import Evaluation, Share, majority_credit
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.debate import Debate
+from maporl.rewards import grade_answers
 from maporl.run_checks import tasks_of, training_arguments
 from maporl.run_folder import RunExists
 from maporl.sections import WarmStartSection
+from maporl.suite import SuiteResult, summarise
 from maporl.tasks import Task, build_task
 from maporl.trainer import MultiAgentPPOTrainer
-from maporl.types import Grade
+from maporl.types import Dialogue, Grade
 from maporl.warmstart import warm_start
 from trl_ext.checkpoint import CheckpointError, list_checkpoints, load_weights, save_policy_weights
 
@@ -149,6 +153,32 @@ def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
         if checkpoint is not None:
             load_checkpoint_weights(trainer, checkpoint)
         return add_baselines(trainer, trainer.measure())
+
+
+def evaluate_suite(
+    config: Config, checkpoint: Path | None, tasks: Mapping[str, Task], samples: int, temperature: float
+) -> list[SuiteResult]:
+    """Evaluate the team on several tasks, ``samples`` dialogues on each question; nothing is written."""
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, questions=0))
+    if checkpoint is not None:  # whatever a warm start would do is in the checkpoint
+        config = dataclasses.replace(config, warm_start=WarmStartSection(steps=0))
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(dataclasses.replace(config, output_dir=folder), quiet=True)
+        if checkpoint is not None:
+            load_checkpoint_weights(trainer, checkpoint)
+        for name, task in tasks.items():
+            dialogues: list[Dialogue] = []
+            torch.manual_seed(config.seed)
+            for start in tqdm(range(0, len(task), 32), desc=name, leave=False, dynamic_ncols=True):
+                examples = [task[i] for i in range(start, min(start + 32, len(task)))]
+                played = trainer.play_samples(examples, task, temperature, samples)
+                grade_answers(played, task)
+                for dialogue in played:
+                    dialogue.prompt += start
+                dialogues += played
+            results.append(summarise(name, dialogues, samples))
+    return results
 
 
 def load_checkpoint_weights(trainer: MultiAgentPPOTrainer, checkpoint: Path) -> None:

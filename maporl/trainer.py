@@ -207,6 +207,13 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         table.finish(live)
         return [one.dialogue for one in live]
 
+    def play_samples(self, examples: list[Example], task: Task, temperature: float, samples: int) -> list[Dialogue]:
+        """``samples`` independent dialogues on each of ``examples``; nothing is learned or recorded."""
+        table = self._table(task, temperature)
+        live = [table.open(example, number, r) for number, example in enumerate(examples) for r in range(samples)]
+        table.finish(live)
+        return [one.dialogue for one in live]
+
     def _table(self, task: Task, temperature: float, past: str | None = None) -> Table:
         protocol = self.protocol
         if hasattr(protocol, "at_update"):

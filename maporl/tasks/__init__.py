@@ -9,6 +9,7 @@ from maporl.tasks.base import Task, TaskError, read_examples
 from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
+from maporl.tasks.mathematics import Mathematics
 from maporl.tasks.tinygsm import TinyGSM
 
 TASKS: dict[str, Any] = {
@@ -19,6 +20,7 @@ TASKS: dict[str, Any] = {
     "tinygsm": TinyGSM,
     "fantom": FANToM,
     "episodes": Episodes,
+    "math": Mathematics,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 
@@ -43,6 +45,7 @@ __all__ = [
     "Arithmetic",
     "Episodes",
     "FANToM",
+    "Mathematics",
     "Task",
     "TaskError",
     "TinyGSM",

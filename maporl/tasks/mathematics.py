@@ -1,0 +1,112 @@
+"""Mathematics benchmarks: one task for all, and the suite that AgentPO and others report."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from maporl.grading.benchmarks import grade_benchmark
+from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.types import Example, Grade
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A data set of the hub (``org/name:configuration``), its split, and the columns of question and answer."""
+
+    source: str
+    split: str
+    question: str
+    answer: str
+    folder: str
+
+
+SUITES: dict[str, dict[str, Benchmark]] = {
+    "math": {
+        "gsm8k": Benchmark("openai/gsm8k:main", "test", "question", "answer", "gsm8k"),
+        "math500": Benchmark("HuggingFaceH4/MATH-500", "test", "problem", "answer", "math500"),
+        "aime24": Benchmark("HuggingFaceH4/aime_2024", "train", "problem", "answer", "aime24"),
+        "aime25": Benchmark("math-ai/aime25", "test", "problem", "answer", "aime25"),
+        "amc23": Benchmark("math-ai/amc23", "test", "question", "answer", "amc23"),
+        "olympiadbench": Benchmark(
+            "Hothan/OlympiadBench:OE_TO_maths_en_COMP", "train", "question", "final_answer", "olympiadbench"
+        ),
+        "minerva": Benchmark("math-ai/minervamath", "test", "question", "answer", "minerva_math"),
+        "svamp": Benchmark("ChilleD/SVAMP", "test", "question_concat", "Answer", "svamp"),
+    }
+}
+"""Suites by name: their benchmarks, in the order of reporting; ``folder`` is a benchmark's name in a folder of files."""
+
+
+@dataclass(frozen=True)
+class Mathematics(ReadTask):
+    """``source``: a data set of the hub, or a ``.jsonl`` file; ``question_column`` and ``answer_column`` of its rows.
+
+    ``eval_source`` is where the evaluation split comes from; by default the hub data set's test split. ``limit`` takes the
+    first rows only.
+    """
+
+    source: str = "HuggingFaceH4/MATH-500"
+    eval_source: str | None = None
+    question_column: str = "question"
+    answer_column: str = "answer"
+    train_split: str = "train"
+    eval_split: str = "test"
+    limit: int | None = None
+    instruction: str = "{question}\n\nReason step by step, and put your final answer within \\boxed{}."
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    answer_form = r"\boxed{<final answer>}"
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        if self.split == "train":
+            found = read_examples(self.source, self.train_split, self._example)
+        else:
+            if self.eval_source is None and is_file(self.source):
+                raise TaskError(f"math: {self.source} is one file and has no test split; set task.eval_source")
+            found = read_examples(self.eval_source or self.source, self.eval_split, self._example)
+        return found[: self.limit]
+
+    def _example(self, row: dict[str, Any], number: int) -> Example:
+        question, answer = row.get(self.question_column), row.get(self.answer_column)
+        if isinstance(answer, list | tuple):
+            answer = ", ".join(map(str, answer))
+        answer = "" if answer is None else str(answer).rsplit("####", 1)[-1].strip()
+        if "####" in str(row.get(self.answer_column)):
+            answer = answer.replace(",", "")  # GSM8K's thousands
+        meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
+        return Example(str(row.get("id", number)), "" if question is None else str(question), answer, dict(meta))
+
+    def solution(self, example: Example) -> str:
+        """The data set's solution, if it has one, and the answer in a box."""
+        return f"{example.meta.get('solution') or ''}\n\\boxed{{{example.answer}}}".strip()
+
+    def grade(self, example: Example, text: str) -> Grade:
+        """By the last ``\\boxed{}``, else the last ``Answer:``."""
+        return grade_benchmark(text, example.answer, example.meta)
+
+
+def suite_tasks(suite: str, data: Path | None, limit: int | None) -> dict[str, Mathematics]:
+    """The benchmarks of a suite as evaluation tasks: from the hub, or from the files ``data/NAME/test*.jsonl``."""
+    tasks = {}
+    for name, benchmark in SUITES[suite].items():
+        if data is None:
+            tasks[name] = Mathematics(
+                source=benchmark.source,
+                question_column=benchmark.question,
+                answer_column=benchmark.answer,
+                eval_split=benchmark.split,
+                limit=limit,
+                split="eval",
+            )
+            continue
+        files = sorted((data / benchmark.folder).glob("test*.jsonl"))
+        if not files:
+            raise TaskError(
+                f"{data / benchmark.folder}: no test*.jsonl there; expected a folder for each of {', '.join(SUITES[suite])}, or "
+                "leave --suite-data out to read from the hub"
+            )
+        tasks[name] = Mathematics(eval_source=str(files[0]), limit=limit, split="eval")
+    return tasks
