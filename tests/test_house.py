@@ -15,7 +15,7 @@ import maporl
 from maporl.config import ConfigError, from_dict, load, to_yaml
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted((ROOT / "configs" / "ppo").rglob("*.yaml"))
+CONFIGS = [p for p in sorted((ROOT / "configs" / "ppo").rglob("*.yaml")) if p.stem != "common"]
 NO_TORCH = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
 LIGHT = [
     "maporl.types", "maporl.config", "maporl.sections", "maporl.grading", "maporl.tasks", "maporl.protocols", "maporl.evaluation",
