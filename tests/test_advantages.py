@@ -1,5 +1,8 @@
 """Advantages against the published methods' worked numbers. Each says which standard deviation it takes (ddof)."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -370,3 +373,14 @@ def test_columns_are_checked_by_name_before_anything_is_played():
         check_columns(config(post=("broadcast_to_callees",)), recorded)
     with pytest.raises(ConfigError, match=r"advantage\.post: unknown 'drop_zeroes'; did you mean 'drop_zeros'"):
         check_columns(config(post=("drop_zeroes",)), recorded)
+
+
+def test_the_worked_example_of_the_documentation():
+    text = (Path(__file__).parents[1] / "docs/advantages.md").read_text()
+    namespace: dict = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], namespace)
+    shown = [
+        [float(cell) for cell in row.split("|")[4:8]] for row in re.findall(r"^\| \d \| [SV] .*$", text, re.MULTILINE)
+    ]
+    columns = zip(namespace["batch"].reward, namespace["grpo"], namespace["dr_mas"], namespace["at_grpo"], strict=True)
+    assert shown == [list(map(float, row)) for row in columns]

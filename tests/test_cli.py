@@ -220,6 +220,16 @@ def test_the_examples_run():
     assert "turn 2: held-out accuracy" in done.stdout
 
 
+def test_parts_of_ones_own_are_as_short_as_promised_and_train():
+    command = [sys.executable, "examples/02_add_your_own.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    limits = {"Reversal": 45, "Relay": 40, "Best": 10, "median": 25, "soft_clip": 30}
+    lines = dict(re.findall(r"(\w+): (\d+) lines", done.stdout))
+    assert lines.keys() == limits.keys() and all(int(lines[name]) <= limit for name, limit in limits.items())
+    assert "after three updates" in done.stdout
+
+
 def test_the_verifiers_pipeline_runs_end_to_end(tmp_path):
     pytest.importorskip("fastapi")
     folder = tmp_path / "pipeline"
