@@ -34,15 +34,15 @@ def answers_by_policy(
     agents' words so far ("joint").
     """
     answers: dict[str, list[Said]] = {}
-    copies: dict[int, tuple[Said, list[float]]] = {}
+    copies: dict[tuple[int, int], tuple[Said, list[float]]] = {}
     for dialogue in dialogues:
         for utterance in dialogue.utterances:
             learns = utterance.trainable and utterance.policy in tokenizers
             if not learns or not plan.learns(utterance.agent, utterance.turn):
                 continue
             credit = utterance.rewards["credit"]
-            if utterance.sample in copies:
-                first, credits = copies[utterance.sample]
+            if utterance.sample is not None and (dialogue.prompt, utterance.sample) in copies:
+                first, credits = copies[dialogue.prompt, utterance.sample]
                 credits.append(credit)
                 first.score = sum(credits) / len(credits)
                 continue
@@ -59,7 +59,7 @@ def answers_by_policy(
                 utterance=utterance,
             )
             if utterance.sample is not None:
-                copies[utterance.sample] = (said, [credit])
+                copies[dialogue.prompt, utterance.sample] = (said, [credit])
             answers.setdefault(utterance.policy, []).append(said)
     return answers
 

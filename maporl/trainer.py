@@ -31,6 +31,7 @@ from maporl.protocols.base import Protocol
 from maporl.protocols.debate import Debate
 from maporl.restating import restate
 from maporl.rewards import RewardSource, assign_credit, build_sources, fill_in, grade_answers, score_dialogues
+from maporl.rewards.measures import mean_rewards, telling
 from maporl.rollout import Live, Referee, Seat, Table, play_dialogues
 from maporl.run_folder import RunFolder
 from maporl.schedules import Schedule
@@ -140,8 +141,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         dialogues = self._play_branched(batch)
         for number in range(self.branching.resample):
             self.score(dialogues)
-            telling = _telling(dialogues)
-            kept = [d for d in dialogues if d.prompt in telling]
+            worth_training = telling(dialogues)
+            kept = [d for d in dialogues if d.prompt in worth_training]
             missing = len(batch) - len({d.prompt for d in kept})
             if not missing:
                 break
@@ -330,7 +331,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             for engine in self.engines.values():
                 engine.sync(policy)
         metrics |= evaluate_dialogues(answers).metrics()
-        metrics |= _mean_rewards(answers)
+        metrics |= mean_rewards(answers)
         for source in self.sources.values():
             if hasattr(source, "after_update"):
                 metrics |= source.after_update(self.state.global_step + 1, answers, self.task)
@@ -375,27 +376,3 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         if not wanted and self.state.global_step == 0:
             self.run.must_be_new()
         super()._start_or_resume(wanted)
-
-
-def _telling(dialogues: list[Dialogue]) -> set[int]:
-    """The questions in whose dialogues some agent earned different credits."""
-    credits: dict[tuple[int, str], set[float]] = {}
-    for dialogue in dialogues:
-        for u in dialogue.utterances:
-            if "credit" in u.rewards:
-                credits.setdefault((dialogue.prompt, u.agent), set()).add(u.rewards["credit"])
-    return {prompt for (prompt, _), values in credits.items() if len(values) > 1}
-
-
-def _mean_rewards(dialogues: list[Dialogue]) -> Metrics:
-    """The mean of every named reward: over all utterances, for each agent, and for each agent and turn; of penalties
-    also how many there were."""
-    sums: dict[str, list[float]] = {}
-    for utterance in (u for d in dialogues for u in d.utterances):
-        spoken = f"{utterance.agent}/turn_{utterance.turn + 1}"
-        for name, value in utterance.rewards.items():
-            for key in (name, f"{name}/{utterance.agent}", f"{name}/{spoken}"):
-                sums.setdefault(f"reward/{key}", []).append(value)
-    means = {name: sum(values) / len(values) for name, values in sums.items()}
-    counts = {f"count/{n.removeprefix('reward/')}": float(len(v)) for n, v in sums.items() if "/penalty/" in n}
-    return means | counts

@@ -69,7 +69,7 @@ class Utterance:
     in which it was asked (utterances of one step are simultaneous). ``prompt_ids`` is everything the speaker saw.
     ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on. ``restated`` is the final
     answer in the asked form where the untrained model had to find it in ``text``; others read it, nothing trains on it.
-    ``sample`` is a number that the copies of one utterance share, in dialogues that were forked after it.
+    ``sample`` is a number that the copies of one utterance share, in dialogues of one prompt that were forked after it.
     """
 
     id: int

@@ -116,3 +116,26 @@ def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
     assert sum(len(values) == 2 for values in credits.values()) >= 3
     rows, _ = trainer.advantage(answers)
     assert set(rows) == {"ann", "bob"}
+
+
+def test_answers_of_replacing_questions_are_not_taken_for_copies_of_replaced_ones(tmp_path):
+    from test_training_schedules import config
+
+    settings = config(
+        tmp_path, protocol={"name": "chain"}, branching={"how": "fork_every", "group": 2, "resample": 1},
+        advantage={"returns": "utterance", "baseline": "mean", "scale": "none", "key": ["prompt", "agent"]},
+    )  # fmt: skip
+    trainer = run.build_trainer(settings, quiet=True)
+    told = iter(range(10_000))
+
+    def source(played, task):  # dialogues of the first two questions differ, those of the others do not, until replaced
+        return [[float(next(told)) if d.prompt < 2 or d.prompt >= 4 else 0.0 for _ in d.utterances] for d in played]
+
+    trainer.sources["label"] = source
+    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    assert {d.prompt for d in answers} == {0, 1, 4, 5}
+    rows, _ = trainer.advantage(answers)
+    distinct = {
+        (d.prompt, u.sample if u.sample is not None else (d.rollout, u.id)) for d in answers for u in d.utterances
+    }
+    assert sum(map(len, rows.values())) == len(distinct) == 4 * (2 + 4)

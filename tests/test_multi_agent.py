@@ -246,6 +246,21 @@ def test_advantages_are_whitened_for_each_agent_and_turn(pair, tmp_path):
     assert metrics["ann/policy/entropy_avg"] > 0
 
 
+def test_token_rewards_may_be_whitened_within_each_agent_and_turn(pair, tmp_path):
+    from trl_ext import maths
+    from trl_ext.advantages import token_rewards
+
+    trainer = trainer_of(pair(), tmp_path, whiten_rewards=True, missing_eos_penalty=1.0)
+    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    for own in rows.values():
+        rewards = token_rewards(own, trainer.args)
+        for group in own.group.unique():
+            member = own.group == group
+            rewards[member] = maths.masked_whiten(rewards[member], own.action_mask[member], shift_mean=False)
+        _, returns = maths.gae(rewards, own.values, own.action_mask, trainer.args.gamma, trainer.args.lam)
+        torch.testing.assert_close(own.returns, returns)
+
+
 def test_each_update_moves_every_policy_and_its_critic_with_its_own_learning_rate(pair, tmp_path):
     team = pair(learning_rate=0.0)
     before = {n: copy.deepcopy(p.model.state_dict()) for n, p in team.policies.items()}

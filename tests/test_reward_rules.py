@@ -3,7 +3,8 @@
 import pytest
 
 from maporl.config import ConfigError
-from maporl.rewards.rules import RULES, build_rules, eliminate
+from maporl.rewards.rules import RULES, build_rules
+from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Example, Utterance
 
 

@@ -17,15 +17,20 @@ def assign_advantages(rows: TokenRows, options: PPOOptions, has_critic: bool = T
     advantages are whitened within each ``rows.group`` (spec: per agent and turn). Without a critic the advantage is
     the whitened return (lambda 1, values 0).
     """
+    token_gae(rows, options, has_critic)
+    metrics = row_metrics(rows, options)
+    whiten_groups([rows])
+    return metrics
+
+
+def token_gae(rows: TokenRows, options: PPOOptions, has_critic: bool) -> None:
+    """Fill in ``advantages``, not yet whitened, and ``returns`` by GAE within each row; without a critic, lambda is 1."""
     rewards = token_rewards(rows, options)
     if options.whiten_rewards:
         rewards = _whitened([rewards], [rows], shift_mean=False)[0]
     lam = options.lam if has_critic else 1.0
     values = rows.values.to(rewards.dtype)
     rows.advantages, rows.returns = maths.gae(rewards, values, rows.action_mask, options.gamma, lam)
-    metrics = row_metrics(rows, options)
-    whiten_groups([rows])
-    return metrics
 
 
 def token_rewards(rows: TokenRows, options: PPOOptions) -> Tensor:

@@ -15,7 +15,7 @@ from maporl.buffer import Said
 from maporl.sections import AdvantageConfig
 from maporl.types import Dialogue, Utterance
 from trl_ext import maths
-from trl_ext.advantages import row_metrics, token_kl, token_rewards, whiten_groups
+from trl_ext.advantages import row_metrics, token_gae, token_kl, token_rewards, whiten_groups
 from trl_ext.measures import Metrics
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.rows import TokenRows
@@ -105,7 +105,7 @@ def _others(places: list[Place], dialogues: Sequence[Dialogue]) -> list[Place]:
 def _name(dialogue: Dialogue, utterance: Utterance) -> tuple:
     """Copies of one utterance, in dialogues that were forked after it, have one name."""
     if utterance.sample is not None:
-        return ("sample", utterance.sample)
+        return ("sample", dialogue.prompt, utterance.sample)
     return (dialogue.prompt, dialogue.rollout, utterance.id)
 
 
@@ -137,10 +137,7 @@ def _over_tokens(
 ) -> None:
     if config.returns == "token_gae":
         for name, own in rows.items():
-            lam = options.lam if name in critics else 1.0  # without one, the advantage is the return
-            own.advantages, own.returns = maths.gae(
-                token_rewards(own, options), own.values, own.action_mask, options.gamma, lam
-            )
+            token_gae(own, options, name in critics)
         return
     rewards = {name: token_rewards(own, options) for name, own in rows.items()}
     batch = turn_batch(places, [0.0] * len(places), None)

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import Any
 
-from maporl.rewards.rules import bouts
 from maporl.rewards.sources import RewardFailure, where
+from maporl.rewards.tournament import bouts
 from maporl.sections import ArenaSection, JudgeSection
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Message, Utterance

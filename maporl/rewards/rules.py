@@ -6,12 +6,13 @@ applied from left to right, beginning with every scored utterance's own score.
 """
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
 from maporl.config import ConfigError, unknown, validated
+from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
@@ -392,61 +393,6 @@ def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str =
             raise ConfigError(f"{where}: {unknown(name, RULES)}")
         rules.append(validated(RULES[name], options or {}, f"{where}.{name}"))
     return rules
-
-
-def eliminate(players: int, compare: Callable[[int, int], tuple[float, float]]) -> list[int]:
-    """Ranks (0 is best) by seeded single elimination; ``compare(a, b)`` scores a and b against each other.
-
-    >>> qualities = (5, 8, 6, 3)
-    >>> eliminate(4, lambda a, b: (qualities[a], qualities[b]))
-    [2, 0, 1, 3]
-    """
-    tournament = bouts(players)
-    try:
-        pairs = next(tournament)
-        while True:
-            pairs = tournament.send([compare(a, b) for a, b in pairs])
-    except StopIteration as end:
-        return end.value
-
-
-def bouts(players: int) -> Generator[list[tuple[int, int]], list[tuple[float, float]], list[int]]:
-    """A tournament: yields the pairs of each round, is sent the points of both in each, returns ranks (0 is best)."""
-    if players < 2:
-        return [0] * players
-    points: list[list[float]] = [[] for _ in range(players)]
-
-    def record(pairs: list[tuple[int, int]], scores: list[tuple[float, float]]) -> None:
-        for pair, both in zip(pairs, scores, strict=True):
-            for player, score in zip(pair, both, strict=True):
-                points[player].append(score)
-
-    pairs = [(0, other) for other in range(1, players)]
-    record(pairs, (yield pairs))
-    seeds = sorted(range(players), key=lambda i: -fmean(points[i]))
-    size = 1 << (players - 1).bit_length()
-    bracket: list[int | None] = [seeds[s] if s < players else None for s in _bracket(size)]
-    out: list[list[int]] = []
-    while len(bracket) > 1:
-        met = list(zip(bracket[::2], bracket[1::2], strict=True))
-        pairs = [(a, b) for a, b in met if a is not None and b is not None]
-        scores = yield pairs
-        record(pairs, scores)
-        won = {pair: pair[0] if x >= y else pair[1] for pair, (x, y) in zip(pairs, scores, strict=True)}
-        out.append([a if won[a, b] == b else b for a, b in pairs])
-        bracket = [won[a, b] if a is not None and b is not None else (b if a is None else a) for a, b in met]
-    champion = bracket[0]
-    assert champion is not None
-    order = [champion, *(i for lost in reversed(out) for i in sorted(lost, key=lambda i: -fmean(points[i])))]
-    return [order.index(i) for i in range(players)]
-
-
-def _bracket(size: int) -> list[int]:
-    """Seeds in bracket order: the best meets the worst, and the two best can only meet in the final."""
-    order = [0]
-    while len(order) < size:
-        order = [seed for best in order for seed in (best, 2 * len(order) - 1 - best)]
-    return order
 
 
 def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
