@@ -145,10 +145,25 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
         said = len(players) * most * (1 if request.ask.fresh else request.turn)
         if length + said + most > context:
             longer[agent] = max(longer.get(agent, 0), length + said + most)
-    return [
+    return _unread(config, silent) + [
         f"warning: agents.{agent}: its last turn may need about {length} tokens if all answers are as long as "
         f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
         for agent, length in longer.items()
+    ]
+
+
+def _unread(config: Config, silent: _Silent) -> list[str]:
+    """A line for each tiny model whose prompts have characters that it does not know."""
+    used: dict[str, set[str]] = {}
+    for request, _ in silent.heard:
+        used.setdefault(request.ask.agent, set()).update(*(message["content"] for message in request.ask.messages))
+    tinies = {name: config.agents[name].tiny for name in used}
+    missing = {name: used[name] - set(tiny.alphabet) for name, tiny in tinies.items() if tiny is not None}
+    return [
+        f"warning: agents.{name}.tiny.alphabet: its prompts have characters that it lacks, {''.join(sorted(lacking))!r:.60}; they "
+        "are read as unknown: add them, or shorten the protocol's texts"
+        for name, lacking in missing.items()
+        if lacking
     ]
 
 

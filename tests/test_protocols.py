@@ -203,3 +203,17 @@ EPISODES = {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1}, "rul
 def test_what_does_not_fit_together_is_refused_before_anything_loads(change, message):
     with pytest.raises(ConfigError, match=message):
         from_dict({**BASE, **change})
+
+
+def test_the_check_warns_of_prompts_that_a_tiny_model_cannot_read(tmp_path):
+    from maporl.run_checks import check_run
+
+    def lines(prompt):
+        agents = {name: {"tiny": {"alphabet": "JQK pb"}} for name in ("ann", "bob")}
+        protocol = {"name": "game", "game": "kuhn_poker", "prompt": prompt}
+        config = from_dict({**BASE, **EPISODES, "output_dir": str(tmp_path), "agents": agents, "protocol": protocol, "ppo": {"response_length": 2}})  # fmt: skip
+        return [line for line in check_run(config) if line.startswith("warning")]
+
+    assert lines("{observation}") == []
+    (warning,) = lines("x{observation}y")
+    assert "agents.ann.tiny.alphabet: its prompts have characters that it lacks, 'xy'" in warning
