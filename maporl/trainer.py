@@ -369,7 +369,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     def restore_state(self, state: dict) -> None:
         """Inverse of :meth:`checkpoint_state`."""
         super().restore_state(state)
-        self.baselines.means = dict(state["baselines"])
+        self.baselines.means = dict(state.get("baselines", {}))  # checkpoints of before have none
         self.run.rewind(self.state.global_step)
 
     def _start_or_resume(self, wanted: str | bool | None) -> None:

@@ -250,3 +250,28 @@ def test_a_missing_key_is_said_before_anything_is_asked(tmp_path, monkeypatch):
 def test_schedules_that_cannot_be_are_refused_before_a_model_loads(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
         config(tmp_path, **change)
+
+
+def test_running_means_and_past_opponents_survive_a_restart_bit_for_bit(tmp_path):
+    def settings(name, updates):
+        return config(
+            tmp_path / name, updates=updates, task={"name": "episodes"}, agents={"ann": {"policy": "s"}, "bob": {"policy": "s"}},
+            protocol={"name": "game", "game": "kuhn_poker"}, reward={"sources": {"env": 1.0}, "rules": ["own"]},
+            advantage={"returns": "reward_to_go", "baseline": "ema", "scale": "none", "key": ["game", "agent"]},
+            schedule={"opponent_pool": {"agent": "bob", "of": "ann", "every": 1, "keep": 3, "probability": 0.7}},
+            ppo={"response_length": 2, "num_ppo_epochs": 1, "temperature": 1.0},
+            training={"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-2,
+                      "save_steps": 1, "lr_scheduler_type": "constant"},
+        )  # fmt: skip
+
+    whole = run.build_trainer(settings("whole", 6), quiet=True)
+    whole.train()
+    begun = run.build_trainer(settings("cut", 3), quiet=True)
+    begun.train()
+    gone_on = run.build_trainer(settings("cut", 6), quiet=True)
+    gone_on.train(resume_from_checkpoint=True)
+    assert gone_on.state.global_step == 6
+    assert gone_on.baselines.means == whole.baselines.means and any(whole.baselines.means.values())
+    assert all(torch.equal(v, weights(whole, "s")[k]) for k, v in weights(gone_on, "s").items())
+    for a, b in zip(whole.opponents.snapshots, gone_on.opponents.snapshots, strict=True):
+        assert all(torch.equal(a[k], b[k]) for k in a)
