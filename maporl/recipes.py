@@ -54,7 +54,8 @@ def card_of(name: str) -> RecipeCard:
 def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
     """The values of a recipe with everything small: random models of characters, sums, three updates, on the CPU.
 
-    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay what they are, but for sizes.
+    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay what they are, but for sizes, a
+    brief warm start, and how near a number is besides whether it is right.
     """
     values = read_yaml(recipe_file(name))
     kept = ("policy", "role", "system", "trainable", "critic", "lora")
@@ -75,6 +76,11 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
         "learning_rate": 1e-3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,
     }  # fmt: skip
+    # models that know nothing earn nothing, and groups of equals have no gradient
+    values["warm_start"] = {"steps": 15, "batch_size": 8, "learning_rate": 3e-3}
+    sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
+    if "label" in sources:
+        values["reward"]["sources"] = sources | {"near": 1.0}
     return values | {"updates": 3, "output_dir": output_dir, "evaluation": {"questions": 4}}
 
 
