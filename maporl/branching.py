@@ -21,9 +21,7 @@ def independent(
     table: Table, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
     """``group`` dialogues from the beginning."""
-    live = [table.open(e, prompt, r) for prompt, e in enumerate(examples) for r in range(section.group)]
-    table.finish(live)
-    return [one.dialogue for one in live]
+    return table.play(examples, section.group)
 
 
 def fork_first(

@@ -5,6 +5,7 @@ The dataclasses of :mod:`maporl.sections` *are* the schema.
 
 import dataclasses
 import difflib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,6 +122,19 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     except ValidationError as error:
         lines = [_explain(kind, fault) for fault in error.errors()]
         raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines))) from None
+
+
+def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
+    """What ``entries`` name among ``known``, in their order: a name, or ``{name: options}``."""
+    parts = []
+    for entry in entries:
+        if isinstance(entry, dict) and len(entry) != 1:
+            raise ConfigError(f"{where}: expected a name or one {{name: options}}, got {entry!r:.80}")
+        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        if name not in known:
+            raise ConfigError(f"{where}: {unknown(name, known)}")
+        parts.append(validated(known[name], options or {}, f"{where}.{name}"))
+    return parts
 
 
 def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -140,6 +140,12 @@ class Table:
         while live := [one for one in live if not one.over]:
             self.step(live)
 
+    def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
+        """``rollouts`` dialogues on every example, to their ends, in order; those of one example together."""
+        live = [self.open(e, prompt, r) for prompt, e in enumerate(examples) for r in range(rollouts)]
+        self.finish(live)
+        return [one.dialogue for one in live]
+
     def _play(self, example: Example, rollout: int) -> Play:
         meta = example.meta | {"rollout": 0 if self.common_seed else rollout}
         return self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.seats))
@@ -164,10 +170,7 @@ def play_dialogues(
     All dialogues advance together: what they ask in one step goes to each engine as one call, and what was said to the
     ``referee`` as one.
     """
-    table = Table(task, protocol, seats, engines, temperature, referee)
-    live = [table.open(example, number) for number, example in enumerate(examples)]
-    table.finish(live)
-    return [one.dialogue for one in live]
+    return Table(task, protocol, seats, engines, temperature, referee).play(examples)
 
 
 def _advance(one: Live, said: list[Utterance] | None, seats: Mapping[str, Seat]) -> None:

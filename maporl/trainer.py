@@ -203,17 +203,11 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
 
     def play(self, examples: list[Example], task: Task, temperature: float) -> list[Dialogue]:
         """One dialogue on each of ``examples`` with the current weights; nothing is learned or recorded."""
-        table = self._table(task, temperature)
-        live = [table.open(example, number) for number, example in enumerate(examples)]
-        table.finish(live)
-        return [one.dialogue for one in live]
+        return self._table(task, temperature).play(examples)
 
     def play_samples(self, examples: list[Example], task: Task, temperature: float, samples: int) -> list[Dialogue]:
         """``samples`` independent dialogues on each of ``examples``; nothing is learned or recorded."""
-        table = self._table(task, temperature)
-        live = [table.open(example, number, r) for number, example in enumerate(examples) for r in range(samples)]
-        table.finish(live)
-        return [one.dialogue for one in live]
+        return self._table(task, temperature).play(examples, samples)
 
     def _table(self, task: Task, temperature: float, past: str | None = None) -> Table:
         protocol = self.protocol

@@ -1,5 +1,6 @@
 """TurnBatch: one row per utterance, with the columns that advantages may be grouped by."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -53,7 +54,7 @@ class TurnBatch:
             setattr(self, f.name, column.tolist() if hasattr(column, "tolist") else list(column))
         for name in ("reward", "value"):
             column = getattr(self, name)
-            bad = [i for i in self.rows() if column is not None and not torch.isfinite(torch.tensor(float(column[i])))]
+            bad = [i for i in self.rows() if column is not None and not math.isfinite(column[i])]
             if bad:
                 raise ValueError(
                     f"TurnBatch.{name}: row {bad[0]} is {column[bad[0]]}; a missing {name} is no number: leave the row "

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from maporl.advantages.baselines import GROUPED
 from maporl.advantages.estimator import check_columns
 from maporl.advantages.posts import CumulativeKL, build_posts
-from maporl.advantages.returns import RELATIVE, RETURNS, TOKEN_RETURNS
-from maporl.config import ConfigError, unknown
+from maporl.advantages.returns import RELATIVE, TOKEN_RETURNS
+from maporl.config import ConfigError
 from maporl.sections import AdvantageConfig
 
 _PERSISTENT = ("agent", "role", "game", "turn")
@@ -14,8 +14,6 @@ _PERSISTENT = ("agent", "role", "game", "turn")
 
 def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str) -> None:
     """Raise ``ConfigError`` where slots exclude each other or want a column that is not ``recorded``."""
-    if config.returns not in (*TOKEN_RETURNS, *RETURNS):
-        raise ConfigError(f"{where}: advantage.returns: {unknown(config.returns, (*TOKEN_RETURNS, *RETURNS))}")
     try:
         check_columns(config, recorded)
     except ValueError as error:

@@ -84,8 +84,7 @@ def estimate_all(
 
 def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str = "advantage") -> None:
     """Raise where a slot is unknown, or wants a column that is not among ``recorded``."""
-    if config.returns not in TOKEN_RETURNS:
-        _slot(RETURNS, config.returns, f"{where}.returns")
+    _slot(RETURNS | dict.fromkeys(TOKEN_RETURNS), config.returns, f"{where}.returns")
     _slot(BASELINES, config.baseline, f"{where}.baseline")
     _slot(SCALES, config.scale, f"{where}.scale")
     wanted = [(name, f"{where}.key") for name in config.key]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maporl.advantages.batch import TurnBatch
-from maporl.config import ConfigError, unknown, validated
+from maporl.config import build_named
 from maporl.sections import AdvantageConfig
 
 
@@ -182,12 +182,4 @@ POSTS: dict[str, Any] = {
 
 def build_posts(config: AdvantageConfig, where: str = "advantage") -> list[Post]:
     """The posts a configuration names, in its order: a name, or ``{name: options}``."""
-    posts = []
-    for entry in config.post:
-        if isinstance(entry, dict) and len(entry) != 1:
-            raise ConfigError(f"{where}.post: expected a name or one {{name: options}}, got {entry!r:.80}")
-        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
-        if name not in POSTS:
-            raise ConfigError(f"{where}.post: {unknown(name, POSTS)}")
-        posts.append(validated(POSTS[name], options or {}, f"{where}.post.{name}"))
-    return posts
+    return build_named(config.post, POSTS, f"{where}.post")

@@ -47,8 +47,8 @@ def assign(
     if not rows:
         return {}, {}
     places = [Place(s.dialogue, s.utterance, p, i) for p, own in answers.items() for i, s in enumerate(own)]
-    _number_groups(rows, places, config)
     if config.returns in TOKEN_RETURNS:
+        _number_groups(rows, places, config)
         _over_tokens(rows, places, config, options, critics)
         metrics = {name: row_metrics(own, options) for name, own in rows.items()}
         if config.scale != "none":
@@ -173,6 +173,7 @@ def _over_rows(
             to_come = token_kl(own, "k1").flip(1).cumsum(1).flip(1)
             own.advantages = torch.where(own.action_mask, own.advantages - options.kl_coef * to_come, 0.0)
         if config.scale != "none":
+            _number_groups(rows, [place for place in places if place.policy], config)
             whiten_groups(list(rows.values()))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from maporl.config import ConfigError, unknown, validated
+from maporl.config import build_named
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 
@@ -384,15 +384,7 @@ RULES: dict[str, Any] = {
 
 def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str = "reward.rules") -> list[Rule]:
     """The rules that a configuration names, in its order: a name, or ``{name: options}``."""
-    rules = []
-    for entry in entries:
-        if isinstance(entry, dict) and len(entry) != 1:
-            raise ConfigError(f"{where}: expected a name or one {{name: options}}, got {entry!r:.80}")
-        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
-        if name not in RULES:
-            raise ConfigError(f"{where}: {unknown(name, RULES)}")
-        rules.append(validated(RULES[name], options or {}, f"{where}.{name}"))
-    return rules
+    return build_named(entries, RULES, where)
 
 
 def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
