@@ -17,6 +17,7 @@ import threading
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed, where installed, speaks on stdout
 
 
 def parse() -> argparse.Namespace:

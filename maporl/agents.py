@@ -16,8 +16,9 @@ from maporl.config import Config, ConfigError
 from maporl.sections import AgentSection, LoraSection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer, encode_prompt
+from trl_ext.forward import base_of
 from trl_ext.generation import stop_ids_of
-from trl_ext.learner import Learner, base_of, starting_point
+from trl_ext.learner import Learner, starting_point
 from trl_ext.ppov2_config import PPOv2Config
 
 

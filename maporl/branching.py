@@ -7,6 +7,7 @@ one ``sample`` number. ``judge`` says what the newest utterances of each dialogu
 
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from maporl.rollout import Live, Table
 from maporl.sections import BranchingSection
 from maporl.types import Dialogue, Example, Utterance
 
+Numbers = defaultdict[int, "itertools.count[int]"]
+"""The next free rollout number of each question."""
 Judge = Callable[[list[Live], list[list[Utterance]]], list[float]]
 
 
@@ -45,7 +48,7 @@ def fork_every(
 
     With ``joint: cross`` every combination of simultaneous answers is gone on with: ``group ** speakers`` of each step.
     """
-    numbers = [itertools.count(1) for _ in examples]
+    numbers: Numbers = defaultdict(lambda: itertools.count(1))
     live = [table.open(e, prompt) for prompt, e in enumerate(examples)]
     over: list[Live] = []
     while live:
@@ -64,7 +67,7 @@ def tree(
 ) -> list[Dialogue]:
     """``group`` candidates from the same state at every step, each with an outcome of its own; one is gone on with, the
     best or a random one (AT-GRPO, PettingLLMs). The others end there."""
-    numbers = [itertools.count(1) for _ in examples]
+    numbers: Numbers = defaultdict(lambda: itertools.count(1))
     live = [table.open(e, prompt) for prompt, e in enumerate(examples)]
     done: list[Live] = []
     while live:
@@ -122,7 +125,7 @@ def _fork_once(
     return [one.dialogue for trunk, twins in zip(trunks, forks, strict=True) for one in (trunk, *twins)]
 
 
-def _crossed(table: Table, family: list[Live], numbers: list[Any]) -> list[Live]:
+def _crossed(table: Table, family: list[Live], numbers: Numbers) -> list[Live]:
     """Every combination of the last step's answers of a family, which said them in one state."""
     last = [one.sent[-1] for one in family]
     if len(last[0]) == 1:
@@ -140,7 +143,7 @@ def _crossed(table: Table, family: list[Live], numbers: list[Any]) -> list[Live]
     return crossed
 
 
-def _next(numbers: list[Any], one: Live, count: int) -> list[int]:
+def _next(numbers: Numbers, one: Live, count: int) -> list[int]:
     return list(itertools.islice(numbers[one.dialogue.prompt], count))
 
 
@@ -163,4 +166,6 @@ def play_branched(
     table: Table, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
     """The dialogues of ``examples``, those of one question together."""
-    return BRANCHINGS[section.how](table, examples, section, judge, rng)
+    dialogues = BRANCHINGS[section.how](table, examples, section, judge, rng)
+    table.release()
+    return dialogues

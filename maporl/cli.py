@@ -64,11 +64,15 @@ def train(
         from maporl.plots import plot_run
         from maporl.run_folder import RunFolder
         from maporl.tables import before_after, flip_lines
+        from trl_ext import world
 
         console = Console()
-        for line in run_checks.check_run(settings):
+        checked = run_checks.check_run(settings)
+        for line in checked if world.is_main() else ():
             console.print(line, highlight=False, soft_wrap=True)
         before, after = run.train(settings, resume, quiet)
+        if not world.is_main():
+            return None
         folder = Path(settings.output_dir)
         plots = plot_run(RunFolder(folder).read_metrics(), folder)
         if after is not None:

@@ -26,6 +26,11 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import warnings
 
+    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))):
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # else DeepSpeed, where installed, says on stdout that it chose that
+
     import transformers
 
     warnings.filterwarnings("ignore", category=FutureWarning)

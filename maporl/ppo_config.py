@@ -1,6 +1,7 @@
 """Arguments of :class:`maporl.MultiAgentPPOTrainer`."""
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +36,9 @@ class MultiAgentPPOConfig(PPOv2Config):
         """The trainer's arguments of a YAML configuration."""
         training = dataclasses.asdict(config.training)
         save, evaluate = training.pop("save_steps"), training.pop("eval_steps")
-        ppo = dataclasses.asdict(config.ppo) | {"total_episodes": config.updates * config.questions_per_update()}
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # each has a batch of its own; `updates` stay as many
+        episodes = config.updates * config.questions_per_update() * processes
+        ppo = dataclasses.asdict(config.ppo) | {"total_episodes": episodes}
         return cls(
             output_dir=config.output_dir,
             seed=config.seed,

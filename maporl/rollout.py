@@ -56,6 +56,10 @@ class Table:
 
     A fork replays the protocol on what was said, so a protocol must ask the same again when it is sent the same; what it
     draws at random it draws from ``example.id`` and ``example.meta["rollout"]``.
+
+    ``draw`` names the random numbers of everything said here: an answer's depend on it and on the answer's place in its
+    dialogue, so that they are the same however dialogues are spread over batches or processes. None: torch's random state.
+    ``first`` is the number of the first question, where others are played elsewhere.
     """
 
     def __init__(
@@ -67,15 +71,20 @@ class Table:
         temperature: float,
         referee: Referee | None = None,
         common_seed: bool = True,
+        draw: tuple | None = None,
+        first: int = 0,
     ):
         self.task, self.protocol, self.seats, self.engines = task, protocol, seats, engines
         self.temperature, self.referee, self.common_seed = temperature, referee, common_seed
+        self.draw, self.first = draw, first
         self._samples = itertools.count()
         self._states = itertools.count()
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Live:
         """A new dialogue, ready for its first step; ``prompt`` and ``rollout`` name it in the batch."""
-        one = Live(Dialogue(example, [], prompt=prompt, rollout=rollout), self._play(example, rollout), rollout)
+        one = Live(
+            Dialogue(example, [], prompt=self.first + prompt, rollout=rollout), self._play(example, rollout), rollout
+        )
         _advance(one, None, self.seats)
         return one
 
@@ -98,7 +107,7 @@ class Table:
 
     def branch(self, one: Live, rollouts: list[int]) -> list[Live]:
         """``one`` and forks of it, named ``rollouts``; what they say next was said in one and the same state."""
-        one.state = f"fork {next(self._states)}"
+        one.state = f"fork {self.first}.{next(self._states)}"
         twins = [self.fork(one, rollout) for rollout in rollouts]
         for twin in twins:
             twin.state = one.state
@@ -106,7 +115,7 @@ class Table:
 
     def step(self, live: list[Live]) -> list[list[Utterance]]:
         """Let each say what it asks for, all in one batch; returns what was said in each."""
-        requests = [request for one in live for request in _requests(one, self.seats)]
+        requests = [request for one in live for request in _requests(one, self.seats, self.draw)]
         replies = _answer(requests, self.seats, self.engines, self.temperature)
         pairs = iter(zip(requests, replies, strict=True))
         news = []
@@ -140,10 +149,17 @@ class Table:
         while live := [one for one in live if not one.over]:
             self.step(live)
 
+    def release(self) -> None:
+        """Let engines drop what they kept of dialogues in progress."""
+        for engine in self.engines.values():
+            if hasattr(engine, "release"):
+                engine.release()
+
     def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
         """``rollouts`` dialogues on every example, to their ends, in order; those of one example together."""
         live = [self.open(e, prompt, r) for prompt, e in enumerate(examples) for r in range(rollouts)]
         self.finish(live)
+        self.release()
         return [one.dialogue for one in live]
 
     def _play(self, example: Example, rollout: int) -> Play:
@@ -191,7 +207,7 @@ def _advance(one: Live, said: list[Utterance] | None, seats: Mapping[str, Seat])
             )
 
 
-def _requests(one: Live, seats: Mapping[str, Seat]) -> list[Request]:
+def _requests(one: Live, seats: Mapping[str, Seat], draw: tuple | None) -> list[Request]:
     requests = []
     speaking: set[str] = set()
     for offset, ask in enumerate(one.asks):
@@ -211,7 +227,8 @@ def _requests(one: Live, seats: Mapping[str, Seat]) -> list[Request]:
         transcript.messages += ask.messages
         label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {one.dialogue.example.id}.{one.dialogue.rollout}"
         number = len(one.dialogue.utterances) + offset
-        requests.append(Request(ask, one.dialogue.example, turn, number, transcript, label, seat.policy(turn)))
+        own = None if draw is None else (*draw, one.dialogue.prompt, one.dialogue.rollout, number)
+        requests.append(Request(ask, one.dialogue.example, turn, number, transcript, label, seat.policy(turn), own))
     return requests
 
 

@@ -26,6 +26,7 @@ from maporl.tasks import Task, build_task
 from maporl.trainer import MultiAgentPPOTrainer
 from maporl.types import Dialogue, Grade
 from maporl.warmstart import warm_start
+from trl_ext import world
 from trl_ext.checkpoint import CheckpointError, list_checkpoints, load_weights, save_policy_weights
 
 
@@ -61,9 +62,13 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
 def _warm_start(config: Config, team: Team, task: Task, protocol: Protocol, quiet: bool) -> None:
     """Warm-start the team, or read it from the run's ``initial/``: it is PPO's reference, also after resuming."""
     initial = Path(config.output_dir) / "initial"
+    if not world.is_main():
+        world.wait()  # for the main process to write it
     if initial.is_dir():
         for policy in team.policies.values():
             load_weights(policy.model, policy.adapter, initial / policy.name)
+        if world.is_main():
+            world.wait()
         return
     names = speakers(config.protocol, tuple(config.agents))
     warm_start(team, task, protocol, config.warm_start, config.seed, names, quiet)
@@ -71,6 +76,7 @@ def _warm_start(config: Config, team: Team, task: Task, protocol: Protocol, quie
     for policy in team.policies.values():
         save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
     partial.rename(initial)
+    world.wait()
 
 
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
@@ -79,16 +85,17 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
     ``resume`` goes on from the newest checkpoint; a run that was stopped before its first one starts again.
     """
     folder = Path(config.output_dir)
-    _claim(folder, config, resume)
+    if world.is_main():
+        _claim(folder, config, resume)
     try:
-        trainer = build_trainer(config, quiet=quiet)
+        trainer = build_trainer(config, quiet=quiet or not world.is_main())
         before = _evaluation(trainer, folder / "evaluation_before.json")
-        from_checkpoint = resume and bool(list_checkpoints(folder))
+        from_checkpoint = world.from_main(resume and bool(list_checkpoints(folder)))
         if resume and not from_checkpoint:
             trainer.run.rewind(0)
         trainer.train(resume_from_checkpoint=from_checkpoint)
     except Exception:
-        if not resume:
+        if not resume and world.is_main():
             _release(folder)
         raise
     trainer.save_model(str(folder / "final"))
@@ -135,10 +142,12 @@ def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
     """Measure the team now and record it in ``file``; a resumed run finds what it measured before."""
     if trainer.eval_task is None:
         return None
-    if file.exists():
-        return Evaluation.from_json(json.loads(file.read_text()))
+    known = world.from_main(file.read_text() if world.is_main() and file.exists() else None)
+    if known is not None:
+        return Evaluation.from_json(json.loads(known))
     evaluation = trainer.measure()
-    file.write_text(json.dumps(evaluation.to_json(), indent=1))
+    if world.is_main():
+        file.write_text(json.dumps(evaluation.to_json(), indent=1))
     return evaluation
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.types import Dialogue, to_json
+from trl_ext import world
 
 
 class RunExists(RuntimeError):
@@ -12,7 +13,7 @@ class RunExists(RuntimeError):
 
 
 class RunFolder:
-    """Writes records as they come; each line is whole or absent after a crash and a rewind."""
+    """Writes records as they come; each line is whole or absent after a crash and a rewind. Only the main process writes."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -22,7 +23,7 @@ class RunFolder:
 
     def must_be_new(self) -> None:
         """Raise if the folder holds records that this run did not write."""
-        if not self._checked and (self.metrics.exists() or self.dialogues.exists()):
+        if not self._checked and world.is_main() and (self.metrics.exists() or self.dialogues.exists()):
             raise RunExists(
                 f"{self.path}: holds another run, and nothing is overwritten; go on with it (--resume, or "
                 "train(resume_from_checkpoint=True)), or choose another output_dir"
@@ -49,13 +50,15 @@ class RunFolder:
         """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
         self._checked = True
         for path in (self.metrics, self.dialogues):
-            if path.exists():
+            if path.exists() and world.is_main():
                 kept = [json.dumps(record) for record in _whole_lines(path) if record["step"] <= step]
                 replacement = path.with_suffix(".tmp")
                 replacement.write_text("".join(line + "\n" for line in kept))
                 replacement.replace(path)
 
     def _append(self, path: Path, lines: list[str]) -> None:
+        if not world.is_main():
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)

@@ -39,12 +39,12 @@ from maporl.sections import AdvantageConfig, BranchingSection, RewardSection
 from maporl.tasks.base import Task
 from maporl.transcripts import Transcript
 from maporl.types import Ask, Dialogue, Example, Message, Utterance
+from trl_ext import world
 from trl_ext.chat import encode_prompt
-from trl_ext.data import shuffled_indices
 from trl_ext.generation import Sampling, generate
 from trl_ext.measures import Clock, Metrics
 from trl_ext.ppov2_trainer import PPOv2Trainer
-from trl_ext.rows import TokenRows
+from trl_ext.rows import Everyones, TokenRows
 
 
 class MultiAgentPPOTrainer(PPOv2Trainer):
@@ -117,7 +117,11 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
                 policy.model.to(self.accelerator.device)
         self.engines: dict[str, Engine] = {
             "transformers": TransformersEngine(
-                team.policies, args.response_length, args.local_rollout_forward_batch_size
+                team.policies,
+                args.response_length,
+                args.local_rollout_forward_batch_size,
+                args.max_tokens_per_generate,
+                args.keep_states,
             ),
             "human": HumanEngine(),
             **(engines or {}),
@@ -130,11 +134,10 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     # -- the seams ------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> list[Example]:
-        """The questions of this update, of the task that the curriculum has come to."""
+        """This process's questions of this update, of the task that the curriculum has come to."""
         update = self.state.global_step + 1
         self.task = next((task for first, task in reversed(self.curriculum) if update >= first), self._first_task)
-        indices = shuffled_indices(len(self.task), self.args.seed, self.episodes, self.args.local_batch_size)
-        return [self.task[i] for i in indices]
+        return [self.task[i] for i in self._indices(len(self.task))]
 
     def collect(self, batch: list[Example]) -> list[Dialogue]:
         """Play the dialogues of every question, as ``branching`` says, until enough of them differ in what they earn."""
@@ -146,17 +149,17 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             missing = len(batch) - len({d.prompt for d in kept})
             if not missing:
                 break
-            rng = random.Random(f"{self.args.seed}/{self.state.global_step}/resample/{number}")
-            more = self._play_branched([self.task[rng.randrange(len(self.task))] for _ in range(missing)])
-            for dialogue in more:
-                dialogue.prompt += (number + 1) * len(batch)
+            rng = random.Random(f"{self.args.seed}/{self.state.global_step}/resample/{number}/{world.rank()}")
+            others = [self.task[rng.randrange(len(self.task))] for _ in range(missing)]
+            more = self._play_branched(others, (number + 1) * self.args.batch_size)
             dialogues = kept + more
         return dialogues
 
-    def _play_branched(self, batch: list[Example]) -> list[Dialogue]:
+    def _play_branched(self, batch: list[Example], first: int = 0) -> list[Dialogue]:
         update = self.state.global_step + 1
         past = None if self.opponents is None else self.opponents.speaking(update)
-        table = self._table(self.task, self.args.temperature, past)
+        first += world.rank() * self.args.local_batch_size
+        table = self._table(self.task, self.args.temperature, past, (self.args.seed, update), first)
 
         def judge(live: list[Live], news: list[list[Utterance]]) -> list[float]:
             said = [dataclasses.replace(one.dialogue, utterances=new) for one, new in zip(live, news, strict=True)]
@@ -179,19 +182,33 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
                 utterance.rewards["credit"] -= penalty
         return answers
 
-    def advantage(self, answers: list[Dialogue]) -> tuple[dict[str, TokenRows], Metrics]:
-        """Token rows for each policy, with advantages as ``advantage_config`` says."""
+    def advantage(
+        self, answers: list[Dialogue], everybody: list[Dialogue] | None = None
+    ) -> tuple[dict[str, TokenRows], Metrics]:
+        """Token rows for each policy, with advantages as ``advantage_config`` says, over the dialogues of all processes."""
         update = self.state.global_step + 1
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         plan = self.schedule.plan(update)
         for learner in self.learners.values():
             learner.critic_only = plan.critic_only
-        said = answers_by_policy(answers, tokenizers, plan, update, self._critic_outputs, self.args.critic_context)
-        rows, annotated = self._annotated(said)
+        everybody = answers if everybody is None else everybody
+        options = (tokenizers, plan, update, self._critic_outputs, self.args.critic_context)
+        said = answers_by_policy(everybody, *options)
+        own = answers_by_policy(answers, *options) if world.size() > 1 else said
+        rows, annotated = self._annotated({name: own.get(name, []) for name in said})
         critics = {name for name, learner in self.learners.items() if learner.critic != "none"}
-        rows, assigned = assign(rows, said, self.advantage_config, self.args, self.baselines, critics, answers)
-        metrics = {name: annotated[name] | assigned[name] for name in annotated}
-        return rows, self._merge(metrics)
+        everyones = {name: Everyones.of(r) for name, r in rows.items()}
+        assigned, left = assign(
+            {name: e.rows for name, e in everyones.items()},
+            said,
+            self.advantage_config,
+            self.args,
+            self.baselines,
+            critics,
+            everybody,
+        )
+        kept = {name: everyones[name].take(index).back(rows[name]) for name, index in left.items()}
+        return kept, self._merge({name: annotated[name] | assigned[name] for name in annotated})
 
     def _digits(self) -> dict[str, frozenset[int]]:
         """By policy, the token ids that may repeat without penalty."""
@@ -209,7 +226,14 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         """``samples`` independent dialogues on each of ``examples``; nothing is learned or recorded."""
         return self._table(task, temperature).play(examples, samples)
 
-    def _table(self, task: Task, temperature: float, past: str | None = None) -> Table:
+    def _table(
+        self,
+        task: Task,
+        temperature: float,
+        past: str | None = None,
+        draw: tuple | None = None,
+        first: int = 0,
+    ) -> Table:
         protocol = self.protocol
         if hasattr(protocol, "at_update"):
             protocol = protocol.at_update(self.state.global_step + 1)
@@ -221,6 +245,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             temperature,
             self._referee(task),
             self.branching.common_seed,
+            draw,
+            first,
         )
 
     def play_alone(
@@ -304,10 +330,13 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             raise ValueError("evaluate: eval_questions is 0; set it to the number of questions to evaluate on")
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed)
-            examples = [task[i] for i in range(min(len(task), self.args.eval_questions))]
-            dialogues = self.play(examples, task, self.args.eval_temperature)
+            number = min(len(task), self.args.eval_questions)
+            mine = range(number * world.rank() // world.size(), number * (world.rank() + 1) // world.size())
+            table = self._table(task, self.args.eval_temperature, draw=(self.args.seed, "eval"), first=mine.start)
+            with self.whole_weights():
+                dialogues = table.play([task[i] for i in mine])
         grade_answers(dialogues, task)
-        return evaluate_dialogues(dialogues)
+        return evaluate_dialogues(world.everyones(dialogues))
 
     def _sample_generations(self) -> None:
         """Nothing: the dialogues of every update are in ``dialogues.jsonl``."""
@@ -347,9 +376,11 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         from trl_ext.checkpoint import save_policy
 
         folder = Path(output_dir or str(self.args.output_dir))
-        for name, learner in self.learners.items():
-            save_policy(learner, folder / name)
-            write_model_card(folder / name, self.team.policies[name], self)
+        with self.whole_weights():
+            for name, learner in self.learners.items() if world.is_main() else ():
+                save_policy(learner, folder / name)
+                write_model_card(folder / name, self.team.policies[name], self)
+        world.wait()
 
     def checkpoint_others(self) -> dict[str, Any]:
         """The reward sources that learn, and past opponents."""

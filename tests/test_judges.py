@@ -1,7 +1,5 @@
 """Judges: pointwise and pairwise, through agents of the team; and sampling until dialogues differ."""
 
-import itertools
-
 import pytest
 
 from maporl import Arithmetic, run
@@ -96,20 +94,20 @@ def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
     from test_training_schedules import config
 
     settings = config(
-        tmp_path, branching={"group": 2, "resample": 3},
+        tmp_path, branching={"group": 2, "resample": 3}, ppo={"response_length": 3, "num_ppo_epochs": 1},
         advantage={"returns": "utterance", "baseline": "mean", "scale": "none", "key": ["prompt", "agent"]},
     )  # fmt: skip
     trainer = run.build_trainer(settings, quiet=True)
-    earned = itertools.cycle([0.0, 0.0, 1.0, 0.0])
     rounds = []
 
     def source(played, task):
+        """Questions of odd numbers tell their dialogues apart."""
         rounds.append(len({d.prompt for d in played}))
-        return [[next(earned) if u.agent == "ann" else 0.0 for u in d.utterances] for d in played]
+        return [[float(d.prompt % 2 and d.rollout == 0)] * len(d.utterances) for d in played]
 
     trainer.sources["label"] = source
     answers = trainer.score(trainer.collect(trainer.next_batch()))
-    assert rounds == [4, 2, 1, 1]  # of every two questions one tells its dialogues apart
+    assert rounds == [4, 2, 1, 1]  # 0 to 3; 4 and 5 for 0 and 2; 8 for 4; 12 for 8
     credits = {}
     for d in answers:
         credits.setdefault(d.prompt, set()).add(d.utterances[0].rewards["credit"])

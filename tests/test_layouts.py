@@ -193,7 +193,8 @@ def test_a_critic_of_other_words_reads_only_them_and_learns(context, critic, tin
     model, tokenizer = tiny("llama", context=512)
     options = {"target_modules": ["q_proj", "v_proj"], "r": 4, "task_type": "CAUSAL_LM"}
     team = Team([Agent("ann", get_peft_model(model, LoraConfig(**options)), tokenizer, critic=critic)])
-    trainer = trainer_of(team, tmp_path, critic_context=context, protocol=Debate(turns=2, alone="{question}"))
+    debate = Debate(turns=2, alone="{question}")
+    trainer = trainer_of(team, tmp_path, critic_context=context, protocol=debate, num_mini_batches=2)
     learner = trainer.learners["ann"]
     rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     own = rows["ann"]

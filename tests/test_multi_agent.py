@@ -96,10 +96,13 @@ def test_every_agent_answers_one_batch_per_step(pair, tmp_path, monkeypatch):
     import maporl.engines.transformers as engine
 
     calls = []
-    real = engine.generate
-    monkeypatch.setattr(
-        engine, "generate", lambda model, prompts, *rest: calls.append(len(prompts)) or real(model, prompts, *rest)
-    )
+    real = engine.sample
+
+    def counted(model, prompts, *rest, **options):
+        calls.append(len(prompts))
+        return real(model, prompts, *rest, **options)
+
+    monkeypatch.setattr(engine, "sample", counted)
     trainer = trainer_of(pair(), tmp_path)
     trainer.collect(trainer.next_batch())
     assert calls == [8, 8, 8, 8]
@@ -264,7 +267,8 @@ def test_token_rewards_may_be_whitened_within_each_agent_and_turn(pair, tmp_path
 def test_each_update_moves_every_policy_and_its_critic_with_its_own_learning_rate(pair, tmp_path):
     team = pair(learning_rate=0.0)
     before = {n: copy.deepcopy(p.model.state_dict()) for n, p in team.policies.items()}
-    trainer = trainer_of(team, tmp_path)
+    odd = {"label": lambda dialogues, task: [[float(len(u.response_ids) % 2) for u in d.utterances] for d in dialogues]}
+    trainer = trainer_of(team, tmp_path, sources=odd)
     trainer.train()
     moved = {
         n: any(not torch.equal(v, before[n][k]) for k, v in p.model.state_dict().items())

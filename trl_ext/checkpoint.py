@@ -20,8 +20,10 @@ import torch
 from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
+from trl_ext import world
 from trl_ext.chat import Tokenizer
 from trl_ext.learner import Learner
+from trl_ext.strategies import State
 
 MANIFEST = "MANIFEST.json"
 
@@ -48,16 +50,26 @@ class Saved(Protocol):
 def write_checkpoint(
     target: Path, learners: dict[str, Learner], state: dict, others: Mapping[str, Saved] | None = None
 ) -> None:
-    """Write ``target`` atomically: a reader sees the whole checkpoint or none of it. Never overwrites."""
-    if target.exists():
+    """Write ``target`` atomically: a reader sees the whole checkpoint or none of it. Never overwrites.
+
+    All processes call this together and the main one writes; what is written does not depend on how many there are.
+    """
+    if world.is_main() and target.exists():
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
     partial = target.with_name(f".partial-{target.name}")
-    if partial.exists():  # left by a run that was killed while writing; never a checkpoint
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    if world.is_main():
+        if partial.exists():  # left by a run that was killed while writing; never a checkpoint
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
     for name, learner in learners.items():
         save_learner(learner, partial / "policies" / name)
-    for name, other in (others or {}).items():
+    if world.is_main():
+        _complete(target, partial, state, others or {})
+    world.wait()
+
+
+def _complete(target: Path, partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
+    for name, other in others.items():
         (partial / "others" / name).mkdir(parents=True)
         other.save(partial / "others" / name)
     save_file(_rng_tensors(), partial / "rng.safetensors")
@@ -146,48 +158,58 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
 
 
 def save_learner(learner: Learner, folder: Path) -> None:
-    """The policy, and what it takes to go on training it."""
-    save_policy(learner, folder)
-    save_optimizer(learner.optimizer, folder, {"scheduler": learner.scheduler.state_dict()})
+    """The policy, and what it takes to go on training it. All processes call this together; the main one writes."""
+    state = learner.strategy.optimizer_state()
+    with learner.strategy.whole():
+        if world.is_main():
+            save_policy(learner, folder)
+    if world.is_main():
+        save_optimizer(state, learner.optimizer, folder, {"scheduler": learner.scheduler.state_dict()})
 
 
-def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, more: dict[str, Any]) -> None:
-    """An optimizer's state as safetensors and JSON; ``more`` goes beside its numbers."""
+def save_optimizer(state: State, optimizer: torch.optim.Optimizer, folder: Path, more: dict[str, Any]) -> None:
+    """An optimizer's ``state``, by number of the parameter, and its options as safetensors and JSON; ``more`` goes beside."""
     tensors, numbers = {}, {}
-    state = optimizer.state_dict()
-    for index, entries in state["state"].items():
+    for index, entries in state.items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{index}.{key}"] = value.contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
     save_file(tensors, folder / "optimizer.safetensors")
-    record = {"numbers": numbers, "groups": state["param_groups"], **more}
-    (folder / "optimizer.json").write_text(json.dumps(record))
+    groups, first = [], 0
+    for group in optimizer.param_groups:
+        count = len(group["params"])
+        options = {key: value for key, value in group.items() if key != "params"}
+        groups.append(options | {"params": list(range(first, first + count))})
+        first += count
+    (folder / "optimizer.json").write_text(json.dumps({"numbers": numbers, "groups": groups, **more}))
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
-    """Inverse of :func:`save_optimizer`; returns what was saved beside the state."""
+def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
+    """What :func:`save_optimizer` wrote: the state, and the record with the groups' options and whatever was beside."""
     record = json.loads((folder / "optimizer.json").read_text())
-    state: dict[int, dict] = {}
+    state: State = {}
     for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
-    return record
+    return state, record
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
     """Inverse of :func:`save_learner`, into the weights that ``learner`` already holds."""
-    load_weights(learner.model, learner.adapter, folder)
-    if learner.critic == "adapter":
-        load_weights(learner.model, learner.critic_adapter, folder / "critic")
-    if learner.value_model is not None:
-        active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
-        load_weights(learner.value_model, active, folder / "critic")
-    if learner.value_head is not None:
-        learner.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
-    learner.scheduler.load_state_dict(load_optimizer(learner.optimizer, folder)["scheduler"])
+    with learner.strategy.whole(write=True):
+        load_weights(learner.model, learner.adapter, folder)
+        if learner.critic == "adapter":
+            load_weights(learner.model, learner.critic_adapter, folder / "critic")
+        if learner.value_model is not None:
+            active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
+            load_weights(learner.value_model, active, folder / "critic")
+        if learner.value_head is not None:
+            learner.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+    state, record = read_optimizer(folder)
+    learner.strategy.load_optimizer_state(state, record["groups"])
+    learner.scheduler.load_state_dict(record["scheduler"])
 
 
 def load_weights(model: Any, adapter: Any, folder: Path) -> None:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,13 +17,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, get_scheduler
 from trl.trainer import disable_dropout_in_model
 
-from trl_ext import maths
+from trl_ext import world
 from trl_ext.chat import Tokenizer
+from trl_ext.forward import base_of, read_actions, trunk_of
 from trl_ext.losses import Totals, micro_batch_loss
 from trl_ext.measures import Metrics
 from trl_ext.objectives import OBJECTIVES, Objective
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.rows import TokenRows
+from trl_ext.rows import TokenRows, placeholder
+from trl_ext.strategies import Replicated, strategy_of
 from trl_ext.value_head import ValueHead
 
 CRITICS = ("head", "adapter", "model", "none")
@@ -39,37 +42,6 @@ class PolicyOutput:
     logprobs: Tensor
     values: Tensor | None
     entropies: Tensor | None
-
-
-def base_of(model: Any) -> Any:
-    """The Hugging Face model itself: PEFT injects its layers in place, so calling the base runs the active adapter."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def trunk_of(model: Any) -> nn.Module:
-    """The transformer below the head, which returns hidden states."""
-    base = base_of(model)
-    return getattr(base, base.base_model_prefix)
-
-
-@contextmanager
-def _head_sees_only(head: nn.Module, keep: Tensor) -> Iterator[dict[str, Tensor]]:
-    """Let the output head of a model see only the hidden states at ``keep`` [N, T], as one row [1, M, H].
-
-    The model's own forward then does whatever else it does to logits (soft caps, scales), and logits of the whole
-    vocabulary exist only for tokens that are trained on. Yields a dict that receives ``hidden`` [M, H].
-    """
-    seen: dict[str, Tensor] = {}
-
-    def select(_module, arguments):
-        seen["hidden"] = arguments[0][keep]
-        return (seen["hidden"].unsqueeze(0), *arguments[1:])
-
-    handle = head.register_forward_pre_hook(select)
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 class Learner:
@@ -124,6 +96,7 @@ class Learner:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self._accelerator: Any = None
+        self.strategy = Replicated({}, args, None)
         self._first: tuple[TokenRows, PolicyOutput] | None = None
         self.critic_only = False
         """While true, the policy keeps its weights and only the critic learns (warm-up)."""
@@ -181,6 +154,9 @@ class Learner:
                 base_of(module).gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
                 base_of(module).enable_input_require_grads()
                 base_of(module).train()  # transformers recomputes in training mode only; dropout is off everywhere
+        parts = {"policy": self.model, "value_model": self.value_model, "value_head": self.value_head}
+        kind = strategy_of(accelerator)
+        self.strategy = kind({name: part for name, part in parts.items() if part is not None}, self.args, accelerator)
         with self.active():
             groups = self._parameter_groups()
         self._trainable = [p for group in groups for p in group["params"]]
@@ -201,6 +177,7 @@ class Learner:
             num_training_steps=updates,
             scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
         )
+        self.strategy.attach(optimizer)
 
     def _parameter_groups(self) -> list[dict]:
         named = list(self.model.named_parameters())
@@ -217,6 +194,11 @@ class Learner:
             rate = self.args.value_learning_rate
             groups.append({"params": critic, "lr": self.learning_rate if rate is None else rate})
         return groups
+
+    @property
+    def device(self) -> torch.device:
+        """Where this policy's rows belong."""
+        return self._accelerator.device
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 
@@ -252,43 +234,50 @@ class Learner:
 
     def forward(self, rows: TokenRows, entropies: bool = False) -> PolicyOutput:
         """Log-probabilities and values of the action tokens of ``rows``, under the current weights."""
-        read, keep = rows.predicting()
-        targets = rows.input_ids[rows.action_mask]
+        wanted = entropies and self.args.entropy_coef != 0
         with self.active() as model:
-            logits, hidden = _token_logits(model, read, keep, self._autocast)
-        temperature = self.args.temperature
-        logprobs = maths.token_logprobs(logits, targets, temperature)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.args.entropy_coef != 0):
-            entropy = maths.token_entropies(logits, temperature) if entropies else None
+            hidden, logprobs, entropy = self._read(model, rows, entropies, wanted)
         return PolicyOutput(logprobs, self._values(rows, hidden), entropy)
+
+    def _read(self, model: Any, rows: TokenRows, entropies: bool = False, entropy_gradient: bool = False):
+        """Hidden states, log-probabilities and entropies of the action tokens of ``rows`` under ``model``."""
+        read, index = rows.to_read()
+        return read_actions(
+            model,
+            read,
+            index,
+            rows.input_ids[rows.action_mask],
+            self.args.temperature,
+            self._autocast,
+            self.args.logits_chunk,
+            entropies,
+            entropy_gradient,
+        )
 
     def _values(self, rows: TokenRows, hidden: Tensor) -> Tensor | None:
         if self.critic == "none":
             return None
-        read, keep = (rows.critic or rows).predicting()
         if self.critic == "head" and rows.critic is None:
             hidden = hidden.detach() if self.args.detach_critic or self.critic_only else hidden
         else:
-            hidden = self._critic_states(read, keep)
+            hidden = self._critic_states(*(rows.critic or rows).to_read())
         if self.value_head is None:
             return base_of(self.value_model).score(hidden).squeeze(-1).float()
-        heads = rows.head.unsqueeze(1).expand_as(keep)[keep]
-        return self.value_head(hidden, heads)
+        return self.value_head(hidden, rows.head.repeat_interleave(rows.action_mask.sum(1)))
 
-    def _critic_states(self, read: Tensor, keep: Tensor) -> Tensor:
+    def _critic_states(self, read: Tensor, index: Tensor) -> Tensor:
         """Hidden states [M, H] of a forward of the critic's own: other weights, or other words than the policy's."""
         adapter = self.critic_adapter if self.critic == "adapter" else None
         apart = self.critic == "head" and (self.args.detach_critic or self.critic_only)
         detached = torch.no_grad() if apart else nullcontext()
         with self.active(adapter) if self.value_model is None else nullcontext(), self._autocast(), detached:
             trunk = trunk_of(self.model if self.value_model is None else self.value_model)
-            return trunk(input_ids=read, use_cache=False).last_hidden_state[keep]
+            return trunk(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
 
     def reference_logprobs(self, rows: TokenRows) -> Tensor:
         """Log-probabilities [M] of the action tokens under the reference, at the same temperature."""
         with self.reference_model() as model:
-            logits, _ = _token_logits(model, *rows.predicting(), self._autocast)
-        return maths.token_logprobs(logits, rows.input_ids[rows.action_mask], self.args.temperature)
+            return self._read(model, rows)[1]
 
     def _autocast(self):
         return self._accelerator.autocast() if self._accelerator is not None else nullcontext()
@@ -301,41 +290,67 @@ class Learner:
         all rows, it is kept, graph and all, and the first step of the update does not repeat it.
         """
         args = self.args
-        largest = min(args.per_device_train_batch_size, args.local_rollout_forward_batch_size)
-        keep = args.num_mini_batches == 1 and len(rows) <= largest and not args.gradient_checkpointing
+        parts = self._pieces(rows, args.local_rollout_forward_batch_size)
+        once = len(parts) == 1 and len(self._pieces(rows, args.per_device_train_batch_size)) == 1
+        keep = once and args.num_mini_batches == 1 and not args.gradient_checkpointing and world.size() == 1
         self._first = None
         logprobs, values, references, entropies = [], [], [], []
-        order = rows.by_length()
-        for part in order.split(self.args.local_rollout_forward_batch_size):
-            piece = rows.take(part)
+        for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
+            piece = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
             with torch.set_grad_enabled(keep):
-                out = self.forward(piece, entropies=True)
+                out = self.strategy.call(partial(self.forward, piece, entropies=True))
+            references.append(self._reference_of(piece) if args.kl_coef != 0 else out.logprobs.detach())
             self._first = (rows, out) if keep else None
             logprobs.append(out.logprobs.detach())
             entropies.append(cast(Tensor, out.entropies).detach())
             values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
-            references.append(self.reference_logprobs(piece) if args.kl_coef != 0 else logprobs[-1])
-        rows.logprobs = _scatter(torch.cat(logprobs), rows.action_mask, order)
-        rows.values = _scatter(torch.cat(values), rows.action_mask, order)
-        rows.ref_logprobs = _scatter(torch.cat(references), rows.action_mask, order)
+        if parts:
+            order, real = torch.cat(parts), slice(len(parts))
+            rows.logprobs = _scatter(torch.cat(logprobs[real]), rows.action_mask, order)
+            rows.values = _scatter(torch.cat(values[real]), rows.action_mask, order)
+            rows.ref_logprobs = _scatter(torch.cat(references[real]), rows.action_mask, order)
         self._check_finite(rows, {"log-probability": rows.logprobs, "value": rows.values})
-        return {"policy/entropy_avg": float(torch.cat(entropies).mean())}
+        own = [float(sum(float(e.sum()) for e in entropies[: len(parts)])), float(rows.action_mask.sum())]
+        entropy, tokens = world.total(own, rows.input_ids.device)
+        return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
+
+    def _reference_of(self, rows: TokenRows) -> Tensor:
+        """:meth:`reference_logprobs`; a frozen copy is nobody's shard."""
+        if self.reference is not None:
+            return self.reference_logprobs(rows)
+        return self.strategy.call(lambda: self.reference_logprobs(rows))
+
+    def _pieces(self, rows: TokenRows, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
+        everything = torch.arange(len(rows), device=rows.input_ids.device)
+        return rows.pieces(everything if index is None else index, most_rows, self.args.max_tokens_per_microbatch)
 
     # -- learning -------------------------------------------------------------------------------------------------
 
     def accumulate(self, rows: TokenRows, index: Tensor) -> dict[str, float]:
         """Add the gradient of the PPO loss over the minibatch ``index`` (token mean), in micro-batches; statistics.
 
-        Micro-batches are weighted by their tokens, so the result does not depend on how a minibatch is cut.
+        Micro-batches are weighted by their tokens, so the result does not depend on how a minibatch is cut. All processes
+        call this together, also with nothing in ``index``; the statistics are those of all.
         """
         args = self.args
         totals = Totals.of(rows, index, args)
         sums: Metrics = {}
+        device = rows.input_ids.device
         first, self._first = self._first, None
         whole = first is not None and first[0] is rows and len(index) == len(rows)
-        for part in rows.by_length(None if whole else index).split(args.per_device_train_batch_size):
-            piece = rows.take(part)
-            out = first[1] if whole and first is not None else self.forward(piece, entropies=args.entropy_coef != 0)
+        parts = self._pieces(rows, args.per_device_train_batch_size, None if whole else index)
+        rounds = self.strategy.rounds(len(parts), device)
+        for number in range(rounds):
+            last = number + 1 == rounds
+            if number >= len(parts):
+                with self.active():
+                    self.strategy.backward(self.strategy.call(lambda: self._nothing(device)), last)
+                continue
+            piece = rows.take(parts[number])
+            if whole and first is not None:
+                out = first[1]
+            else:
+                out = self.strategy.call(partial(self.forward, piece, entropies=args.entropy_coef != 0))
             loss, measures = micro_batch_loss(piece, out, totals, args, self.objective, self.critic_only)
             if not bool(torch.isfinite(loss)):
                 self._check_finite(
@@ -349,21 +364,23 @@ class Learner:
                     f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(piece.labels[:4])}"
                 )
             with self.active():  # the adapter must stay on until backward has recomputed what it needs
-                self._accelerator.backward(loss) if self._accelerator is not None else loss.backward()
+                self.strategy.backward(loss, last)
             for key, value in measures.items():
                 sums[key] = sums.get(key, 0.0) + value
-        return sums
+        everybody = world.gather(sums)
+        return {key: sum(own.get(key, 0.0) for own in everybody) for key in max(everybody, key=len)}
+
+    def _nothing(self, device: torch.device) -> Tensor:
+        """A loss of 0 through the whole model, for a process that has no more to learn from while others do."""
+        out = self.forward(placeholder(device))
+        return 0.0 * (out.logprobs.sum() + (0.0 if out.values is None else out.values.sum()))
 
     def step(self) -> float:
         """Clip this policy's gradients, step its optimizer, clear; returns the gradient norm before clipping."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        largest = self.args.max_grad_norm if self.args.max_grad_norm and self.args.max_grad_norm > 0 else float("inf")
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest))
+        wanted = self.args.max_grad_norm
+        norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
         if norm != norm or norm == float("inf"):
-            self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def _check_finite(self, rows: TokenRows, named: dict[str, Tensor]) -> None:
@@ -392,13 +409,6 @@ def starting_point(model: Any, adapter: str) -> str | None:
             parameter.requires_grad_(False)
     model.set_adapter(kept[0])
     return name
-
-
-def _token_logits(model: Any, input_ids: Tensor, keep: Tensor, autocast) -> tuple[Tensor, Tensor]:
-    """Logits [M, V] and hidden states [M, H] at the positions ``keep`` [N, T]."""
-    with _head_sees_only(model.get_output_embeddings(), keep) as seen, autocast():
-        logits = model(input_ids=input_ids, use_cache=False).logits[0]
-    return logits, seen["hidden"]
 
 
 def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:

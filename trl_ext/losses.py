@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext import maths
+from trl_ext import maths, world
 from trl_ext.measures import Metrics
 from trl_ext.objectives import Objective, aggregation_total, token_weights
 from trl_ext.ppo_options import PPOOptions
@@ -23,10 +23,12 @@ class Totals:
 
     @classmethod
     def of(cls, rows: TokenRows, index: Tensor, options: PPOOptions) -> "Totals":
-        """Those of the minibatch ``index`` of ``rows``."""
+        """Those of the minibatch ``index`` of ``rows``, and of what the other processes have in this minibatch."""
         mask = rows.action_mask[index]
         policy = aggregation_total(mask, rows.weight[index], options.aggregation)
-        return cls(policy, int(mask.sum()), int(rows.value_mask[index].sum()))
+        own = [policy, float(mask.sum()), float(rows.value_mask[index].sum())]
+        policy, tokens, values = world.total(own, mask.device)
+        return cls(policy, int(tokens), int(values))
 
 
 def micro_batch_loss(

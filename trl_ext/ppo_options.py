@@ -17,6 +17,20 @@ class PPOOptions:
     num_ppo_epochs: int = option(4, "Passes over each collected batch.")
     num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
     local_rollout_forward_batch_size: int = option(64, "Rows per forward where no gradient is taken, and per generate.")
+    max_tokens_per_generate: int | None = option(
+        None, "Most tokens, padding included, that a batch of generate may come to hold; rows beside the above."
+    )
+    keep_states: bool = option(
+        True, "Keep what was read of a conversation between its turns (memory for speed; not with sliding windows)."
+    )
+    max_tokens_per_microbatch: int | None = option(
+        None,
+        "Most tokens, padding included, that one forward of training reads; rows beside per_device_train_batch_size. A "
+        "longer row is read alone.",
+    )
+    logits_chunk: int | None = option(
+        None, "Logits of so many tokens at a time, made again in the backward pass; None: those of a forward at once."
+    )
     response_length: int = option(53, "Most tokens an answer may have.")
     stop_token: Literal["eos", "none"] | None = option(
         None,
@@ -64,7 +78,14 @@ class PPOOptions:
     def __post_init__(self):
         _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
         _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
-        for name, smallest in (("cliprange_high", 0), ("dual_clip", 1), ("tis_cap", 0)):
+        optional = {
+            "cliprange_high": 0,
+            "dual_clip": 1,
+            "tis_cap": 0,
+            "max_tokens_per_microbatch": 1,
+            "logits_chunk": 1,
+        }
+        for name, smallest in optional.items():
             if getattr(self, name) is not None:
                 _at_least(self, smallest, name)
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:

@@ -1,11 +1,11 @@
 """Arguments of :class:`trl_ext.PPOv2Trainer`: TRL 1.12's ``PPOConfig``, on the current ``TrainingArguments``."""
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Literal
 
 from transformers import TrainingArguments
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext.ppo_options import PPOOptions, option
 
@@ -48,12 +48,13 @@ class PPOv2Config(PPOOptions, TrainingArguments):
     local_mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step here.")
     mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step over all processes.")
     ds3_gather_for_generation: bool = option(
-        True, "Unused here, where one process trains; kept for scripts written for TRL."
+        True, "Unused here: weights are always gathered for generation; kept for scripts written for TRL."
     )
 
     def __post_init__(self):
         PPOOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
+        unset_hf_deepspeed_config()  # models are loaded whole and cut afterwards, each for its own engine
         if self.fp16:
             raise ValueError("fp16: loss scaling is not supported here; use bf16=True, which has float32's range")
         for name in ("save_strategy", "eval_strategy"):
@@ -65,11 +66,6 @@ class PPOv2Config(PPOOptions, TrainingArguments):
     def count_batches(self, processes: int, rows: int) -> int:
         """Fill in TRL's batch counts for a data set of ``rows``; returns the number of updates."""
         self.world_size = processes
-        if (started := max(self.world_size, int(os.environ.get("WORLD_SIZE", "1")))) > 1:
-            raise NotImplementedError(
-                f"this version trains in one process; it was started with {started}. "
-                "Start it with one process (accelerate launch --num_processes 1)"
-            )
         self.local_batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.batch_size = self.local_batch_size * self.world_size

@@ -11,8 +11,8 @@ weights is a :class:`trl_ext.Learner`.
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 from trl.trainer import disable_dropout_in_model
 
+from trl_ext import world
 from trl_ext.advantages import assign_advantages
 from trl_ext.chat import Tokenizer
 from trl_ext.checkpoint import (
@@ -35,11 +36,12 @@ from trl_ext.checkpoint import (
     write_checkpoint,
 )
 from trl_ext.data import Prompt, check_dataset, read_prompt, rows_of, shuffled_indices
-from trl_ext.generation import Sampling, generate, stop_ids_of
-from trl_ext.learner import Learner, base_of
+from trl_ext.forward import base_of
+from trl_ext.generation import Sampling, sample, stop_ids_of
+from trl_ext.learner import Learner
 from trl_ext.measures import Clock, Metrics, mean, update_metrics
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.rows import Answer, TokenRows, build_rows
+from trl_ext.rows import Answer, Everyones, TokenRows, build_rows
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
 
 COMPLETIONS = "completions.jsonl"
@@ -140,7 +142,8 @@ class PPOv2Trainer(Trainer):
                 data_collator=cast(Any, list),
                 callbacks=callbacks,
             )
-        updates = args.count_batches(self.accelerator.num_processes, len(train_dataset))
+        world.check()
+        updates = args.count_batches(world.size(), len(train_dataset))
         for learner in learners.values():
             optimizer, scheduler = optimizers if learner is first else (None, None)
             learner.prepare(self.accelerator, updates, optimizer, scheduler)
@@ -160,22 +163,28 @@ class PPOv2Trainer(Trainer):
         while self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             clock = Clock()
             self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-            with clock("collect"):
+            with clock("collect"), self.whole_weights():
                 answers = self.collect(self.next_batch())
             with clock("score"):
                 answers = self.score(answers)
+                everybody = world.everyones(answers)
             with clock("advantage"):
-                rows, metrics = self.advantage(answers)
+                rows, metrics = self.advantage(answers, everybody)
             with clock("update"):
                 metrics |= self.update(rows)
-            self._finish_update(answers, rows, metrics, clock)
+            self._finish_update(everybody, rows, metrics, clock)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         return metrics
 
     def next_batch(self) -> list[Any]:
-        """The rows of this update, in seeded order without replacement within an epoch."""
-        indices = shuffled_indices(len(self.train_dataset), self.args.seed, self.episodes, self.args.local_batch_size)
-        return [self.train_dataset[i] for i in indices]
+        """This process's rows of this update, in seeded order without replacement within an epoch."""
+        return [self.train_dataset[i] for i in self._indices(len(self.train_dataset))]
+
+    def _indices(self, size: int) -> list[int]:
+        """Which of ``size`` examples this process works on in this update."""
+        own = self.args.local_batch_size
+        everybody = shuffled_indices(size, self.args.seed, self.episodes, self.args.batch_size)
+        return everybody[world.rank() * own : (world.rank() + 1) * own]
 
     def collect(self, batch: list[Any]) -> list[Any]:
         """Sample one answer per row from the current policy."""
@@ -199,12 +208,16 @@ class PPOv2Trainer(Trainer):
         self.rewards = named
         return answers
 
-    def advantage(self, answers: list[Any]) -> tuple[dict[str, TokenRows], Metrics]:
-        """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics."""
+    def advantage(self, answers: list[Any], everybody: list[Any] | None = None) -> tuple[dict[str, TokenRows], Metrics]:
+        """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics.
+
+        ``answers`` are this process's, ``everybody`` those of all processes, over which statistics go (default: the same).
+        """
         rows, metrics = self._annotated({"policy": answers})
         has_critic = self.learners["policy"].critic != "none"
-        metrics["policy"] |= assign_advantages(rows["policy"], self.args, has_critic)
-        return rows, self._merge(metrics)
+        everyones = Everyones.of(rows["policy"])
+        metrics["policy"] |= assign_advantages(everyones.rows, self.args, has_critic)
+        return {"policy": everyones.back(rows["policy"])}, self._merge(metrics)
 
     def update(self, rows: dict[str, TokenRows]) -> Metrics:
         """``num_ppo_epochs`` passes; in each, ``num_mini_batches`` optimizer steps of every learner."""
@@ -212,9 +225,9 @@ class PPOv2Trainer(Trainer):
         collected: dict[str, list[Metrics]] = {name: [] for name in rows}
         going = set(rows)
         for epoch in range(args.num_ppo_epochs):
-            cuts = {name: self._minibatches(len(r), epoch) for name, r in rows.items()}
+            cuts = {name: self._minibatches(r, epoch) for name, r in rows.items()}
             for number in range(args.num_mini_batches):
-                stepping = [name for name, parts in cuts.items() if name in going and len(parts[number])]
+                stepping = [name for name in cuts if name in going and self._anything(cuts[name][number])]
                 for name in stepping:
                     index = cuts[name][number].to(rows[name].input_ids.device)
                     collected[name].append(self.learners[name].accumulate(rows[name], index))
@@ -240,10 +253,17 @@ class PPOv2Trainer(Trainer):
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
         self._check_lengths(prompts)
         sampling = Sampling(
-            self.args.response_length, temperature, self._stop_ids, self.args.local_rollout_forward_batch_size
+            self.args.response_length,
+            temperature,
+            self._stop_ids,
+            self.args.local_rollout_forward_batch_size,
+            batch_tokens=self.args.max_tokens_per_generate,
         )
+        first = self.episodes + world.rank() * self.args.local_batch_size
+        keys = [(self.args.seed, first + number) for number in range(len(prompts))]
         with learner.active() as model:
-            responses = generate(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling)
+            found = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
+        responses = [one.ids for one in found]
         return [
             Answer(
                 prompt_ids=prompt.ids,
@@ -279,29 +299,47 @@ class PPOv2Trainer(Trainer):
         rows, metrics = {}, {}
         for name, own in answers.items():
             learner = self.learners[name]
-            rows[name] = build_rows(list(own), learner.tokenizer.pad_token_id or 0, self.accelerator.device)
+            device = learner.device
+            rows[name] = build_rows(list(own), learner.tokenizer.pad_token_id or 0, device)
             metrics[name] = learner.annotate(rows[name])
-            metrics[name]["val/num_eos_tokens"] = float(sum(a.ended for a in own))
+            metrics[name]["val/num_eos_tokens"] = world.total([float(sum(a.ended for a in own))], device)[0]
         return rows, metrics
 
     def _merge(self, metrics: dict[str, Metrics]) -> Metrics:
         """Metrics of several learners in one flat record; here there is one learner and nothing to tell apart."""
         return dict(next(iter(metrics.values()), {}))
 
-    def _minibatches(self, size: int, epoch: int) -> list[torch.Tensor]:
-        """A seeded permutation of ``range(size)`` cut into ``num_mini_batches`` parts of nearly equal size."""
-        order = np.random.default_rng([self.args.seed, self.state.global_step, epoch]).permutation(size)
-        return [torch.from_numpy(part) for part in np.array_split(order, self.args.num_mini_batches)]
+    def _anything(self, index: torch.Tensor) -> bool:
+        """Whether any process has rows in a minibatch."""
+        return world.largest(len(index), self.accelerator.device) > 0
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Every process sees the whole weights of all learners, for generating and saving; all processes enter together."""
+        with ExitStack() as stack:
+            for learner in self.learners.values():
+                stack.enter_context(learner.strategy.whole())
+            yield
+
+    def _minibatches(self, rows: TokenRows, epoch: int) -> list[torch.Tensor]:
+        """A seeded permutation of the families of ``rows`` cut into ``num_mini_batches`` parts of nearly equal size."""
+        members: dict[int, list[int]] = {}
+        for row, family in enumerate(rows.family.tolist()):
+            members.setdefault(family, []).append(row)
+        together = list(members.values())
+        order = np.random.default_rng([self.args.seed, self.state.global_step, epoch]).permutation(len(together))
+        parts = np.array_split(order, self.args.num_mini_batches)
+        return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]
 
     def _finish_update(self, answers: Any, rows: dict[str, TokenRows], metrics: Metrics, clock: "Clock") -> None:
         """Count, log, evaluate and save, as the callbacks ask for."""
         self.state.global_step += 1
-        self.episodes += self.args.local_batch_size
+        self.episodes += self.args.batch_size
         self.state.epoch = self.episodes / len(self.train_dataset)
         metrics["episode"] = self.episodes
         metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
-        sampled = sum(int(r.action_mask.sum()) for r in rows.values())
-        metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
+        sampled = float(sum(int(r.action_mask.sum()) for r in rows.values()))
+        metrics["tokens_per_second"] = world.total([sampled], self.accelerator.device)[0] / max(clock.total(), 1e-9)
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         if self.control.should_log:
             self.log(dict(metrics))
@@ -318,8 +356,13 @@ class PPOv2Trainer(Trainer):
         """Mean of every reward source over greedy answers to the evaluation set; the weights do not change."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         check_dataset(dataset, "eval_dataset")
-        answers = self.score(self._answer([dataset[i] for i in range(len(dataset))], temperature=0.0))
-        metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in self.rewards.items()}
+        own = [dataset[i] for i in range(world.rank(), len(dataset), world.size())]
+        with self.whole_weights():
+            answers = self.score(self._answer(own, temperature=0.0)) if own else []
+        answers = world.everyones(answers)
+        found = world.gather(self.rewards if own else {})
+        rewards = {name: [v for part in found for v in part.get(name, [])] for name in found[0]}
+        metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in rewards.items()}
         metrics[f"{metric_key_prefix}_score"] = mean([a.score for a in answers])
         metrics[f"{metric_key_prefix}_ended"] = mean([float(a.ended) for a in answers])
         self.log(dict(metrics))
@@ -332,7 +375,10 @@ class PPOv2Trainer(Trainer):
         every = max(1, self.args.num_total_batches // times) if times > 0 else 0
         if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
             return
-        answers = self._answer([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
+        with self.whole_weights():
+            answers = self._answer([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
+        if not world.is_main():
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:
             for answer in answers:
@@ -362,13 +408,16 @@ class PPOv2Trainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Each policy as a ``from_pretrained`` folder: ``output_dir`` itself for one, ``output_dir/NAME`` for several."""
         folder = Path(output_dir or self.folder)
-        for name, learner in self.learners.items():
-            save_policy(learner, folder if len(self.learners) == 1 else folder / name)
+        with self.whole_weights():
+            for name, learner in self.learners.items() if world.is_main() else ():
+                save_policy(learner, folder if len(self.learners) == 1 else folder / name)
+        world.wait()
 
     def _save_checkpoint(self, model, trial) -> None:
         target = self.folder / f"checkpoint-{self.state.global_step}"
         write_checkpoint(target, self.learners, self.checkpoint_state(), self.checkpoint_others())
-        remove_old(self.folder, self.args.save_total_limit)
+        if world.is_main():
+            remove_old(self.folder, self.args.save_total_limit)
 
     def _start_or_resume(self, wanted: str | bool | None) -> None:
         args = self.args

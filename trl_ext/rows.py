@@ -1,10 +1,13 @@
 """Token rows: what a learner is trained on. One row is one answer with the prompt it was given."""
 
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trl_ext import world
 
 
 @dataclass
@@ -38,7 +41,8 @@ class TokenRows:
     of the state it was chosen in, its reward, advantage and return. ``action_mask`` is true where the policy sampled
     the token; column 0 is never an action. Positions outside the mask hold zeros. ``value_mask`` is true where the critic
     is trained. ``critic``: the same answers after what the critic reads, where that differs; only its ids and masks are
-    used.
+    used. ``family``: rows that begin alike to the end of the shorter one, such as the turns of one conversation, are read
+    by one forward of the longest.
     """
 
     input_ids: Tensor
@@ -47,6 +51,7 @@ class TokenRows:
     score: Tensor  # [N]
     head: Tensor  # [N]
     group: Tensor  # [N] index of the whitening group
+    family: Tensor  # [N]
     weight: Tensor  # [N] how often a row counts in the loss
     value_mask: Tensor
     labels: list[str]
@@ -61,15 +66,31 @@ class TokenRows:
     def __len__(self) -> int:
         return self.input_ids.shape[0]
 
-    def by_length(self, index: Tensor | None = None) -> Tensor:
-        """``index`` (default: all rows) from short to long, so that rows of one forward waste little padding."""
-        lengths = self.attention_mask.sum(1)
-        index = torch.arange(len(self), device=lengths.device) if index is None else index
-        return index[torch.argsort(lengths[index], stable=True)]
+    def pieces(self, index: Tensor, most_rows: int, most_tokens: int | None = None) -> list[Tensor]:
+        """``index`` cut into parts for one forward each, from short to long, so that they hold little padding.
+
+        A forward reads at most ``most_rows`` rows, families counting once, and ``most_tokens`` tokens with padding; one
+        that is longer by itself is read alone.
+        """
+        lengths, family = self.attention_mask.sum(1).tolist(), self.family.tolist()
+        members: dict[int, list[int]] = {}
+        for row in index.tolist():
+            members.setdefault(family[row], []).append(row)
+        width = {f: max(lengths[row] for row in rows) for f, rows in members.items()}
+        parts: list[list[int]] = []
+        read = 0
+        for one in sorted(members, key=width.__getitem__):
+            full = read == most_rows or (most_tokens is not None and (read + 1) * width[one] > most_tokens)
+            if not parts or full:
+                parts.append([])
+                read = 0
+            parts[-1] += members[one]
+            read += 1
+        return [torch.tensor(part, device=self.input_ids.device) for part in parts]
 
     def take(self, index: Tensor) -> "TokenRows":
         """The rows at ``index``, cut to the longest of them."""
-        width = int(self.attention_mask[index].sum(1).max())
+        width = int(self.attention_mask[index].sum(1).max()) if len(index) else 1
         chosen = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -78,12 +99,19 @@ class TokenRows:
         critic = self.critic.take(index) if self.critic is not None else None
         return replace(self, **chosen, labels=[self.labels[i] for i in index.tolist()], critic=critic)
 
-    def predicting(self) -> tuple[Tensor, Tensor]:
-        """What a forward must read, [N, T-1], and the positions in it whose output chooses an action token.
+    def to_read(self) -> tuple[Tensor, Tensor]:
+        """What a forward must read, [P, T-1], and where in it, flattened, each action token is chosen: [M], in row-major
+        order of the rows.
 
-        Nothing is predicted from the last column, so it is not read.
+        Of every family only the longest row is read. Nothing is predicted from the last column, so it is not read either.
         """
-        return self.input_ids[:, :-1], self.action_mask[:, 1:]
+        family = self.family.tolist()
+        longest = {family[row]: row for row in torch.argsort(self.attention_mask.sum(1), stable=True).tolist()}
+        place = {name: position for position, name in enumerate(longest)}
+        read = self.input_ids[list(longest.values()), :-1]
+        row, column = self.action_mask.nonzero(as_tuple=True)
+        places = torch.tensor([place[name] for name in family], device=read.device)
+        return read, places[row] * read.shape[1] + column - 1
 
 
 def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -> TokenRows:
@@ -91,7 +119,8 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
 
     Right padding needs no attention mask in a causal model: no real token can see a later column.
     """
-    width = max(len(a.prompt_ids) + len(a.response_ids) for a in answers)
+    sequences = [a.prompt_ids + a.response_ids for a in answers]
+    width = max(map(len, sequences), default=1)
     shape = (len(answers), width)
     input_ids = torch.full(shape, pad_id, dtype=torch.long)
     attention = torch.zeros(shape, dtype=torch.bool)
@@ -100,8 +129,8 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
     for row, answer in enumerate(answers):
         if not answer.prompt_ids or not answer.response_ids:
             raise ValueError(f"{answer.label}: a row needs at least one prompt token and one answer token")
-        start, end = len(answer.prompt_ids), len(answer.prompt_ids) + len(answer.response_ids)
-        input_ids[row, :end] = torch.tensor(answer.prompt_ids + answer.response_ids)
+        start, end = len(answer.prompt_ids), len(sequences[row])
+        input_ids[row, :end] = torch.tensor(sequences[row])
         attention[row, :end] = True
         action[row, start:end] = True
         groups.setdefault(answer.group, len(groups))
@@ -112,6 +141,7 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
         score=torch.tensor([float("nan") if a.score is None else a.score for a in answers]),
         head=torch.tensor([a.head for a in answers]),
         group=torch.tensor([groups[a.group] for a in answers]),
+        family=torch.tensor(_families(sequences)),
         weight=torch.tensor([a.weight for a in answers]),
         value_mask=action.clone(),
         labels=[a.label for a in answers],
@@ -121,11 +151,77 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
         advantages=torch.zeros(shape),
         returns=torch.zeros(shape),
     )
-    for f in fields(rows):
-        value = getattr(rows, f.name)
-        if isinstance(value, Tensor):
-            setattr(rows, f.name, value.to(device))
+    rows = _moved(rows, device)
     if any(a.critic_prompt_ids is not None for a in answers):
         seen = [replace(a, prompt_ids=a.critic_prompt_ids or a.prompt_ids, critic_prompt_ids=None) for a in answers]
         rows.critic = build_rows(seen, pad_id, device)
     return rows
+
+
+def _families(sequences: list[list[int]]) -> list[int]:
+    """For each sequence the index of one that it is the beginning of and that is the beginning of no other.
+
+    In alphabetical order, what begins with a sequence follows right after it.
+    """
+    family = list(range(len(sequences)))
+    order = sorted(family, key=sequences.__getitem__)
+    for one, after in reversed(list(pairwise(order))):
+        if sequences[after][: len(sequences[one])] == sequences[one]:
+            family[one] = family[after]
+    return family
+
+
+def placeholder(device: torch.device | str) -> TokenRows:
+    """A row of two tokens, for forwards that a process makes only because others do."""
+    return build_rows([Answer([0], [0], True, "placeholder")], 0, device)
+
+
+@dataclass
+class Everyones:
+    """The rows of all processes, for statistics over all of them; ``process`` and ``row`` [N] say where each is."""
+
+    rows: TokenRows
+    process: Tensor
+    row: Tensor
+
+    @classmethod
+    def of(cls, own: TokenRows) -> "Everyones":
+        """All processes call this together. What the critic reads stays where it is."""
+        if world.size() == 1:
+            return cls(own, torch.zeros(len(own), dtype=torch.long), torch.arange(len(own)))
+        parts: list[TokenRows] = world.gather(_moved(replace(own, critic=None), "cpu"))
+        width = max(part.input_ids.shape[1] for part in parts)
+        joined: dict[str, Any] = {}
+        for f in fields(TokenRows):
+            values = [getattr(part, f.name) for part in parts]
+            if isinstance(values[0], Tensor):
+                wide = [torch.nn.functional.pad(v, (0, width - v.shape[1])) if v.dim() == 2 else v for v in values]
+                joined[f.name] = torch.cat(wide)
+        starts = [sum(len(part) for part in parts[:i]) for i in range(len(parts))]
+        joined["family"] = torch.cat([part.family + start for part, start in zip(parts, starts, strict=True)])
+        rows = replace(parts[0], **joined, labels=[label for part in parts for label in part.labels], critic=None)
+        process = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
+        return cls(rows, process, torch.cat([torch.arange(len(part)) for part in parts]))
+
+    def take(self, index: Tensor) -> "Everyones":
+        """Those at ``index``."""
+        if len(index) == len(self.rows):
+            return self
+        return Everyones(self.rows.take(index), self.process[index], self.row[index])
+
+    def back(self, own: TokenRows) -> TokenRows:
+        """This process's rows that are left, with what was worked out for them here."""
+        if world.size() == 1:
+            return self.rows
+        index = (self.process == world.rank()).nonzero().flatten()
+        found = _moved(self.rows.take(index), own.input_ids.device)
+        worked_out = ("advantages", "returns", "group", "weight", "value_mask")
+        here = own.take(self.row[index].to(own.input_ids.device))
+        values: Any = {name: getattr(found, name) for name in worked_out}
+        return replace(here, **values)
+
+
+def _moved(rows: TokenRows, device: torch.device | str) -> TokenRows:
+    tensors: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(rows)}
+    there: Any = {name: v.to(device) for name, v in tensors.items() if isinstance(v, Tensor)}
+    return replace(rows, **there)

@@ -39,8 +39,8 @@ def assign(
     state: BaselineState,
     critics: Collection[str] = (),
     dialogues: Sequence[Dialogue] = (),
-) -> tuple[dict[str, TokenRows], dict[str, Metrics]]:
-    """Fill in ``advantages``, ``returns``, ``weight`` of annotated ``rows``; returns those that count, and statistics.
+) -> tuple[dict[str, Metrics], dict[str, torch.Tensor]]:
+    """Fill in ``advantages``, ``returns``, ``weight`` of annotated ``rows``; returns statistics, and which rows count.
 
     ``critics`` names the policies that have one. ``dialogues``: where a post needs everybody, who else spoke is found here.
     """
@@ -61,7 +61,7 @@ def assign(
     if options.aggregation == "per_main_rollout":
         for name, own in answers.items():
             rows[name].weight *= len(own) / len({(s.dialogue.prompt, s.dialogue.rollout) for s in own})
-    return _counting(rows), metrics
+    return metrics, _counting(rows)
 
 
 def turn_batch(places: list[Place], reward: list[float], value: list[float] | None) -> TurnBatch:
@@ -198,13 +198,7 @@ def _first_action(mask: torch.Tensor) -> torch.Tensor:
     return mask & (mask.cumsum(1) == 1)
 
 
-def _counting(rows: dict[str, TokenRows]) -> dict[str, TokenRows]:
-    """Without rows of weight 0, and without policies of which none is left."""
-    kept: dict[str, TokenRows] = {}
-    for name, own in rows.items():
-        index = own.weight.nonzero().flatten()
-        if len(index) == len(own):
-            kept[name] = own
-        elif len(index):
-            kept[name] = own.take(index)
-    return kept
+def _counting(rows: dict[str, TokenRows]) -> dict[str, torch.Tensor]:
+    """The rows whose weight is not 0, by policy, without policies that have none."""
+    kept = {name: own.weight.nonzero().flatten() for name, own in rows.items()}
+    return {name: index for name, index in kept.items() if len(index)}

@@ -9,7 +9,10 @@ from maporl.types import Ask, Example, Stop
 
 @dataclass
 class Request:
-    """One Ask in its place: the dialogue's example, the agent's turn and conversation so far, whose weights answer."""
+    """One Ask in its place: the dialogue's example, the agent's turn and conversation so far, whose weights answer.
+
+    ``draw`` names the random numbers of the answer, which do not depend on what else is asked for; None: torch's.
+    """
 
     ask: Ask
     example: Example
@@ -18,6 +21,7 @@ class Request:
     transcript: Transcript
     label: str
     policy: str = ""
+    draw: tuple | None = None
 
 
 @dataclass
@@ -32,7 +36,10 @@ class Reply:
 
 
 class Engine(Interface):
-    """``generate`` answers a batch, in order; ``sync`` is told that a policy's weights have changed."""
+    """``generate`` answers a batch, in order; ``sync`` is told that a policy's weights have changed.
+
+    An engine may also have ``release()``, called when dialogues have ended, and ``metrics()``, logged after every update.
+    """
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]: ...
 

@@ -1,46 +1,104 @@
-"""The default engine: Hugging Face ``generate``, one batched call per policy and step, token-exact transcripts."""
+"""The default engine: the team's own models, token-exact transcripts, one batch for all agents of one base."""
+
+from peft import LoraConfig, PeftModel
 
 from maporl.agents import Policy
 from maporl.engines.base import Reply, Request
 from maporl.types import Stop
-from trl_ext.generation import Sampling, generate
+from trl_ext.generation import Sampled, Sampling, sample
+from trl_ext.states import States
 
 
 class TransformersEngine:
     """Answers with the team's own models.
 
+    Policies that are adapters of one base answer in one batch. What was read of a conversation is kept between its turns,
+    where the model allows it (``keep_states``), until :meth:`sync` or :meth:`release`.
+
     Args:
         policies: the team's policies by name.
-        max_new_tokens, batch_size: see :class:`trl_ext.generation.Sampling`.
+        max_new_tokens, batch_size, batch_tokens: see :class:`trl_ext.generation.Sampling`.
     """
 
-    def __init__(self, policies: dict[str, Policy], max_new_tokens: int, batch_size: int):
-        self.policies, self.max_new_tokens, self.batch_size = policies, max_new_tokens, batch_size
+    def __init__(
+        self,
+        policies: dict[str, Policy],
+        max_new_tokens: int,
+        batch_size: int,
+        batch_tokens: int | None = None,
+        keep_states: bool = True,
+        mix_adapters: bool = True,
+    ):
+        self.policies, self.max_new_tokens = policies, max_new_tokens
+        self.batch_size, self.batch_tokens, self.mix_adapters = batch_size, batch_tokens, mix_adapters
+        self.states: States | None = States() if keep_states else None
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """Replies in the order of ``requests``; those of one policy are sampled together."""
+        """Replies in the order of ``requests``."""
         replies: list[Reply | None] = [None] * len(requests)
-        for policy in dict.fromkeys(r.policy for r in requests):
-            rows = [i for i, r in enumerate(requests) if r.policy == policy]
-            answers = self._speak(self.policies[policy], [requests[i] for i in rows], temperature)
-            for row, reply in zip(rows, answers, strict=True):
+        groups: dict[tuple, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(self._group(self.policies[request.policy]), []).append(i)
+        for rows in groups.values():
+            for row, reply in zip(rows, self._speak([requests[i] for i in rows], temperature), strict=True):
                 replies[row] = reply
         return replies  # type: ignore[return-value]  # every request names a policy
 
     def sync(self, policy: str) -> None:
-        """Nothing to do: the engine samples from the very weights that are trained."""
+        """The engine samples from the very weights that are trained; what was read with earlier ones is dropped."""
+        self.release()
 
-    def _speak(self, voice: Policy, requests: list[Request], temperature: float) -> list[Reply]:
-        prompts = [r.transcript.hear(r.ask.messages, voice.tokenizer, voice.stop_ids) for r in requests]
-        for request, ids in zip(requests, prompts, strict=True):
+    def release(self) -> None:
+        """Drop what was read of conversations; they are read again if they go on."""
+        if self.states is not None:
+            self.states.clear()
+
+    def _group(self, voice: Policy) -> tuple:
+        """Policies of one group answer in one batch."""
+        if self.mix_adapters and _mixes(voice):
+            return (id(voice.model), voice.stop_ids, voice.tokenizer.pad_token_id)
+        return (voice.name,)
+
+    def _speak(self, requests: list[Request], temperature: float) -> list[Reply]:
+        voices = [self.policies[r.policy] for r in requests]
+        known = [len(r.transcript.ids) for r in requests]
+        prompts = [
+            r.transcript.hear(r.ask.messages, v.tokenizer, v.stop_ids) for r, v in zip(requests, voices, strict=True)
+        ]
+        for request, voice, ids in zip(requests, voices, prompts, strict=True):
             voice.check_length(len(ids), self.max_new_tokens, request.label)
-        sampling = Sampling(self.max_new_tokens, temperature, voice.stop_ids, self.batch_size)
-        with voice.active() as model:
-            answers = generate(model, prompts, voice.tokenizer.pad_token_id, sampling)
-        replies = []
-        for request, prompt, ids in zip(requests, prompts, answers, strict=True):
-            ended = ids[-1] in voice.stop_ids
-            request.transcript.say(request.utterance, ids, ended)
-            text = voice.tokenizer.decode(ids, skip_special_tokens=True).strip()
-            replies.append(Reply(text, Stop.EOS if ended else Stop.LENGTH, prompt, ids))
-        return replies
+        first = voices[0]
+        sampling = Sampling(
+            self.max_new_tokens, temperature, first.stop_ids, self.batch_size, batch_tokens=self.batch_tokens
+        )
+        draws = [r.draw for r in requests]
+        keys = None if None in draws else [d for d in draws if d is not None]
+        mixed = len({v.name for v in voices}) > 1
+        with first.active() as model:
+            answers = sample(
+                first.model if mixed else model,
+                prompts,
+                first.tokenizer.pad_token_id,
+                sampling,
+                keys,
+                [str(v.adapter) for v in voices] if mixed else None,
+                self.states,
+                known,
+                owners=[v.name for v in voices],
+            )
+        return [_reply(*place) for place in zip(requests, voices, prompts, answers, strict=True)]
+
+
+def _mixes(voice: Policy) -> bool:
+    """Whether PEFT can run this adapter beside others in one batch."""
+    if not isinstance(voice.model, PeftModel):
+        return False
+    config = voice.model.peft_config[str(voice.adapter)]
+    return isinstance(config, LoraConfig) and not config.use_dora and not config.modules_to_save
+
+
+def _reply(request: Request, voice: Policy, prompt: list[int], answer: Sampled) -> Reply:
+    ended = answer.ids[-1] in voice.stop_ids
+    request.transcript.say(request.utterance, answer.ids, ended)
+    text = voice.tokenizer.decode(answer.ids, skip_special_tokens=True).strip()
+    return Reply(text, Stop.EOS if ended else Stop.LENGTH, prompt, answer.ids, answer.logprobs)

@@ -16,7 +16,7 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue
 from maporl.verifier.encoding import TooLong, chat_of, encode
 from maporl.verifier.model import Verifier, last_outputs
-from trl_ext.checkpoint import load_optimizer, load_weights, save_optimizer
+from trl_ext.checkpoint import load_weights, read_optimizer, save_optimizer
 
 
 def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
@@ -75,9 +75,11 @@ class CoTraining:
         """The verifier and what it takes to go on training it."""
         self.verifier.model.save_pretrained(folder)
         self.verifier.tokenizer.save_pretrained(folder)
-        save_optimizer(self.optimizer, folder, {"pairs": self.pairs})
+        save_optimizer(self.optimizer.state_dict()["state"], self.optimizer, folder, {"pairs": self.pairs})
 
     def load(self, folder: Path) -> None:
         """Inverse of :meth:`save`."""
         load_weights(self.verifier.model, None, folder)
-        self.pairs = [(right, wrong) for right, wrong in load_optimizer(self.optimizer, folder)["pairs"]]
+        state, record = read_optimizer(folder)
+        self.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
+        self.pairs = [(right, wrong) for right, wrong in record["pairs"]]

@@ -13,8 +13,8 @@ from maporl.grading import find_label
 from maporl.tasks.base import Task
 from maporl.types import Example
 from trl_ext.chat import encode_prompt
+from trl_ext.forward import base_of
 from trl_ext.generation import Sampling, generate, stop_ids_of
-from trl_ext.learner import base_of
 
 JUDGE_PROMPT = (
     "Question:\n{question}\n\nA right answer, for comparison:\n{reference}\n\nThe answer to judge:\n{answer}\n\n"

@@ -37,7 +37,7 @@ from maporl.verifier.measures import by_length, by_question, fit_temperature, re
 from maporl.verifier.model import RECORD, VerifierError, last_outputs, token_outputs
 from maporl.verifier.options import TrainOptions
 from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
-from trl_ext.learner import base_of
+from trl_ext.forward import base_of
 
 PLOT = "reliability.png"
 _DTYPES = {False: torch.float32, True: torch.bfloat16}

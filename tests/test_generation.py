@@ -1,0 +1,156 @@
+"""Sampling: what a row says may depend on its own words and its own random numbers, and on nothing else."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny_models import build, lively
+from transformers import MambaConfig, MambaForCausalLM
+
+from trl_ext.generation import Sampling, generate, sample
+from trl_ext.states import States, plain_states
+
+PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
+STOP = frozenset({2, 9, 11})
+
+
+def alone(model, prompt, new):
+    """Greedy decoding written out: one row, no padding, no cache."""
+    ids = list(prompt)
+    for _ in range(new):
+        with torch.no_grad():
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] in STOP:
+            break
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+def test_greedy_answers_are_those_of_every_row_alone(tiny, architecture):
+    model = lively(build(tiny, architecture)[0])
+    expected = [alone(model, prompt, 12) for prompt in PROMPTS]
+    assert len({len(e) for e in expected}) > 1, "rows end at different times"
+    for options in ({}, {"batch_size": 2}, {"batch_tokens": 30}):
+        assert generate(model, PROMPTS, 0, Sampling(12, 0.0, STOP, **options)) == expected
+
+
+def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
+    model = lively(build(tiny, "llama")[0])
+    sizes = []
+    model.register_forward_pre_hook(
+        lambda module, arguments, options: sizes.append(options["input_ids"].shape), with_kwargs=True
+    )
+    answers = generate(model, PROMPTS, 0, Sampling(12, 1.0, STOP))
+    assert sizes[0] == (4, 7)
+    lengths = sorted(map(len, answers))
+    assert [s[0] for s in sizes[1:]] == sorted((s[0] for s in sizes[1:]), reverse=True) and sizes[-1][0] < 6, lengths
+
+
+def test_what_is_drawn_depends_on_the_key_alone(tiny):
+    model = lively(build(tiny, "llama")[0])
+    keys = [(7, "ann", row) for row in range(6)]
+    together = sample(model, PROMPTS, 0, Sampling(12, 1.0, STOP), keys)
+    apart = [sample(model, [p], 0, Sampling(12, 1.0, STOP), [k])[0] for p, k in zip(PROMPTS, keys, strict=True)]
+    assert [a.ids for a in together] == [a.ids for a in apart]
+    assert together[1].ids != together[3].ids, "equal prompts, other keys"
+    again = sample(model, PROMPTS, 0, Sampling(12, 1.0, STOP), [(8, *key) for key in keys])
+    assert [a.ids for a in again] != [a.ids for a in together]
+
+
+def test_samples_follow_the_models_distribution_and_carry_its_log_probabilities(tiny):
+    model, _ = build(tiny, "llama")
+    with torch.no_grad():
+        expected = torch.softmax(model(torch.tensor([[5, 6]])).logits[0, -1] / 0.7, -1)
+    torch.manual_seed(0)
+    found = sample(model, [[5, 6]] * 20000, 0, Sampling(1, 0.7, batch_size=20000))
+    counts = torch.bincount(torch.tensor([one.ids[0] for one in found]), minlength=len(expected)) / 20000
+    # 4.5 standard deviations of each share
+    assert bool(((counts - expected).abs() < 4.5 * (expected * (1 - expected) / 20000).sqrt() + 1e-9).all())
+    for one in found[:50]:
+        assert one.logprobs == pytest.approx([float(expected[one.ids[0]].log())], abs=1e-5)
+
+
+def test_top_p_leaves_out_the_tail(tiny):
+    model, _ = build(tiny, "llama")
+    with torch.no_grad():
+        probabilities = torch.softmax(model(torch.tensor([[5, 6]])).logits[0, -1], -1)
+    ordered = probabilities.sort(descending=True)
+    kept = ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist()
+    torch.manual_seed(0)
+    said = {one[0] for one in generate(model, [[5, 6]] * 2000, 0, Sampling(1, 1.0, batch_size=2000, top_p=0.5))}
+    assert said == set(kept)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture):
+    """Three turns; suffixes of different lengths, rows that end at different times, forks, and a row that is new."""
+    model = lively(build(tiny, architecture)[0])
+    states, prompts, known, read = States(), [list(p) for p in PROMPTS], [0] * 6, []
+    model.register_forward_pre_hook(
+        lambda module, arguments, options: read.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    for turn in range(3):
+        read.clear()
+        answers = sample(model, prompts, 0, Sampling(8, 0.0, STOP), states=states, known=known)
+        if turn:
+            assert read[0] <= 5, "only what is new is read"
+        assert [a.ids for a in answers] == [alone(model, p, 8) for p in prompts]
+        prompts = [p + a.ids for p, a in zip(prompts, answers, strict=True)]
+        known = [len(p) for p in prompts]
+        prompts = [p + [3 + row] * (1 + row % 4) for row, p in enumerate(prompts)]
+        if turn == 1:
+            prompts = [*prompts[:4], [*prompts[3][: known[3]], 19, 20], [15, 16, 5]]
+            known = [*known[:4], known[3], 0]
+    states.clear()
+    assert len(states) == 0
+
+
+def test_states_are_kept_only_where_columns_do_not_count(tiny):
+    """Gemma 2's windows count columns: padding among a row's states would move them, so nothing is kept there."""
+    assert plain_states(build(tiny, "llama")[0]) == "everywhere"
+    model, _ = build(tiny, "gemma2")
+    assert plain_states(model) == "windowed"
+    states = States()
+    sample(model.eval(), PROMPTS, 0, Sampling(8, 0.0, STOP), states=states, known=[0] * 6)
+    assert len(states) == 0
+    # the trap itself: padding inside a row, beyond the window of 8, changes the logits
+    ids = torch.randint(3, 20, (1, 24), generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([ids[:, :12], torch.zeros(1, 6, dtype=torch.long), ids[:, 12:]], 1)
+    mask = (torch.arange(30) < 12) | (torch.arange(30) >= 18)
+    positions = (mask.long().cumsum(0) - 1).clamp(min=0).unsqueeze(0)
+    for architecture, same in (("llama", True), ("gemma2", False)):
+        model, _ = build(tiny, architecture)
+        with torch.no_grad():
+            plain = model.eval()(ids).logits[0, -1]
+            inside = model(padded, attention_mask=mask.long().unsqueeze(0), position_ids=positions).logits[0, -1]
+        assert torch.allclose(plain, inside, atol=1e-4) is same
+
+
+def test_adapters_of_one_base_answer_in_one_batch_as_each_alone(tiny):
+    model = lively(build(tiny, "llama")[0])
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    shared = get_peft_model(model, lora, adapter_name="ann")
+    shared.add_adapter("bob", lora)
+    torch.manual_seed(1)
+    for name, parameter in shared.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    names = ["ann", "bob", "ann", "bob", "bob", "ann"]
+    mixed = [a.ids for a in sample(shared, PROMPTS, 0, Sampling(8, 0.0, STOP), adapters=names)]
+    for name in ("ann", "bob"):
+        shared.set_adapter(name)
+        expected = generate(shared.get_base_model(), PROMPTS, 0, Sampling(8, 0.0, STOP))
+        assert [m for m, n in zip(mixed, names, strict=True) if n == name] == [
+            e for e, n in zip(expected, names, strict=True) if n == name
+        ]
+    assert mixed[1] != mixed[0] or mixed[3] != mixed[2]
+
+
+def test_recurrent_models_are_left_to_the_library():
+    torch.manual_seed(0)
+    model = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, state_size=4))
+    assert plain_states(model) == "no"
+    torch.manual_seed(1)
+    answers = sample(model, [[5, 6], [7, 8]], 0, Sampling(6, 1.0, STOP), [(1,), (2,)])
+    torch.manual_seed(2)
+    assert answers == sample(model, [[5, 6], [7, 8]], 0, Sampling(6, 1.0, STOP), [(1,), (2,)])
+    assert all(1 <= len(a.ids) <= 6 and a.logprobs is None for a in answers)

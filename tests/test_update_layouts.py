@@ -1,0 +1,164 @@
+"""What one forward of the update reads: conversations once, a token budget, logits in chunks. None of it may change a result."""
+
+import pytest
+import torch
+from tiny_models import build
+
+from trl_ext import PPOv2Config
+from trl_ext.learner import Learner
+from trl_ext.rows import Answer, build_rows
+
+
+class Plain:
+    """Stands in for accelerate: one process, full precision."""
+
+    device = torch.device("cpu")
+
+    def autocast(self):
+        return torch.autocast("cpu", enabled=False)
+
+    def backward(self, loss):
+        loss.backward()
+
+
+def learner_of(model, tokenizer, folder, critic="head", **options):
+    defaults = {"output_dir": str(folder), "report_to": [], "use_cpu": True, "temperature": 1.0, "max_grad_norm": 0}
+    args = PPOv2Config(**{**defaults, "per_device_train_batch_size": 16, **options})
+    torch.manual_seed(5)
+    learner = Learner("policy", model, tokenizer, args, critic=critic, outputs=3)
+    learner.prepare(Plain(), updates=1)
+    if learner.value_head is not None:
+        torch.nn.init.normal_(learner.value_head.linear.weight)
+    return learner
+
+
+def conversations():
+    """Four conversations of three turns, one of two, and a lone answer; prompts of turn t hold all that was said before."""
+    draw = torch.Generator().manual_seed(3)
+
+    def words(least, most):
+        count = int(torch.randint(least, most + 1, (1,), generator=draw))
+        return torch.randint(3, 20, (count,), generator=draw).tolist()
+
+    answers = []
+    for name, turns in enumerate((3, 1, 3, 2, 3, 3)):
+        so_far = words(2, 9)
+        for turn in range(turns):
+            said = words(1, 6)
+            answers.append(Answer(list(so_far), said, True, f"{name}, turn {turn}", head=turn, score=1.0))
+            so_far += said + words(1, 3)
+    return answers
+
+
+def annotated(learner, together=True):
+    rows = build_rows(conversations(), 0, "cpu")
+    if not together:
+        rows.family = torch.arange(len(rows))
+    learner.annotate(rows)
+    draw = torch.Generator().manual_seed(4)
+    rows.advantages = torch.randn(rows.action_mask.shape, generator=draw) * rows.action_mask
+    rows.returns = torch.randn(rows.action_mask.shape, generator=draw) * rows.action_mask
+    return rows
+
+
+def gradients(learner, rows):
+    measures = learner.accumulate(rows, torch.arange(len(rows)))
+    found = [
+        p for m in (learner.model, learner.value_head, learner.value_model) if m is not None for p in m.parameters()
+    ]
+    return measures, torch.cat([p.grad.flatten() for p in found if p.grad is not None])
+
+
+def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
+    rows = build_rows(conversations(), 0, "cpu")
+    assert len(rows) == 15 and len(set(rows.family.tolist())) == 6
+    assert rows.family.tolist()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
+    read, index = rows.to_read()
+    assert read.shape[0] == 6 and len(index) == int(rows.action_mask.sum())
+    inside = (index + 1) % read.shape[1] != 0  # the token after a position that is scored is the action itself
+    assert torch.equal(read.flatten()[index[inside] + 1], rows.input_ids[rows.action_mask][inside])
+    half = rows.take(torch.tensor([1, 0, 3]))  # without the longest of its family, the next one serves
+    assert half.to_read()[0].shape[0] == 2
+
+
+def test_sequences_that_only_share_a_beginning_are_read_apart():
+    answers = [Answer([7, 8], [9], True, "a"), Answer([7, 8], [10], True, "b"), Answer([7, 8], [9], True, "a again")]
+    rows = build_rows(answers, 0, "cpu")
+    family = rows.family.tolist()
+    assert family[0] == family[2] != family[1]
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+def test_reading_conversations_once_gives_the_gradient_of_reading_every_turn(tiny, tmp_path, architecture, critic):
+    found = []
+    for together in (True, False):
+        model, tokenizer = build(tiny, architecture)
+        learner = learner_of(
+            model, tokenizer, tmp_path, critic=critic, entropy_coef=0.01, kl_coef=0.1, kl_in="loss", kl_estimator="k3"
+        )
+        rows = annotated(learner, together)
+        found.append((rows, *gradients(learner, rows)))
+    (rows, measures, gradient), (plain_rows, plain_measures, plain) = found
+    torch.testing.assert_close(rows.logprobs, plain_rows.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows.values, plain_rows.values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(gradient, plain, atol=1e-5, rtol=1e-5)
+    assert plain.abs().max() > 1e-2
+    assert measures["loss"] == pytest.approx(plain_measures["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_tokens_per_microbatch": 40}, {"max_tokens_per_microbatch": 1}, {"logits_chunk": 7},
+                {"per_device_train_batch_size": 2}, {"logits_chunk": 7, "gradient_checkpointing": True}],
+)  # fmt: skip
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_budgets_and_chunks_change_memory_and_no_gradient(tiny, tmp_path, architecture, options):
+    results = []
+    for more in ({}, options):
+        model, tokenizer = build(tiny, architecture)
+        learner = learner_of(model, tokenizer, tmp_path, entropy_coef=0.01, **more)
+        results.append(gradients(learner, annotated(learner))[1])
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
+
+
+def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
+    rows = build_rows(conversations(), 0, "cpu")
+    everything = torch.arange(len(rows))
+    for budget in (20, 45, 80):
+        parts = rows.pieces(everything, most_rows=16, most_tokens=budget)
+        assert sorted(torch.cat(parts).tolist()) == list(range(15))
+        for part in parts:
+            piece = rows.take(part)
+            families = len(set(piece.family.tolist()))
+            assert families * piece.input_ids.shape[1] <= budget or families == 1
+    assert [len(set(rows.family[p].tolist())) for p in rows.pieces(everything, most_rows=4)] == [4, 2]
+
+
+def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
+    model, tokenizer = tiny("llama")
+    learner = learner_of(model, tokenizer, tmp_path, logits_chunk=7)
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[1]))
+    rows = annotated(learner)
+    seen.clear()
+    gradients(learner, rows)
+    assert max(seen) == 7 and sum(seen) == int(rows.action_mask.sum()), (
+        "the kept forward's chunks, again in the backward"
+    )
+
+
+def test_minibatches_keep_conversations_whole(tiny, tmp_path):
+    from trl_ext import PPOv2Trainer
+
+    model, tokenizer = tiny("llama")
+    args = PPOv2Config(
+        output_dir=str(tmp_path), report_to=[], use_cpu=True, num_mini_batches=3, gradient_accumulation_steps=3
+    )
+    trainer = PPOv2Trainer(
+        args, tokenizer, model, reward_funcs=lambda prompts, completions: [], train_dataset=[{"prompt": "a"}]
+    )
+    rows = build_rows(conversations(), 0, "cpu")
+    parts = [set(part.tolist()) for part in trainer._minibatches(rows, epoch=0)]
+    assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
+    whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
+    assert all(any(one <= part for part in parts) for one in whole)

@@ -1,0 +1,290 @@
+"""How a learner's weights, gradients and optimizer lie over the processes of a run.
+
+``Replicated``: every process holds everything and gradients are summed before a step, in one message per dtype. No wrapper
+stands around the model, processes may have different amounts of work, and adapters may share a base.
+``Zero``: DeepSpeed ZeRO, an engine of its own for each learner. ``Sharded``: PyTorch's FSDP2 (``fully_shard``).
+
+Which one is the launcher's choice: a DeepSpeed or FSDP configuration of accelerate, or neither. Losses are parts of the mean
+over the minibatch of *all* processes (:class:`trl_ext.losses.Totals`), so gradients are summed, never averaged.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trl_ext import world
+
+Result = TypeVar("Result")
+State = dict[int, dict[str, Any]]
+
+
+class Whole(nn.Module):
+    """Everything of a learner that trains, as one module, whose forward is whatever it is told to run."""
+
+    def __init__(self, parts: dict[str, nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleDict(parts)
+
+    def forward(self, function: Callable[[], Result]) -> Result:
+        return function()
+
+
+class Replicated:
+    """Every process holds everything."""
+
+    sharded = False
+
+    def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
+        self.args, self.accelerator = args, accelerator
+        self.optimizer: Any = None
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take charge of the optimizer; the main process's weights count."""
+        self.optimizer = optimizer
+        if world.size() > 1:
+            for parameter in self._parameters():
+                torch.distributed.broadcast(parameter.data, src=0)
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run a forward (and nothing else) of the learner's models."""
+        return function()
+
+    @contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        """Every process sees the whole weights, for generating, saving, or (``write``) loading; all enter together."""
+        yield
+
+    def rounds(self, number: int, device: torch.device) -> int:
+        """How many forwards every process makes where this one has work for ``number``."""
+        return number
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradient of ``loss``; ``last`` says that a step comes next."""
+        loss.backward()
+
+    def step(self, largest_norm: float) -> float:
+        """Sum gradients over processes, clip, step, clear; the norm before clipping. A norm that is no number: no step."""
+        parameters = self._parameters()
+        if world.size() > 1:  # every process has the same gradients in the message, whatever it worked on
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            world.add_up([p.grad for p in parameters if p.grad is not None])
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest_norm))
+        if norm == norm and norm != float("inf"):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def optimizer_state(self) -> State:
+        """The optimizer's state by number of the parameter, whole, on every process."""
+        return self.optimizer.state_dict()["state"]
+
+    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
+        """Inverse of :meth:`optimizer_state`, with the groups' options."""
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+class Sharded(Replicated):
+    """PyTorch's FSDP2: every transformer block, and the rest, is a group of its own."""
+
+    sharded = True
+
+    def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__(parts, args, accelerator)
+        self.mesh = init_device_mesh(accelerator.device.type, (world.size(),))
+        self.root: Any = Whole(parts)
+        blocks = {name for part in parts.values() for name in getattr(part, "_no_split_modules", None) or ()}
+        for module in list(self.root.modules()):
+            if type(module).__name__ in blocks:
+                fully_shard(module, mesh=self.mesh)
+        fully_shard(self.root, mesh=self.mesh)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        return self.root(function)
+
+    @contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        from torch.distributed.fsdp import FSDPModule
+
+        self.root(lambda: None)  # FSDP takes for the root what runs first
+        groups = [module for module in self.root.modules() if isinstance(module, FSDPModule)]
+        for group in groups:
+            group.set_reshard_after_forward(False, recurse=False)
+            group.unshard()
+        loaded: dict[str, Tensor] = {}
+        try:
+            yield
+            if write:
+                loaded = {name: p.detach().clone() for name, p in self.root.named_parameters()}
+        finally:
+            for group in groups:
+                group.reshard()
+                group.set_reshard_after_forward(group is not self.root, recurse=False)
+        self._scatter(loaded)
+
+    @torch.no_grad()
+    def _scatter(self, loaded: dict[str, Tensor]) -> None:
+        from torch.distributed.tensor import distribute_tensor
+
+        for name, parameter in self.root.named_parameters():
+            if name in loaded:
+                parameter.copy_(distribute_tensor(loaded[name], self.mesh, parameter.placements))
+
+    def rounds(self, number: int, device: torch.device) -> int:
+        return world.largest(number, device)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        self.root.set_requires_gradient_sync(last)
+        (loss * world.size()).backward()  # FSDP divides by the number of processes
+
+    def step(self, largest_norm: float) -> float:
+        total = torch.nn.utils.clip_grad_norm_(self._parameters(), largest_norm)
+        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+        if norm == norm and norm != float("inf"):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def optimizer_state(self) -> State:
+        return {
+            index: {key: v.full_tensor() if hasattr(v, "full_tensor") else v for key, v in entries.items()}
+            for index, entries in super().optimizer_state().items()
+        }
+
+    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
+        from torch.distributed.tensor import distribute_tensor
+
+        parameters: list[Any] = self._parameters()
+        state = {
+            index: {
+                key: distribute_tensor(v, self.mesh, parameters[index].placements)
+                if isinstance(v, Tensor) and v.shape == parameters[index].shape
+                else v
+                for key, v in entries.items()
+            }
+            for index, entries in state.items()
+        }
+        super().load_optimizer_state(state, groups)
+
+
+class Zero(Replicated):
+    """DeepSpeed ZeRO: an engine for this learner alone, configured as accelerate was."""
+
+    sharded = True
+
+    def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
+        super().__init__(parts, args, accelerator)
+        self.root = Whole(parts)
+        self.config = deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, args, self.root)
+        self.stage = self.config["zero_optimization"]["stage"]
+        self.own: list[nn.Parameter] = []
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        import deepspeed
+
+        self.optimizer = optimizer
+        self.own = self._parameters()  # DeepSpeed puts flat ones in their place
+        self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        return self.engine(function)
+
+    @contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        import deepspeed
+        from trl.models.utils import add_hooks, remove_hooks
+
+        loaded: list[Tensor] = []
+        parameters = list(self.root.parameters()) if self.stage == 3 else []
+        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
+            if self.stage == 3:
+                remove_hooks(self.engine)
+            try:
+                yield
+                if write:
+                    loaded = [p.detach().clone() for p in self.own]
+            finally:
+                if self.stage == 3:
+                    add_hooks(self.engine)
+        for parameter, value in zip(self.own, loaded, strict=bool(loaded)):  # the optimizer's own copies
+            deepspeed.utils.safe_set_full_fp32_param(parameter, value.float())
+
+    def rounds(self, number: int, device: torch.device) -> int:
+        return world.largest(number, device)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * world.size())  # DeepSpeed divides by the number of processes
+
+    def step(self, largest_norm: float) -> float:
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm() or 0.0)
+
+    def optimizer_state(self) -> State:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
+        if not steps:
+            return {}
+        found: State = {}
+        for index, parameter in enumerate(self.own):
+            moments = {key: safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")}
+            found[index] = {key: value.clone() for key, value in moments.items()} | {"step": steps[0]}
+        return found
+
+    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        for index, entries in state.items():
+            for key in ("exp_avg", "exp_avg_sq"):
+                safe_set_full_optimizer_state(self.own[index], entries[key], key)
+        for entry in self.optimizer.state.values():
+            if state:
+                entry["step"] = copy.deepcopy(state[0]["step"])
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+
+def deepspeed_config(given: dict[str, Any], args: Any, module: nn.Module) -> dict[str, Any]:
+    """The launcher's DeepSpeed configuration, completed: what accelerate would fill in, and what belongs to the trainer."""
+    config = {key: copy.deepcopy(value) for key, value in given.items() if key not in ("optimizer", "scheduler")}
+    zero = config.get("zero_optimization", {"stage": 2})
+    config["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
+    half = any(p.dtype == torch.bfloat16 for p in module.parameters())
+    for key in ("train_batch_size", "fp16"):
+        config.pop(key, None)
+    return config | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": args.max_grad_norm or 0.0,
+        "bf16": {"enabled": half},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }
+
+
+def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replicated]:
+    """The strategy that the launcher was configured for."""
+    state = getattr(accelerator, "state", None)
+    if getattr(state, "deepspeed_plugin", None) is not None:
+        return Zero
+    # accelerate drops its FSDP plugin on CPUs and goes on with whole copies, so its environment is asked
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        return Sharded
+    return Replicated
