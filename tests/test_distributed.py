@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,13 +22,19 @@ ARGS = {
     "value_learning_rate": 1e-3, "adam_epsilon": 1e-5, "temperature": 1.0, "num_ppo_epochs": 2, "report_to": [], "save_strategy": "steps",
     "save_steps": 2, "disable_tqdm": True, "use_cpu": True, "lr_scheduler_type": "constant", "eval_questions": 7, "seed": 5,
 }  # fmt: skip
-ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}
+ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "false"}
 STRATEGIES = {
     "Replicated": {},
     "Zero-2": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
     "Zero-3": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
     "Sharded": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
 }
+
+
+class Trained(NamedTuple):
+    weights: dict
+    records: list
+    run: Path
 
 
 def free_port():
@@ -39,7 +46,11 @@ def free_port():
 def launch(folder, processes, environment=(), limit=300, **options):
     """Run the worker in ``processes`` processes on a batch of 8 dialogues in all; returns the finished process."""
     folder.mkdir(parents=True, exist_ok=True)
-    args = ARGS | {"output_dir": str(folder / "run"), "per_device_train_batch_size": 8 // processes, **options.pop("args", {})}
+    args = ARGS | {
+        "output_dir": str(folder / "run"),
+        "per_device_train_batch_size": 8 // processes,
+        **options.pop("args", {}),
+    }
     (folder / "options.json").write_text(json.dumps({"args": args, **options}))
     command = [sys.executable, str(WORKER)]
     if processes > 1:
@@ -47,7 +58,13 @@ def launch(folder, processes, environment=(), limit=300, **options):
             sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes),
             "--master_port", str(free_port()), str(WORKER),
         ]  # fmt: skip
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), **dict(environment)}
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "PYTHONPATH": str(ROOT),
+        **dict(environment),
+    }
     return subprocess.run(
         [*command, str(folder / "options.json"), str(folder)], env=variables, capture_output=True, text=True, timeout=limit
     )  # fmt: skip
@@ -63,20 +80,28 @@ def trained(folder, processes, environment=(), **options):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """(weights, metrics) of one process."""
-    return trained(tmp_path_factory.mktemp("alone"), 1)
+    """What one process ends with."""
+    folder = tmp_path_factory.mktemp("alone")
+    return Trained(*trained(folder, 1), folder / "run")
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
     if name.startswith("Zero"):
         pytest.importorskip("deepspeed")
-    weights, records = trained(tmp_path, 2, STRATEGIES[name], strategy=name.split("-")[0])
-    expected, expected_records = alone
+    zero = name.startswith("Zero")  # accelerate drops DeepSpeed where use_cpu is set
+    weights, records = trained(tmp_path, 2, STRATEGIES[name], strategy=name.split("-")[0], args={"use_cpu": not zero})
+    expected, expected_records = alone.weights, alone.records
     assert weights.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
-    for key in ("ann/policy/approxkl_avg", "bob/loss/value_avg", "ann/objective/scores", "eval_accuracy/turn_2", "ann/grad_norm"):
+    for key in (
+        "ann/policy/approxkl_avg",
+        "bob/loss/value_avg",
+        "ann/objective/scores",
+        "eval_accuracy/turn_2",
+        "ann/grad_norm",
+    ):
         own, one = ([r[key] for r in some if key in r] for some in (records, expected_records))
         assert own and own == pytest.approx(one, abs=2e-5), key
     dialogues = (tmp_path / "run/dialogues.jsonl").read_text().splitlines()
@@ -88,6 +113,73 @@ def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
 def test_weights_have_moved(alone, tmp_path):
     """What the tests above compare with: three updates that changed every matrix."""
     untrained, _ = trained(tmp_path, 1, args={"learning_rate": 0.0, "value_learning_rate": 0.0})
-    for key, value in alone[0].items():
+    for key, value in alone.weights.items():
         if value.dim() == 2:
             assert (value - untrained[key]).abs().max() > 1e-4, key
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
+    """What is saved does not depend on how weights and optimizer lay over processes."""
+    if name.startswith("Zero"):
+        pytest.importorskip("deepspeed")
+    checkpoint = alone.run / "checkpoint-2"
+    args = {"use_cpu": not name.startswith("Zero"), "save_strategy": "no"}
+    weights, records = trained(tmp_path, 2, STRATEGIES[name], resume=str(checkpoint), args=args)
+    assert [r["step"] for r in records] == [3, 3], "an update and the evaluation"
+    for key, value in alone.weights.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_checkpoint_of_two_processes_goes_on_in_one(alone, tmp_path):
+    pytest.importorskip("deepspeed")
+    trained(tmp_path / "two", 2, STRATEGIES["Zero-3"], args={"use_cpu": False, "total_episodes": 16})
+    resumed, _ = trained(
+        tmp_path / "one", 1, resume=str(tmp_path / "two/run/checkpoint-2"), args={"save_strategy": "no"}
+    )
+    for key, value in alone.weights.items():
+        torch.testing.assert_close(resumed[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path):
+    one, _ = trained(tmp_path / "one", 1, lora="shared")
+    two, _ = trained(tmp_path / "two", 2, lora="shared")
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert any("lora_B" in key and value.abs().max() > 1e-3 for key, value in one.items())
+    refused = launch(tmp_path / "cut", 2, STRATEGIES["Sharded"], lora="shared")
+    assert refused.returncode != 0
+    assert (
+        "policies 'ann' and 'bob' are adapters of one base, which Sharded would cut up once for each" in refused.stderr
+    )
+
+
+def test_a_process_that_dies_ends_the_others_within_a_minute(tmp_path):
+    started = time.time()
+    done = launch(tmp_path, 2, die=1, limit=90)
+    assert done.returncode != 0 and time.time() - started < 60
+    assert "this rank dies on purpose" in done.stderr
+
+
+def test_processes_that_do_not_train_together_are_an_error():
+    world.check({})
+    with pytest.raises(world.WorldError, match=r"4 processes were started .* but 1 train together"):
+        world.check({"WORLD_SIZE": "4"})
+    with pytest.raises(world.WorldError, match="asked for several processes and started one"):
+        world.check({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"})
+
+
+def test_accelerates_silent_single_process_is_refused(tmp_path):
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "train_multi_agent.py",
+        "--config", "configs/ppo/quickstart.yaml", "--set", f"output_dir={tmp_path / 'run'}", "--set", "warm_start.steps=0",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode != 0
+    assert "asked for several processes and started one" in " ".join(done.stderr.split())
+    assert not any((tmp_path / "run").iterdir()), "a corrected start may have the folder"
+
+
+def test_deepspeed_that_accelerate_would_drop_is_refused(tmp_path):
+    refused = launch(tmp_path, 2, STRATEGIES["Zero-2"] | {"ACCELERATE_USE_CPU": "true"})
+    assert refused.returncode != 0 and "which accelerate turns off with use_cpu: true" in refused.stderr

@@ -99,7 +99,10 @@ def test_every_name_taken_from_trl_is_public_or_exported_by_a_subpackage():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "trl":
                 taken |= {(node.module, alias.name) for alias in node.names}
-    around_zero_3 = {("trl.models.utils", "add_hooks"), ("trl.models.utils", "remove_hooks")}  # not exported, since 0.12
+    around_zero_3 = {
+        ("trl.models.utils", "add_hooks"),
+        ("trl.models.utils", "remove_hooks"),
+    }  # not exported, since 0.12
     public = {("trl.trainer", "disable_dropout_in_model"), ("trl", "SFTConfig"), ("trl", "SFTTrainer")}
     assert taken == public | around_zero_3
     for module, name in taken:

@@ -164,11 +164,13 @@ def save_learner(learner: Learner, folder: Path) -> None:
         if world.is_main():
             save_policy(learner, folder)
     if world.is_main():
-        save_optimizer(state, learner.optimizer, folder, {"scheduler": learner.scheduler.state_dict()})
+        more = {"scheduler": learner.scheduler.state_dict()}
+        save_optimizer(state, learner.strategy.optimizer_groups(), folder, more)
 
 
-def save_optimizer(state: State, optimizer: torch.optim.Optimizer, folder: Path, more: dict[str, Any]) -> None:
-    """An optimizer's ``state``, by number of the parameter, and its options as safetensors and JSON; ``more`` goes beside."""
+def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[str, Any]) -> None:
+    """An optimizer's ``state``, by number of the parameter, and its groups' options as safetensors and JSON; ``more`` goes
+    beside."""
     tensors, numbers = {}, {}
     for index, entries in state.items():
         for key, value in entries.items():
@@ -177,12 +179,6 @@ def save_optimizer(state: State, optimizer: torch.optim.Optimizer, folder: Path,
             else:
                 numbers[f"{index}.{key}"] = value
     save_file(tensors, folder / "optimizer.safetensors")
-    groups, first = [], 0
-    for group in optimizer.param_groups:
-        count = len(group["params"])
-        options = {key: value for key, value in group.items() if key != "params"}
-        groups.append(options | {"params": list(range(first, first + count))})
-        first += count
     (folder / "optimizer.json").write_text(json.dumps({"numbers": numbers, "groups": groups, **more}))
 
 

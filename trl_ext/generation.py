@@ -321,12 +321,18 @@ def _by_the_library(model: Any, rows: list[_Row], pad_id: int, sampling: Samplin
         row.ids = answer[: stop + 1]
 
 
+def _checkpoints(model: Any) -> bool:
+    """Whether activations are recomputed; transformers renames this in version 6."""
+    new = getattr(model, "is_activation_checkpointing", None)
+    return bool(getattr(model, "is_gradient_checkpointing", False) if new is None else new)
+
+
 @contextmanager
 def _clean_generation(model: Any) -> Iterator[None]:
     """Evaluation mode without gradient checkpointing, and none of the model's own sampling defaults (top_k, ...)."""
     base = base_of(model)
     kept_config, was_training = base.generation_config, base.training
-    checkpointing = getattr(base, "is_gradient_checkpointing", False)
+    checkpointing = _checkpoints(base)
     base.generation_config = GenerationConfig()
     model.eval()
     if checkpointing:

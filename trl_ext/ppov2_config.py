@@ -1,6 +1,7 @@
 """Arguments of :class:`trl_ext.PPOv2Trainer`: TRL 1.12's ``PPOConfig``, on the current ``TrainingArguments``."""
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,7 @@ class PPOv2Config(PPOOptions, TrainingArguments):
     def __post_init__(self):
         PPOOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         unset_hf_deepspeed_config()  # models are loaded whole and cut afterwards, each for its own engine
         if self.fp16:
             raise ValueError("fp16: loss scaling is not supported here; use bf16=True, which has float32's range")

@@ -21,6 +21,7 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl.trainer import disable_dropout_in_model
 
 from trl_ext import world
@@ -43,6 +44,7 @@ from trl_ext.measures import Clock, Metrics, mean, update_metrics
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.rows import Answer, Everyones, TokenRows, build_rows
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
+from trl_ext.strategies import check_bases
 
 COMPLETIONS = "completions.jsonl"
 
@@ -142,7 +144,9 @@ class PPOv2Trainer(Trainer):
                 data_collator=cast(Any, list),
                 callbacks=callbacks,
             )
+        unset_hf_deepspeed_config()  # Trainer sets it: whatever is loaded from here on is whole, too
         world.check()
+        check_bases({name: learner.model for name, learner in learners.items()}, self.accelerator)
         updates = args.count_batches(world.size(), len(train_dataset))
         for learner in learners.values():
             optimizer, scheduler = optimizers if learner is first else (None, None)

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from trl_ext import world
+from trl_ext.forward import base_of
 
 Result = TypeVar("Result")
 State = dict[int, dict[str, Any]]
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Whole(nn.Module):
@@ -85,8 +87,12 @@ class Replicated:
         """The optimizer's state by number of the parameter, whole, on every process."""
         return self.optimizer.state_dict()["state"]
 
+    def optimizer_groups(self) -> list[dict]:
+        """The options of the optimizer's groups, each with the numbers of its parameters."""
+        return self.optimizer.state_dict()["param_groups"]
+
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        """Inverse of :meth:`optimizer_state`, with the groups' options."""
+        """Inverse of :meth:`optimizer_state` and :meth:`optimizer_groups`."""
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -127,11 +133,16 @@ class Sharded(Replicated):
             group.set_reshard_after_forward(False, recurse=False)
             group.unshard()
         loaded: dict[str, Tensor] = {}
+        kept = [(hooks, dict(hooks)) for module in self.root.modules() for hooks in _state_dict_hooks(module)]
+        for hooks, _ in kept:
+            hooks.clear()  # of FSDP: state_dict() and load_state_dict() would cut the weights again
         try:
             yield
             if write:
                 loaded = {name: p.detach().clone() for name, p in self.root.named_parameters()}
         finally:
+            for hooks, before in kept:
+                hooks.update(before)
             for group in groups:
                 group.reshard()
                 group.set_reshard_after_forward(group is not self.root, recurse=False)
@@ -182,6 +193,10 @@ class Sharded(Replicated):
         super().load_optimizer_state(state, groups)
 
 
+def _state_dict_hooks(module: nn.Module) -> tuple[dict, ...]:
+    return module._state_dict_pre_hooks, module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
+
+
 class Zero(Replicated):
     """DeepSpeed ZeRO: an engine for this learner alone, configured as accelerate was."""
 
@@ -193,12 +208,14 @@ class Zero(Replicated):
         self.config = deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, args, self.root)
         self.stage = self.config["zero_optimization"]["stage"]
         self.own: list[nn.Parameter] = []
+        self.numbers: list[list[int]] = []
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         import deepspeed
 
         self.optimizer = optimizer
         self.own = self._parameters()  # DeepSpeed puts flat ones in their place
+        self.numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
         self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -241,23 +258,44 @@ class Zero(Replicated):
         steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
         if not steps:
             return {}
+        self._link()
         found: State = {}
         for index, parameter in enumerate(self.own):
-            moments = {key: safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")}
-            found[index] = {key: value.clone() for key, value in moments.items()} | {"step": steps[0]}
+            moments = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+            found[index] = {key: value.clone() for key, value in moments.items()} | {"step": copy.deepcopy(steps[0])}
         return found
+
+    def optimizer_groups(self) -> list[dict]:
+        groups = super().optimizer_groups()
+        return [group | {"params": numbers} for group, numbers in zip(groups, self.numbers, strict=True)]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        for index, entries in state.items():
-            for key in ("exp_avg", "exp_avg_sq"):
-                safe_set_full_optimizer_state(self.own[index], entries[key], key)
-        for entry in self.optimizer.state.values():
-            if state:
-                entry["step"] = copy.deepcopy(state[0]["step"])
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
+        if not state:
+            return
+        for flat in self._flat():
+            zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
+            self.optimizer.state[flat] = zeros | {"step": copy.deepcopy(state[0]["step"])}
+        self._link()
+        for index, entries in state.items():
+            for key in MOMENTS:
+                safe_set_full_optimizer_state(self.own[index], entries[key].to(self.own[index].device), key)
+
+    def _flat(self) -> list[Tensor]:
+        """This process's parts of the weights as the optimizer sees them, a tensor for each group."""
+        names = "fp32_partitioned_groups_flat" if self.stage == 3 else "single_partition_of_fp32_groups"
+        return list(getattr(self.engine.optimizer, names))
+
+    def _link(self) -> None:
+        """Let DeepSpeed find its optimizer's state by parameter: by itself it looks after the first group's first step."""
+        from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+        if self.stage < 3:
+            for group, flat in zip(self.engine.optimizer.bit16_groups, self._flat(), strict=True):
+                lazy_init_hp_params_optimizer_state(group, flat, self.optimizer.state)
 
 
 def deepspeed_config(given: dict[str, Any], args: Any, module: nn.Module) -> dict[str, Any]:
@@ -279,11 +317,31 @@ def deepspeed_config(given: dict[str, Any], args: Any, module: nn.Module) -> dic
     }
 
 
+def check_bases(models: dict[str, Any], accelerator: Any) -> None:
+    """Raise if weights would be cut for two policies at once."""
+    owners: dict[int, list[str]] = {}
+    for name, model in models.items():
+        owners.setdefault(id(base_of(model)), []).append(name)
+    shared = next((names for names in owners.values() if len(names) > 1), None)
+    if shared and strategy_of(accelerator).sharded:
+        raise world.WorldError(
+            f"policies {' and '.join(map(repr, shared))} are adapters of one base, which {strategy_of(accelerator).__name__} "
+            "would cut up once for each; start without DeepSpeed or FSDP (every process then holds the base, and only "
+            "adapters have gradients), or give each policy a model of its own"
+        )
+
+
 def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replicated]:
     """The strategy that the launcher was configured for."""
     state = getattr(accelerator, "state", None)
+    wanted = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if getattr(state, "deepspeed_plugin", None) is not None:
         return Zero
+    if wanted:
+        raise world.WorldError(
+            "the launcher asks for DeepSpeed, which accelerate turns off with use_cpu: true; set training.use_cpu: false "
+            "(a machine without accelerators trains on its CPU anyway; DS_ACCELERATOR=cpu tells DeepSpeed)"
+        )
     # accelerate drops its FSDP plugin on CPUs and goes on with whole copies, so its environment is asked
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         return Sharded

@@ -75,7 +75,8 @@ class CoTraining:
         """The verifier and what it takes to go on training it."""
         self.verifier.model.save_pretrained(folder)
         self.verifier.tokenizer.save_pretrained(folder)
-        save_optimizer(self.optimizer.state_dict()["state"], self.optimizer, folder, {"pairs": self.pairs})
+        state = self.optimizer.state_dict()
+        save_optimizer(state["state"], state["param_groups"], folder, {"pairs": self.pairs})
 
     def load(self, folder: Path) -> None:
         """Inverse of :meth:`save`."""
