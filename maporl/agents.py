@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from maporl.config import Config, ConfigError
-from maporl.sections import AgentSection, LoraSection
+from maporl.sections import WITH_WEIGHTS, AgentSection, LoraSection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer, encode_prompt
 from trl_ext.forward import base_of
@@ -101,7 +101,7 @@ class Team:
         self.policies: dict[str, Policy] = {}
         self.voices: dict[str, tuple[Policy, ...]] = {}
         for agent in agents:
-            if agent.engine == "transformers":
+            if agent.engine in WITH_WEIGHTS:
                 voices = [self._policy(entry) for entry in agent.by_turn or (agent,)]
                 if any(v.tokenizer is not voices[0].tokenizer for v in voices):
                     raise ValueError(f"agent {agent.name!r}: by_turn: its turns continue one conversation; give every "
@@ -196,7 +196,7 @@ class Team:
         for name, section in config.agents.items():
             options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
             seat: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
-            if section.engine != "transformers":
+            if section.engine not in WITH_WEIGHTS:
                 agents.append(Agent(name, **seat))
                 continue
             for policy in (names := policies_of(name, section, config.turns())):
@@ -226,7 +226,7 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
     """Every agent's tokenizer, checked; no model is loaded."""
     tokenizers = {}
     for name, section in config.agents.items():
-        if section.engine != "transformers":
+        if section.engine not in WITH_WEIGHTS:
             continue
         if section.tiny is not None:
             tokenizer = build_tiny_tokenizer(section.tiny)

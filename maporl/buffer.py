@@ -54,6 +54,7 @@ def answers_by_policy(
                 text=utterance.text,
                 head=min(utterance.turn, critic_outputs - 1),
                 score=credit,
+                sampled_logprobs=utterance.logprobs,
                 critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
                 dialogue=dialogue,
                 utterance=utterance,

@@ -8,7 +8,7 @@ from maporl.config import Config, ConfigError, unknown
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES
 from maporl.rewards.rules import Inherit, build_rules
-from maporl.sections import AdvantageConfig, AgentSection
+from maporl.sections import WITH_WEIGHTS, AdvantageConfig, AgentSection
 from maporl.tasks import TASKS, Task, build_task
 
 
@@ -66,8 +66,15 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
             f"{where}: agents.{name}: 'api' goes with engine: openai, got engine {agent.engine!r} and "
             f"{'no api' if agent.api is None else 'an api'}; give both or neither"
         )
-    if agent.engine != "transformers":
+    if (agent.vllm is not None) != (agent.engine == "vllm"):
+        raise ConfigError(
+            f"{where}: agents.{name}: 'vllm' goes with engine: vllm, got engine {agent.engine!r} and "
+            f"{'no vllm' if agent.vllm is None else 'vllm'}; give both or neither"
+        )
+    if agent.engine not in WITH_WEIGHTS:
         return
+    if agent.engine == "vllm" and agent.tiny is not None:
+        raise ConfigError(f"{where}: agents.{name}: a tiny model has no folder that vLLM could serve; give 'model'")
     if (agent.model is None) == (agent.tiny is None):
         raise ConfigError(
             f"{where}: agents.{name}: give either 'model' (a hub name or folder) or 'tiny', got {'both' if agent.model else 'neither'}"
@@ -91,7 +98,7 @@ def _check_folder_name(name: str, where: str) -> None:
 
 def _check_critic(name: str, agent: AgentSection, config: Config, where: str) -> None:
     key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
-    if agent.engine != "transformers" or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
+    if agent.engine not in WITH_WEIGHTS or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
         return
     if agent.lora is None and agent.adapter is None:
         raise ConfigError(
@@ -123,7 +130,7 @@ def _check_policies(config: Config, where: str) -> None:
 def _check_restating(config: Config, where: str) -> None:
     """The untrained weights must still be there: under adapters, or as the reference of the KL penalty."""
     for name, agent in config.agents.items():
-        whole = agent.engine == "transformers" and agent.trainable and agent.lora is None and agent.adapter is None
+        whole = agent.engine in WITH_WEIGHTS and agent.trainable and agent.lora is None and agent.adapter is None
         if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
             raise ConfigError(
                 f"{where}: restate: agents.{name} trains all its weights and keeps no reference at ppo.kl_coef 0, so the "
@@ -133,7 +140,7 @@ def _check_restating(config: Config, where: str) -> None:
 
 def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
     """Somebody learns, and at turns that there are."""
-    learning = {name for name, a in config.agents.items() if a.trainable and a.engine == "transformers"}
+    learning = {name for name, a in config.agents.items() if a.trainable and a.engine in WITH_WEIGHTS}
     if not learning:
         raise ConfigError(
             f"{where}: agents: none is trainable, so there is nothing to learn; set trainable: true for one"
@@ -169,7 +176,7 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
     rotation = [] if schedule.round_robin is None else schedule.round_robin.agents or list(playing)
     for name in rotation:
         agent = config.agents[name]
-        if not agent.trainable or agent.engine != "transformers":
+        if not agent.trainable or agent.engine not in WITH_WEIGHTS:
             raise ConfigError(
                 f"{where}: schedule.round_robin: agent {name!r} is to learn in its turn, but it is frozen (trainable: false, or "
                 "an engine without weights); name the agents that learn in schedule.round_robin.agents"
@@ -241,7 +248,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic
         relative = config.advantage.baseline == "critic" and config.advantage.returns != "token_gae"
-        if relative and critic == "none" and agent.trainable and agent.engine == "transformers":
+        if relative and critic == "none" and agent.trainable and agent.engine in WITH_WEIGHTS:
             raise ConfigError(
                 f"{where}: advantage: returns {config.advantage.returns} with baseline critic needs a critic, but agent {name!r} "
                 "has none; set training.critic: head, or another advantage.baseline"

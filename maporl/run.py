@@ -13,8 +13,10 @@ from transformers import set_seed
 
 from maporl.agents import Team
 from maporl.config import Config, ConfigError, to_yaml
+from maporl.engines import Engine
 from maporl.engines.openai import OpenAIEngine
 from maporl.evaluation import Evaluation, Share, majority_credit
+from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.debate import Debate
 from maporl.rewards import grade_answers
@@ -42,7 +44,6 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         _warm_start(config, team, task, protocol, quiet)
     args.disable_tqdm = quiet
     stages = config.schedule.curriculum
-    apis = {name: agent.api for name, agent in config.agents.items() if agent.api is not None}
     return MultiAgentPPOTrainer(
         args,
         team,
@@ -55,8 +56,25 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         advantage=config.advantage,
         branching=config.branching,
         curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
-        engines={"openai": OpenAIEngine(apis, args.response_length)} if apis else None,
+        engines=_engines(config, team, args),
     )
+
+
+def _engines(config: Config, team: Team, args: MultiAgentPPOConfig) -> dict[str, Engine]:
+    """The engines that talk to servers."""
+    engines: dict[str, Engine] = {}
+    apis = {name: agent.api for name, agent in config.agents.items() if agent.api is not None}
+    if apis:
+        engines["openai"] = OpenAIEngine(apis, args.response_length)
+    served = {name: agent.vllm for name, agent in config.agents.items() if agent.vllm is not None}
+    sections = {p.name: served[p.agents[0]] for p in team.policies.values() if p.agents and p.agents[0] in served}
+    if sections:
+        from maporl.engines.vllm import VLLMEngine
+
+        policies = {name: team.policies[name] for name in sections}
+        folder = Path(config.output_dir) / "adapters"
+        engines["vllm"] = VLLMEngine(policies, sections, args.response_length, args.temperature, folder)
+    return engines
 
 
 def _warm_start(config: Config, team: Team, task: Task, protocol: Protocol, quiet: bool) -> None:

@@ -4,7 +4,9 @@ PPO's own options are in :mod:`trl_ext.ppo_options`; ``configs/ppo/base.yaml`` s
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -78,6 +80,40 @@ class ApiSection:
     cache: bool = True
 
 
+def check_urls(urls: Iterable[str]) -> None:
+    """Raise unless all of ``urls`` name a server."""
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
+
+
+WITH_WEIGHTS = ("transformers", "vllm")
+"""Engines whose agents have weights in this process."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class VLLMSection:
+    """vLLM servers that answer for an agent whose weights are trained here (``maporl.engines.vllm``).
+
+    ``urls``: each serves the agent's base model. ``base``: their name for it; by default what they list. ``folder``: where
+    adapters are written for them to read; by default in the run's folder. ``timeout``: seconds of a request. ``seeds``: send
+    a seed with every request, so that a run repeats as far as the server does (vLLM 0.32 on CPUs dies of seeds).
+    """
+
+    urls: Annotated[list[str], Field(min_length=1)]
+    base: str | None = None
+    folder: str | None = None
+    seeds: bool = True
+    key_variable: str = "VLLM_API_KEY"
+    concurrency: Positive = 64
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    retries: Annotated[int, Field(ge=0)] = 3
+
+    def __post_init__(self):
+        check_urls(self.urls)
+
+
 @dataclass(frozen=True, config=STRICT)
 class AgentSection:
     """One agent: whose weights speak for it, and how they are trained."""
@@ -98,8 +134,9 @@ class AgentSection:
     trainable: bool = True
     learning_rate: NotNegative | None = None
     critic: Literal["head", "adapter", "model", "none"] | None = None
-    engine: Literal["transformers", "human", "openai"] = "transformers"
+    engine: Literal["transformers", "vllm", "human", "openai"] = "transformers"
     api: ApiSection | None = None
+    vllm: VLLMSection | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -150,9 +187,7 @@ class VerifierSection:
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
 
     def __post_init__(self):
-        for url in self.urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
+        check_urls(self.urls)
         if self.api == "vllm" and self.model is None:
             raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
         if self.learn_every and (self.urls or self.model is None):

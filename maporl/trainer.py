@@ -158,6 +158,9 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     def _play_branched(self, batch: list[Example], first: int = 0) -> list[Dialogue]:
         update = self.state.global_step + 1
         past = None if self.opponents is None else self.opponents.speaking(update)
+        if past is not None:
+            for engine in self.engines.values():
+                engine.sync(past)  # it has other weights than the last time
         first += world.rank() * self.args.local_batch_size
         table = self._table(self.task, self.args.temperature, past, (self.args.seed, update), first)
 
@@ -350,9 +353,10 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     def _finish_update(
         self, answers: list[Dialogue], rows: dict[str, TokenRows], metrics: Metrics, clock: Clock
     ) -> None:
-        for policy in self.learners:
-            for engine in self.engines.values():
-                engine.sync(policy)
+        with self.whole_weights():
+            for policy in self.learners:
+                for engine in self.engines.values():
+                    engine.sync(policy)
         metrics |= evaluate_dialogues(answers).metrics()
         metrics |= mean_rewards(answers)
         for source in self.sources.values():

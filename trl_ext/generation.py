@@ -141,8 +141,13 @@ def _draws(key: tuple, sampling: Sampling) -> Tensor | None:
     """Uniform random numbers in [0, 1), one for each token, from ``key`` alone."""
     if sampling.temperature <= 0:
         return None
-    seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:16], "little")
-    return torch.from_numpy(np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_new_tokens))
+    generator = np.random.Generator(np.random.Philox(key=number_of(key)))
+    return torch.from_numpy(generator.random(sampling.max_new_tokens))
+
+
+def number_of(key: tuple) -> int:
+    """128 bits from ``key``."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:16], "little")
 
 
 def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:

@@ -42,6 +42,8 @@ def micro_batch_loss(
     new = _spread(out.logprobs, mask)
     losses, measures = objective(new, rows.logprobs.to(new.dtype), rows.advantages, mask, options)
     weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
+    if options.engine_tis_cap is not None:
+        weights = weights * engine_weights(rows, options.engine_tis_cap)
     policy_loss = (losses * weights).sum()
     loss = torch.zeros_like(policy_loss) if critic_only else policy_loss
     metrics: Metrics = {"policy_loss": float(policy_loss.detach())}
@@ -76,6 +78,21 @@ def micro_batch_loss(
             "ratio": float(measures["ratio"][mask].sum() / totals.tokens),
         }
     return loss, metrics
+
+
+def engine_weights(rows: TokenRows, cap: float) -> Tensor:
+    """Truncated importance weights [N, T]: the trainer's probability of a token, before the update, over that of the engine
+    that sampled it, at most ``cap`` (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+    training"); 1 where the engine's is unknown."""
+    known = rows.action_mask & ~rows.sampled.isnan()
+    return torch.where(known, torch.exp(rows.logprobs - rows.sampled).clamp(max=cap), 1.0)
+
+
+def engine_gap(rows: TokenRows) -> list[float]:
+    """Sums over tokens whose engine gave log-probabilities: of |trainer - engine|, of engine - trainer, and of 1."""
+    known = rows.action_mask & ~rows.sampled.isnan()
+    difference = (rows.sampled - rows.logprobs)[known]
+    return [float(difference.abs().sum()), float(difference.sum()), float(known.sum())]
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:

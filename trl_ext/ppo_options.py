@@ -58,6 +58,10 @@ class PPOOptions:
     tis_cap: float | None = option(
         None, "Largest importance weight of reinforce (truncated importance sampling); None: weight 1."
     )
+    engine_tis_cap: float | None = option(
+        None,
+        "Weigh every token by the trainer's over the engine's probability of it, at most this much; None: no weights.",
+    )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"] = option(
         "token_mean",
         "Mean of the policy loss: over tokens, over answers of their token means, over answers of their token sums, or "
@@ -82,6 +86,7 @@ class PPOOptions:
             "cliprange_high": 0,
             "dual_clip": 1,
             "tis_cap": 0,
+            "engine_tis_cap": 0,
             "max_tokens_per_microbatch": 1,
             "logits_chunk": 1,
         }

@@ -40,6 +40,7 @@ from trl_ext.data import Prompt, check_dataset, read_prompt, rows_of, shuffled_i
 from trl_ext.forward import base_of
 from trl_ext.generation import Sampling, sample, stop_ids_of
 from trl_ext.learner import Learner
+from trl_ext.losses import engine_gap
 from trl_ext.measures import Clock, Metrics, mean, update_metrics
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.rows import Answer, Everyones, TokenRows, build_rows
@@ -267,17 +268,17 @@ class PPOv2Trainer(Trainer):
         keys = [(self.args.seed, first + number) for number in range(len(prompts))]
         with learner.active() as model:
             found = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
-        responses = [one.ids for one in found]
         return [
             Answer(
                 prompt_ids=prompt.ids,
-                response_ids=ids,
-                ended=ids[-1] in self._stop_ids,
+                response_ids=one.ids,
+                ended=one.ids[-1] in self._stop_ids,
+                sampled_logprobs=one.logprobs,
                 label=f"update {self.state.global_step + 1}, answer {number}",
                 prompt=prompt,
-                text=learner.tokenizer.decode(ids, skip_special_tokens=True),
+                text=learner.tokenizer.decode(one.ids, skip_special_tokens=True),
             )
-            for number, (prompt, ids) in enumerate(zip(prompts, responses, strict=True))
+            for number, (prompt, one) in enumerate(zip(prompts, found, strict=True))
         ]
 
     def _check_lengths(self, prompts: list[Prompt]) -> None:
@@ -306,6 +307,9 @@ class PPOv2Trainer(Trainer):
             device = learner.device
             rows[name] = build_rows(list(own), learner.tokenizer.pad_token_id or 0, device)
             metrics[name] = learner.annotate(rows[name])
+            off, lean, tokens = world.total(engine_gap(rows[name]), device)
+            if tokens:
+                metrics[name] |= {"policy/engine_gap": off / tokens, "policy/engine_kl": lean / tokens}
             metrics[name]["val/num_eos_tokens"] = world.total([float(sum(a.ended for a in own))], device)[0]
         return rows, metrics
 

@@ -17,7 +17,7 @@ class Answer:
     ``group`` names the rows whose advantages are whitened together; ``head`` is the critic's output (the turn);
     ``label`` says in errors whose answer this is; ``score`` is filled in by the reward step; ``weight`` is how often it
     counts in the loss. ``critic_prompt_ids``: what the critic reads before the answer, where that is not the policy's own
-    prompt.
+    prompt. ``sampled_logprobs``: the engine's own log-probabilities of the answer's tokens, where it gives them.
     """
 
     prompt_ids: list[int]
@@ -31,6 +31,7 @@ class Answer:
     score: float | None = None
     weight: float = 1.0
     critic_prompt_ids: list[int] | None = None
+    sampled_logprobs: list[float] | None = None
 
 
 @dataclass
@@ -55,6 +56,7 @@ class TokenRows:
     weight: Tensor  # [N] how often a row counts in the loss
     value_mask: Tensor
     labels: list[str]
+    sampled: Tensor  # [N, T] the engine's log-probabilities of what it sampled; NaN where unknown
     # [N, T]; zeros until annotate and assign_advantages fill them in
     logprobs: Tensor
     ref_logprobs: Tensor
@@ -125,6 +127,7 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
     input_ids = torch.full(shape, pad_id, dtype=torch.long)
     attention = torch.zeros(shape, dtype=torch.bool)
     action = torch.zeros(shape, dtype=torch.bool)
+    sampled = torch.full(shape, float("nan"))
     groups: dict[tuple, int] = {}
     for row, answer in enumerate(answers):
         if not answer.prompt_ids or not answer.response_ids:
@@ -133,6 +136,8 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
         input_ids[row, :end] = torch.tensor(sequences[row])
         attention[row, :end] = True
         action[row, start:end] = True
+        if answer.sampled_logprobs is not None:
+            sampled[row, start:end] = torch.tensor(answer.sampled_logprobs)
         groups.setdefault(answer.group, len(groups))
     rows = TokenRows(
         input_ids=input_ids,
@@ -145,6 +150,7 @@ def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -
         weight=torch.tensor([a.weight for a in answers]),
         value_mask=action.clone(),
         labels=[a.label for a in answers],
+        sampled=sampled,
         logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),
         values=torch.zeros(shape),

@@ -219,7 +219,11 @@ class Zero(Replicated):
         self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        return self.engine(function)
+        results: list[
+            Result
+        ] = []  # past DeepSpeed, which looks for tensors in what a forward returns and knows few types
+        self.engine(lambda: results.append(function()))
+        return results[0]
 
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[None]:

@@ -86,7 +86,7 @@ class TransformersEngine:
                 known,
                 owners=[v.name for v in voices],
             )
-        return [_reply(*place) for place in zip(requests, voices, prompts, answers, strict=True)]
+        return [reply_of(*place) for place in zip(requests, voices, prompts, answers, strict=True)]
 
 
 def _mixes(voice: Policy) -> bool:
@@ -97,7 +97,8 @@ def _mixes(voice: Policy) -> bool:
     return isinstance(config, LoraConfig) and not config.use_dora and not config.modules_to_save
 
 
-def _reply(request: Request, voice: Policy, prompt: list[int], answer: Sampled) -> Reply:
+def reply_of(request: Request, voice: Policy, prompt: list[int], answer: Sampled) -> Reply:
+    """What was sampled, as an engine replies; the transcript takes it in."""
     ended = answer.ids[-1] in voice.stop_ids
     request.transcript.say(request.utterance, answer.ids, ended)
     text = voice.tokenizer.decode(answer.ids, skip_special_tokens=True).strip()

@@ -1,0 +1,266 @@
+"""Rollouts by vLLM. The real server is tested where there is one: ``make test-vllm``, with MAPORL_TEST_VLLM_URL and the folder of
+the model that it serves in MAPORL_TEST_VLLM_MODEL. The server needs ``--enable-lora --max-loras 2 --max-lora-rank 16
+--logprobs-mode processed_logprobs`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."""
+
+import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.agents import load_tokenizers
+from maporl.config import ConfigError, from_dict
+from maporl.engines.vllm import PROBE, VLLMEngine, VLLMFailure
+from maporl.sections import VLLMSection
+from trl_ext import maths
+
+URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
+
+
+def team_of(model, tokenizer, r=4):
+    lora = LoraConfig(r=r, lora_alpha=2 * r, target_modules="all-linear", task_type="CAUSAL_LM")
+    torch.manual_seed(1)
+    shared = get_peft_model(model, lora, adapter_name="ann", autocast_adapter_dtype=False)
+    shared.add_adapter("bob", lora, autocast_adapter_dtype=False)
+    return Team([Agent(n, shared, tokenizer, adapter=n, engine="vllm") for n in ("ann", "bob")])
+
+
+# -- a server that plays its part: what is refused, and why --------------------------------------------------------
+
+
+class FakeVLLM(BaseHTTPRequestHandler):
+    """The routes that the engine uses, answered from ``server.says``; a stand-in, because the real one takes a minute to start."""
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        self._say(
+            {"version": self.server.says["version"]}
+            if self.path == "/version"
+            else {"data": self.server.says["models"]}
+        )
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.heard.append((self.path, body))
+        if self.server.says.get("hangs") == self.path:
+            threading.Event().wait(20)
+        if self.path == "/tokenize":
+            return self._say({"tokens": self.server.says["tokens"]})
+        if self.path.endswith("lora_adapter"):
+            refusal = self.server.says.get("refusal")
+            return self._say({"error": {"message": refusal}} if refusal else "ok", 400 if refusal else 200)
+        logprob = self.server.says["logprob"](body)
+        choice = {
+            "index": 0, "text": "x", "finish_reason": "stop", "token_ids": [self.server.says["token"]],
+            "logprobs": {"token_logprobs": [logprob], "tokens": ["x"], "text_offset": [0], "top_logprobs": None},
+        }  # fmt: skip
+        return self._say(
+            {"id": "1", "object": "text_completion", "created": 1, "model": body["model"], "choices": [choice]}
+        )
+
+    def _say(self, content, status=200):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def fake(tiny):
+    """(server, engine(**section), team): a server that agrees with the team's model until told otherwise."""
+    model, tokenizer = tiny(alphabet="".join(sorted(set(PROBE + "0456789"))))
+    team = team_of(model, tokenizer)
+    team.find_stop_ids(MultiAgentPPOConfig(output_dir="unused", report_to=[]))
+    ids = tokenizer.encode(PROBE, add_special_tokens=False)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1:]
+    here = float(maths.token_logprobs(logits, torch.tensor([5]), 0.7))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
+    server.heard = []
+    server.says = {
+        "version": "0.32.0",
+        "models": [{"id": "base", "parent": None}],
+        "tokens": ids,
+        "token": 5,
+        "logprob": lambda body: here,
+    }
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def engine(folder, **section):
+        url = f"http://127.0.0.1:{server.server_port}"
+        sections = dict.fromkeys(team.policies, VLLMSection(**{"urls": [url], "retries": 0, **section}))
+        return VLLMEngine(team.policies, sections, 4, 0.7, folder)
+
+    yield server, engine, team
+    server.shutdown()
+
+
+def test_adapters_travel_under_a_new_name_after_every_update(fake, tmp_path):
+    server, engine, _ = fake
+    engine = engine(tmp_path)
+    engine.start()
+    engine.sync("bob")
+    engine.sync("nobody of mine")
+    commands = [(path, body["lora_name"].rsplit("-", 1)) for path, body in server.heard if "lora" in path]
+    assert [(path.rsplit("/", 1)[1], name.split("-")[0], version) for path, (name, version) in commands] == [
+        ("load_lora_adapter", "ann", "1"), ("load_lora_adapter", "bob", "2"),
+        ("unload_lora_adapter", "bob", "2"), ("load_lora_adapter", "bob", "3"),
+    ]  # fmt: skip
+    assert not list(tmp_path.iterdir()), "what servers have read is removed"
+
+
+@pytest.mark.parametrize(
+    "says, message",
+    [
+        ({"version": "0.9.1"}, r"is vLLM 0.9.1, and 0.14 or newer is needed"),
+        ({"tokens": [1, 2, 3]}, r"its tokenizer reads .* as \[1, 2, 3\]\.\.\., that of policy 'ann' as"),
+        ({"logprob": lambda body: -30.0}, r"gives a token the log-probability -30.00, policy 'ann' here -\d.*serves other weights"),
+        ({"refusal": "LoRA rank 64 is greater than max_lora_rank 16."}, r"policy 'ann' \(a LoRA of rank 4\).*max_lora_rank 16"),
+        ({"models": []}, r"serves \[\], and agents.NAME.vllm.base is None"),
+    ],
+)  # fmt: skip
+def test_a_server_that_is_not_what_is_needed_is_refused_at_start(fake, tmp_path, says, message):
+    server, engine, _ = fake
+    server.says |= says
+    with pytest.raises(VLLMFailure, match=rf"http://127.0.0.1:{server.server_port}: .*{message}"):
+        engine(tmp_path).start()
+
+
+def test_raw_log_probabilities_are_told_from_other_weights(fake, tmp_path):
+    server, engine, team = fake
+    model, ids = team.policies["ann"].model, server.says["tokens"]
+    with torch.no_grad():
+        head = model.get_base_model().lm_head.weight
+        head.mul_(40)  # a model that is sure of itself, so that the temperature shows
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1:]
+    token = int(logits.argmin())
+    server.says |= {
+        "token": token,
+        "logprob": lambda body: float(maths.token_logprobs(logits, torch.tensor([token]), 1.0)),
+    }
+    with pytest.raises(VLLMFailure, match="start it with --logprobs-mode processed_logprobs"):
+        engine(tmp_path).start()
+
+
+def test_a_server_that_hangs_or_is_not_there_is_named(fake, tmp_path):
+    server, engine, _ = fake
+    server.says["hangs"] = "/tokenize"
+    with pytest.raises(
+        VLLMFailure, match=rf"http://127.0.0.1:{server.server_port}: tokenising: no answer within 0.5 s, 1 times"
+    ):
+        engine(tmp_path, timeout=0.5).start()
+    with pytest.raises(VLLMFailure, match=r"http://127.0.0.1:9: .*Connection error"):
+        engine(tmp_path, urls=["http://127.0.0.1:9"]).start()
+
+
+def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
+    server, _, _ = fake
+    model, tokenizer = tiny()
+    team = Team([Agent("ann", model, tokenizer, engine="vllm")])
+    sections = {"ann": VLLMSection(urls=[f"http://127.0.0.1:{server.server_port}"])}
+    with pytest.raises(
+        VLLMFailure, match=r"trains all its weights, which travel to .* this process has no GPU; give it a LoRA"
+    ):
+        VLLMEngine(team.policies, sections, 4, 1.0, tmp_path).start()
+
+
+@pytest.mark.parametrize(
+    "agents, message",
+    [
+        ({"ann": {"model": "org/m", "engine": "vllm"}}, "'vllm' goes with engine: vllm, got engine 'vllm' and no vllm"),
+        ({"ann": {"model": "org/m", "engine": "vllm", "vllm": {"urls": ["localhost:8000"]}}}, "expected http://HOST:PORT, got 'localhost:8000'"),
+        ({"ann": {"tiny": {}, "engine": "vllm", "vllm": {"urls": ["http://h"]}}}, "a tiny model has no folder that vLLM could serve"),
+    ],
+)  # fmt: skip
+def test_configurations_that_cannot_be_served_are_refused(tmp_path, agents, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict(
+            {"output_dir": str(tmp_path), "task": {"name": "toy_sum"}, "agents": agents, "evaluation": {"questions": 0}}
+        )
+
+
+# -- importance weights -------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_weighed_by_the_trainers_over_the_engines_probability():
+    from trl_ext.losses import engine_gap, engine_weights
+    from trl_ext.rows import Answer, build_rows
+
+    answers = [Answer([5], [6, 7, 8], True, "a", sampled_logprobs=[-1.0, -2.0, -3.0]), Answer([5], [6], True, "b")]
+    rows = build_rows(answers, 0, "cpu")
+    rows.logprobs = torch.tensor([[0, -1.0, -1.0, -3.5], [0, -4.0, 0, 0]])
+    expected = [[1, 1, 2.0, 0.60653], [1, 1, 1, 1]]  # e^0, e^1 cut at 2, e^-0.5; the second row's engine is silent
+    torch.testing.assert_close(engine_weights(rows, 2.0), torch.tensor(expected), atol=1e-5, rtol=0)
+    assert engine_gap(rows) == pytest.approx([1.5, -0.5, 3.0])  # |0| + |1| + |-0.5|; 0 - 1 + 0.5
+
+
+# -- the real server ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    from transformers import AutoModelForCausalLM
+
+    config = from_dict(
+        {
+            "output_dir": "unused",
+            "task": {"name": "toy_times"},
+            "agents": {"ann": {"model": MODEL}},
+            "evaluation": {"questions": 0},
+        }
+    )
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), load_tokenizers(config)["ann"]
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not URL, reason="MAPORL_TEST_VLLM_URL names no vLLM server")
+def test_two_adapters_train_and_the_server_has_the_trained_ones(loaded, tmp_path):
+    model, tokenizer = loaded
+    team = team_of(model, tokenizer)
+    args = MultiAgentPPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, gradient_accumulation_steps=1, total_episodes=24,
+        response_length=24, learning_rate=2e-3, value_learning_rate=1e-3, temperature=0.8, report_to=[], save_strategy="no",
+        disable_tqdm=True, use_cpu=True, engine_tis_cap=2.0, lr_scheduler_type="constant",
+    )  # fmt: skip
+    policies = team.policies
+    engine = VLLMEngine(policies, dict.fromkeys(policies, VLLMSection(urls=[URL], seeds=False)), 24, 0.8, tmp_path / "adapters")
+    task = Arithmetic(operation="times", largest=9, template="What is {a}*{b}? Answer with just the number.")
+    odd = {"label": lambda dialogues, task: [[float(len(u.text) % 2) for u in d.utterances] for d in dialogues]}
+    trainer = MultiAgentPPOTrainer(
+        args, team, task, Debate(turns=2), None, RewardSection(), sources=odd, engines={"vllm": engine}
+    )
+    trainer.train()
+    records = trainer.run.read_metrics()
+    assert len(records) == 3
+    for record in records:
+        for name in ("ann", "bob"):  # bfloat16 on both sides: kernels differ, weights do not
+            assert 0 < record[f"{name}/policy/engine_gap"] < 0.2 and abs(record[f"{name}/policy/engine_kl"]) < 0.05
+    print({k: v for k, v in records[-1].items() if "engine" in k or "time" in k})
+
+    moved = {n: p.detach().abs().max() for n, p in team.policies["ann"].model.named_parameters() if "lora_B" in n}
+    assert min(float(v) for v in moved.values()) > 1e-3, "both adapters have learned"
+    prompt = tokenizer.encode("What is 3*4?", add_special_tokens=False)
+    said = {}
+    for name, policy in policies.items():
+        server = engine._servers[URL]
+        said[name] = server.complete("test", engine._model(name, server), prompt, 16, 0.8, frozenset(), {})
+        ids = torch.tensor([prompt + said[name].ids])
+        with torch.no_grad(), policy.active() as own:
+            logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+            here = maths.token_logprobs(logits, ids[0, len(prompt) :], 0.8)
+            with policy.model.disable_adapter():
+                untrained = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+            base = maths.token_logprobs(untrained, ids[0, len(prompt) :], 0.8)
+        there = torch.tensor(said[name].logprobs)
+        assert (here - there).abs().mean() < 0.1 < (base - there).abs().mean(), (
+            "the trained adapter answers, not the base"
+        )
+    assert said["ann"].ids != said["bob"].ids
