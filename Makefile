@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-slow check format clean
+.PHONY: quickstart test test-slow test-vllm check format clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,11 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# against a real server, which another terminal has started: see the head of tests/test_vllm_engine.py
+test-vllm: $(VENV)/installed-dev
+	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || { echo "set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/test_vllm_engine.py says how to start a server"; exit 2; }
+	$(BIN)/python -m pytest -m vllm tests/test_vllm_engine.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

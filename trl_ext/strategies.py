@@ -270,8 +270,8 @@ class Zero(Replicated):
         return found
 
     def optimizer_groups(self) -> list[dict]:
-        groups = super().optimizer_groups()
-        return [group | {"params": numbers} for group, numbers in zip(groups, self.numbers, strict=True)]
+        groups = self.optimizer.param_groups
+        return [{**group, "params": numbers} for group, numbers in zip(groups, self.numbers, strict=True)]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
