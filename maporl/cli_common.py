@@ -1,5 +1,6 @@
 """What the commands share: reading their configuration, quieting libraries, one line and an exit code for an error."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -27,9 +28,8 @@ def quiet_libraries() -> None:
     import warnings
 
     if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))):
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # else DeepSpeed, where installed, says on stdout that it chose that
+        # else DeepSpeed, where it is installed, says on stdout that it chose that
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
     import transformers
 
@@ -47,11 +47,15 @@ class known_errors:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
         if error is None or isinstance(error, (typer.Exit, SystemExit)):
             return False
+        if _is(error, "trl_ext.interruptions", "Interrupted"):  # it has said where the run is saved
+            sys.exit(130)
         code = 2 if _is(error, "maporl.config", "ConfigError") or _is(error, "maporl.tasks.base", "TaskError") else 1
         known = code == 2 or any(
             _is(error, module, name)
             for module, name in (
                 ("maporl.agents", "PromptTooLong"),
+                ("maporl.engines.openai", "ApiFailure"),
+                ("maporl.engines.vllm", "VLLMFailure"),
                 ("maporl.run_folder", "RunExists"),
                 ("maporl.rewards.sources", "RewardFailure"),
                 ("maporl.verifier.data", "DataError"),
@@ -59,8 +63,10 @@ class known_errors:
                 ("trl_ext.checkpoint", "CheckpointError"),
                 ("trl_ext.learner", "NonFiniteError"),
                 ("trl_ext.scoring", "RewardError"),
+                ("trl_ext.world", "WorldError"),
             )
         )
+        known = known or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
         if known:
             typer.echo(f"error: {error}", err=True)
             sys.exit(code)

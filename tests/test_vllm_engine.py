@@ -231,7 +231,9 @@ def test_two_adapters_train_and_the_server_has_the_trained_ones(loaded, tmp_path
         disable_tqdm=True, use_cpu=True, engine_tis_cap=2.0, lr_scheduler_type="constant",
     )  # fmt: skip
     policies = team.policies
-    engine = VLLMEngine(policies, dict.fromkeys(policies, VLLMSection(urls=[URL], seeds=False)), 24, 0.8, tmp_path / "adapters")
+    engine = VLLMEngine(
+        policies, dict.fromkeys(policies, VLLMSection(urls=[URL], seeds=False)), 24, 0.8, tmp_path / "adapters"
+    )
     task = Arithmetic(operation="times", largest=9, template="What is {a}*{b}? Answer with just the number.")
     odd = {"label": lambda dialogues, task: [[float(len(u.text) % 2) for u in d.utterances] for d in dialogues]}
     trainer = MultiAgentPPOTrainer(

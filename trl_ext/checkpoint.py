@@ -5,8 +5,10 @@ head and the optimizer's state), ``others/NAME/`` for whatever else learns, ``rn
 is written under a hidden name and renamed when complete; ``MANIFEST.json`` lists every file with its SHA-256.
 """
 
+import errno
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -26,6 +28,7 @@ from trl_ext.learner import Learner
 from trl_ext.strategies import State
 
 MANIFEST = "MANIFEST.json"
+logger = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
@@ -61,19 +64,36 @@ def write_checkpoint(
         if partial.exists():  # left by a run that was killed while writing; never a checkpoint
             shutil.rmtree(partial)
         partial.mkdir(parents=True)
-    for name, learner in learners.items():
-        save_learner(learner, partial / "policies" / name)
-    if world.is_main():
-        _complete(target, partial, state, others or {})
+    try:
+        for name, learner in learners.items():
+            save_learner(learner, partial / "policies" / name)
+        if world.is_main():
+            _complete(target, partial, state, others or {})
+    except Exception as error:
+        if not out_of_space(error):
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"{target}: no space to write it ({error}); it was removed, older checkpoints are whole. Free some, lower "
+            "save_total_limit, and resume"
+        ) from error
     world.wait()
+
+
+def out_of_space(error: BaseException) -> bool:
+    """Whether a write failed because a disk is full, or a quota or limit is reached."""
+    known = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    # safetensors has an error of its own, with the system's message
+    return known or any(os.strerror(n) in str(error) for n in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def _complete(target: Path, partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     for name, other in others.items():
         (partial / "others" / name).mkdir(parents=True)
         other.save(partial / "others" / name)
-    save_file(_rng_tensors(), partial / "rng.safetensors")
-    state = {**state, "rng": _rng_numbers()}
+    tensors, numbers = random_state()
+    save_file(tensors, partial / "rng.safetensors")
+    state = {**state, "rng": numbers}
     (partial / "state.json").write_text(json.dumps(state, indent=1))
     files = {str(p.relative_to(partial)): _digest(p) for p in sorted(partial.rglob("*")) if p.is_file()}
     (partial / MANIFEST).write_text(json.dumps(files, indent=1))
@@ -94,7 +114,7 @@ def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[
     for name, other in (others or {}).items():
         other.load(folder / "others" / name)
     state = json.loads((folder / "state.json").read_text())
-    _restore_rng(load_file(folder / "rng.safetensors"), state["rng"])
+    set_random_state((load_file(folder / "rng.safetensors"), state["rng"]))
     return state
 
 
@@ -112,6 +132,18 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
     """Whole checkpoints of a run, oldest first."""
     found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
     return sorted((p for p in found if (p / MANIFEST).is_file()), key=lambda p: int(p.name.split("-")[1]))
+
+
+def newest_whole(folders: list[Path]) -> Path:
+    """The last of ``folders`` that is undamaged; those passed over are named in a warning."""
+    for folder in reversed(folders):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            logger.warning("%s; going on from an older one", error)
+        else:
+            return folder
+    raise CheckpointError(f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); start anew")
 
 
 def remove_old(output_dir: Path, keep: int | None) -> None:
@@ -224,6 +256,14 @@ def load_weights(model: Any, adapter: Any, folder: Path) -> None:
 # -- random states ------------------------------------------------------------------------------------------------
 
 
+RandomState = tuple[dict[str, torch.Tensor], dict[str, Any]]
+
+
+def random_state() -> RandomState:
+    """The states of torch's, Python's and numpy's generators."""
+    return _rng_tensors(), _rng_numbers()
+
+
 def _rng_tensors() -> dict[str, torch.Tensor]:
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -240,7 +280,9 @@ def _rng_numbers() -> dict:
     }
 
 
-def _restore_rng(tensors: dict[str, torch.Tensor], numbers: dict) -> None:
+def set_random_state(state: RandomState) -> None:
+    """Inverse of :func:`random_state`."""
+    tensors, numbers = state
     torch.set_rng_state(tensors["torch"])
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):

@@ -169,6 +169,7 @@ class Learner:
                 weight_decay=args.weight_decay,
                 fused=True,
             )
+        optimizer.zero_grad(set_to_none=True)  # what is left of a warm start is no part of the first step
         self.optimizer = optimizer
         self.scheduler = scheduler or get_scheduler(
             self.args.lr_scheduler_type,

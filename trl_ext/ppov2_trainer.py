@@ -10,6 +10,8 @@ weights is a :class:`trl_ext.Learner`.
 
 import json
 import math
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,14 +33,18 @@ from trl_ext.checkpoint import (
     CheckpointError,
     Saved,
     list_checkpoints,
+    newest_whole,
+    random_state,
     read_checkpoint,
     remove_old,
     save_policy,
+    set_random_state,
     write_checkpoint,
 )
 from trl_ext.data import Prompt, check_dataset, read_prompt, rows_of, shuffled_indices
 from trl_ext.forward import base_of
 from trl_ext.generation import Sampling, sample, stop_ids_of
+from trl_ext.interruptions import Discarded, Interrupted, Interruptions
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
 from trl_ext.measures import Clock, Metrics, mean, update_metrics
@@ -165,21 +171,48 @@ class PPOv2Trainer(Trainer):
         self._start_or_resume(resume_from_checkpoint)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         metrics: Metrics = {}
-        while self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
-            clock = Clock()
-            self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-            with clock("collect"), self.whole_weights():
-                answers = self.collect(self.next_batch())
-            with clock("score"):
-                answers = self.score(answers)
-                everybody = world.everyones(answers)
-            with clock("advantage"):
-                rows, metrics = self.advantage(answers, everybody)
-            with clock("update"):
-                metrics |= self.update(rows)
-            self._finish_update(everybody, rows, metrics, clock)
+        with Interruptions() as interruptions:
+            while self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+                before = (self.checkpoint_state(), random_state())
+                try:
+                    metrics = self._one_update(interruptions)
+                except Discarded:
+                    set_random_state(before[1])
+                    self._end_early(interruptions.asked, before[0])
+                if asked := world.largest(interruptions.asked, self.accelerator.device):
+                    self._end_early(asked, self.checkpoint_state())
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         return metrics
+
+    def _one_update(self, interruptions: Interruptions) -> Metrics:
+        clock = Clock()
+        self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+        interruptions.droppable = world.size() == 1  # several processes have to agree, at the end of an update
+        with clock("collect"), self.whole_weights():
+            answers = self.collect(self.next_batch())
+        with clock("score"):
+            answers = self.score(answers)
+            everybody = world.everyones(answers)
+        with clock("advantage"):
+            rows, metrics = self.advantage(answers, everybody)
+        interruptions.droppable = False
+        with clock("update"):
+            metrics |= self.update(rows)
+        self._finish_update(everybody, rows, metrics, clock)
+        return metrics
+
+    def _end_early(self, asked: int, state: dict) -> None:
+        """Save what the last whole update left, and end: SIGTERM with exit status 0, Ctrl-C as Ctrl-C."""
+        target, name = self._checkpoint_folder(), signal.Signals(asked).name
+        if self.state.global_step and not world.from_main(target.exists()):
+            write_checkpoint(target, self.learners, state, self.checkpoint_others())
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        where = (
+            f"in {target}; go on with it by resuming" if self.state.global_step else "nothing yet: there was no update"
+        )
+        if world.is_main():
+            print(f"{name}: stopped after update {self.state.global_step}; saved {where}", file=sys.stderr, flush=True)
+        raise SystemExit(0) if asked == signal.SIGTERM else Interrupted
 
     def next_batch(self) -> list[Any]:
         """This process's rows of this update, in seeded order without replacement within an epoch."""
@@ -422,10 +455,13 @@ class PPOv2Trainer(Trainer):
         world.wait()
 
     def _save_checkpoint(self, model, trial) -> None:
-        target = self.folder / f"checkpoint-{self.state.global_step}"
+        target = self._checkpoint_folder()
         write_checkpoint(target, self.learners, self.checkpoint_state(), self.checkpoint_others())
         if world.is_main():
             remove_old(self.folder, self.args.save_total_limit)
+
+    def _checkpoint_folder(self) -> Path:
+        return self.folder / f"checkpoint-{self.state.global_step}"
 
     def _start_or_resume(self, wanted: str | bool | None) -> None:
         args = self.args
@@ -448,7 +484,7 @@ class PPOv2Trainer(Trainer):
             return
         if wanted is True and not existing:
             raise CheckpointError(f"{args.output_dir}: no whole checkpoint to resume from; start without resuming")
-        folder = existing[-1] if wanted is True else Path(wanted)
+        folder = newest_whole(existing) if wanted is True else Path(wanted)
         state = read_checkpoint(folder, self.learners, self.checkpoint_others())
         if state["seed"] != args.seed:
             raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {args.seed}")

@@ -1,0 +1,195 @@
+"""Kills, signals, damaged checkpoints, full disks: what is saved stays whole, and a run goes on as if nothing had happened."""
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from maporl import run
+from maporl.config import from_dict, to_yaml
+from trl_ext.checkpoint import CheckpointError, list_checkpoints, newest_whole
+
+UPDATES = 8
+
+
+def config_of(folder, updates=UPDATES, **training):
+    return from_dict(
+        {
+            "output_dir": str(folder),
+            "task": {"name": "toy_sum", "largest": 9},
+            "agent_defaults": {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}},
+            "agents": {"ann": {}, "bob": {}},
+            "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}"},
+            "warm_start": {"steps": 3},
+            "updates": updates,
+            "ppo": {"response_length": 3, "num_ppo_epochs": 2, "temperature": 1.0},
+            "training": {
+                "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-2,
+                "save_steps": 1, "save_total_limit": 2, **training,
+            },
+            "evaluation": {"questions": 0},
+            "seed": 3,
+        }
+    )  # fmt: skip
+
+
+def end_of(folder):
+    """What a finished run leaves: weights, and its records without what depends on the clock."""
+    weights = {
+        str(p.relative_to(folder)): load_file(p) for name in ("final", f"checkpoint-{UPDATES}") for p in sorted((folder / name).rglob("*.safetensors"))
+    }  # fmt: skip
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clocked = ("time/", "tokens_per_second", "memory/")
+    kept = [{k: v for k, v in record.items() if not k.startswith(clocked)} for record in records]
+    return weights, kept, (folder / "dialogues.jsonl").read_text()
+
+
+def assert_same_end(one, other):
+    (weights, records, dialogues), (other_weights, other_records, other_dialogues) = one, other
+    assert records == other_records and dialogues == other_dialogues
+    assert weights.keys() == other_weights.keys() and len(weights) > 6
+    for name, tensors in weights.items():
+        for key, value in tensors.items():
+            assert value.equal(other_weights[name][key]), f"{name}: {key}"
+
+
+def _train(folder, resume):
+    logging.disable(logging.CRITICAL)
+    run.train(config_of(folder), resume, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """(what an undisturbed run leaves, seconds that its updates took)."""
+    folder = tmp_path_factory.mktemp("calm") / "run"
+    started = time.time()
+    run.train(config_of(folder), resume=False, quiet=True)
+    return end_of(folder), time.time() - started
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_moments_ends_as_a_calm_one(calm, tmp_path, kills):
+    """SIGKILL in rollouts, updates and checkpoint writes, wherever it falls; each time the run is started again."""
+    expected, seconds = calm
+    folder, rng = tmp_path / "run", random.Random(7)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["maporl.run"])
+    left, torn = kills, 0
+    while True:
+        child = context.Process(target=_train, args=(folder, (folder / "config.yaml").exists()))
+        child.start()
+        child.join(rng.uniform(0.15, 0.5) * seconds if left else None)
+        if child.exitcode is not None:
+            assert child.exitcode == 0
+            break
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        left -= 1
+        torn += len(list(folder.glob(".partial-*")))
+    print(f"{kills - left} kills, {torn} in the middle of a checkpoint")
+    assert left == 0, "it was done before it could be killed so often"
+    assert_same_end(end_of(folder), expected)
+    assert [p.name for p in list_checkpoints(folder)] == [f"checkpoint-{UPDATES - 1}", f"checkpoint-{UPDATES}"]
+
+
+def start(folder, config, *options):
+    file = folder / "config.yaml"
+    file.write_text(to_yaml(config))
+    command = [sys.executable, "-m", "maporl", "train", str(file), "-q", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path, lines, process, seconds=60):
+    until = time.time() + seconds
+    while time.time() < until and process.poll() is None:
+        if path.exists() and len(path.read_text().splitlines()) >= lines:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{path}: {lines} lines did not come; {process.stderr.read()}")
+
+
+@pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 130)])
+def test_a_signal_saves_and_ends_within_seconds_and_the_run_goes_on(calm, tmp_path, name, status):
+    folder = tmp_path / "run"
+    config = config_of(folder, save_steps=0)
+    process = start(tmp_path, config)
+    wait_for(folder / "metrics.jsonl", 2, process)
+    asked = time.time()
+    process.send_signal(getattr(signal, name))
+    _, shown = process.communicate(timeout=30)
+    assert process.returncode == status and time.time() - asked < 10, shown
+    saved = list_checkpoints(folder)
+    assert (
+        len(saved) == 1 and f"{name}: stopped after update {saved[0].name.split('-')[1]}; saved in {saved[0]}" in shown
+    )
+    assert not (folder / "final").exists()
+    resumed = start(tmp_path, config, "--resume")
+    _, shown = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, shown
+    weights, records, dialogues = end_of(folder)
+    (expected, expected_records, expected_dialogues), _ = calm
+    assert records == expected_records and dialogues == expected_dialogues
+    for key in (k for k in expected if k.startswith("final")):
+        assert all(value.equal(weights[key][n]) for n, value in expected[key].items()), key
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    from trl_ext.interruptions import Discarded, Interruptions
+
+    with Interruptions() as interruptions:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruptions.asked == signal.SIGTERM
+        interruptions.droppable = True
+        interruptions.asked = 0
+        with pytest.raises(Discarded):
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_newest_undamaged_checkpoint_is_used(calm, tmp_path, caplog):
+    folder = tmp_path / "run"
+    run.train(config_of(folder, updates=3), resume=False, quiet=True)
+    newest, older = folder / "checkpoint-3", folder / "checkpoint-2"
+    file = newest / "policies/ann/model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        assert newest_whole(list_checkpoints(folder)) == older
+    assert "model.safetensors is missing or damaged" in caplog.text and "going on from an older one" in caplog.text
+    (older / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"every checkpoint is damaged \(2 found\)"):
+        newest_whole(list_checkpoints(folder))
+
+
+def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(tmp_path):
+    """A limit on the size of files stands in for a full disk: writes fail in the same place, with an error of the same kind."""
+    folder = tmp_path / "run"
+    process = start(tmp_path, config_of(folder, updates=200))
+    wait_for(folder / "metrics.jsonl", 3, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "no space to write it" in shown and "older checkpoints are whole" in shown and "Traceback" not in shown, (
+        shown
+    )
+    whole = list_checkpoints(folder)
+    assert whole and newest_whole(whole) == whole[-1] and not list(folder.glob(".partial-*"))
+
+
+def test_checkpoints_beyond_the_limit_are_removed(calm, tmp_path):
+    folder = tmp_path / "run"
+    run.train(config_of(folder, updates=4, save_total_limit=3), resume=False, quiet=True)
+    assert sorted(p.name for p in Path(folder).glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
