@@ -40,12 +40,16 @@ def read_actions(
     chunk: int | None = None,
     entropies: bool = False,
     entropy_gradient: bool = False,
+    adapter_names: list[str] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Hidden states [M, H], log-probabilities [M] and entropies [M] (or None) of the M action tokens.
 
     ``input_ids`` [P, T] are read; ``index`` [M] says at which of the P x T positions, flattened, each of ``targets`` [M] is
     chosen. With ``chunk``, logits exist for so many tokens at a time and are made again in the backward pass.
+    ``adapter_names``: of a ``PeftModel``, the adapter of every row that is read.
     """
+    base = base_of(model)
+    options: Any = {} if adapter_names is None else {"adapter_names": adapter_names}
 
     def scores(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logprobs = maths.token_logprobs(logits, wanted, temperature)
@@ -53,13 +57,13 @@ def read_actions(
             return logprobs, maths.token_entropies(logits, temperature) if entropies else logprobs.new_zeros(())
 
     def tail(hidden: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        with _trunk_gives(model, hidden), autocast():
-            logits = model(input_ids=input_ids[:1, :1], use_cache=False).logits[0]
+        with _trunk_gives(base, hidden), autocast():
+            logits = base(input_ids=input_ids[:1, :1], use_cache=False).logits[0]
         return scores(logits, wanted)
 
     whole = chunk is None or len(index) <= chunk
-    with _head_sees_only(model.get_output_embeddings(), index, compute=whole) as seen, autocast():
-        output = model(input_ids=input_ids, use_cache=False).logits
+    with _head_sees_only(base.get_output_embeddings(), index, compute=whole) as seen, autocast():
+        output = model(input_ids=input_ids, use_cache=False, **options).logits
     hidden = seen["hidden"]
     if whole:
         logprobs, entropy = scores(output[0], targets)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
@@ -209,9 +209,7 @@ class Learner:
         wanted = adapter or self.adapter
         if wanted is not None and self.model.active_adapters != [wanted]:
             self.model.set_adapter(wanted)
-            # PEFT lets only the active adapter learn; this learner's critic adapter learns in the same backward
-            for parameter in self._trainable:
-                parameter.requires_grad_(True)
+            self.let_learn()  # PEFT lets only the active adapter; the critic's own learns in the same backward
         yield base_of(self.model)
 
     @contextmanager
@@ -238,30 +236,31 @@ class Learner:
         wanted = entropies and self.args.entropy_coef != 0
         with self.active() as model:
             hidden, logprobs, entropy = self._read(model, rows, entropies, wanted)
-        return PolicyOutput(logprobs, self._values(rows, hidden), entropy)
+        return PolicyOutput(logprobs, self.values_of(rows, hidden), entropy)
 
     def _read(self, model: Any, rows: TokenRows, entropies: bool = False, entropy_gradient: bool = False):
         """Hidden states, log-probabilities and entropies of the action tokens of ``rows`` under ``model``."""
-        read, index = rows.to_read()
+        read, index, _ = rows.to_read()
         return read_actions(
             model,
             read,
             index,
             rows.input_ids[rows.action_mask],
             self.args.temperature,
-            self._autocast,
+            self.autocast,
             self.args.logits_chunk,
             entropies,
             entropy_gradient,
         )
 
-    def _values(self, rows: TokenRows, hidden: Tensor) -> Tensor | None:
+    def values_of(self, rows: TokenRows, hidden: Tensor) -> Tensor | None:
+        """The critic's values [M] at the action tokens, where the policy's forward had ``hidden`` [M, H]."""
         if self.critic == "none":
             return None
         if self.critic == "head" and rows.critic is None:
             hidden = hidden.detach() if self.args.detach_critic or self.critic_only else hidden
         else:
-            hidden = self._critic_states(*(rows.critic or rows).to_read())
+            hidden = self._critic_states(*(rows.critic or rows).to_read()[:2])
         if self.value_head is None:
             return base_of(self.value_model).score(hidden).squeeze(-1).float()
         return self.value_head(hidden, rows.head.repeat_interleave(rows.action_mask.sum(1)))
@@ -271,7 +270,7 @@ class Learner:
         adapter = self.critic_adapter if self.critic == "adapter" else None
         apart = self.critic == "head" and (self.args.detach_critic or self.critic_only)
         detached = torch.no_grad() if apart else nullcontext()
-        with self.active(adapter) if self.value_model is None else nullcontext(), self._autocast(), detached:
+        with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), detached:
             trunk = trunk_of(self.model if self.value_model is None else self.value_model)
             return trunk(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
 
@@ -280,7 +279,8 @@ class Learner:
         with self.reference_model() as model:
             return self._read(model, rows)[1]
 
-    def _autocast(self):
+    def autocast(self) -> Any:
+        """The accelerator's mixed precision."""
         return self._accelerator.autocast() if self._accelerator is not None else nullcontext()
 
     @torch.no_grad()
@@ -354,22 +354,32 @@ class Learner:
                 out = self.strategy.call(partial(self.forward, piece, entropies=args.entropy_coef != 0))
             loss, measures = micro_batch_loss(piece, out, totals, args, self.objective, self.critic_only)
             if not bool(torch.isfinite(loss)):
-                self._check_finite(
-                    piece,
-                    {
-                        "log-probability": _scatter(out.logprobs.detach(), piece.action_mask),
-                        "advantage": piece.advantages,
-                    },
-                )
-                raise NonFiniteError(
-                    f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(piece.labels[:4])}"
-                )
+                self.report_not_finite(piece, out, loss)
             with self.active():  # the adapter must stay on until backward has recomputed what it needs
                 self.strategy.backward(loss, last)
             for key, value in measures.items():
                 sums[key] = sums.get(key, 0.0) + value
+        return self.everybodys(sums)
+
+    def everybodys(self, sums: Metrics) -> Metrics:
+        """The statistics of a minibatch, added up over processes."""
         everybody = world.gather(sums)
         return {key: sum(own.get(key, 0.0) for own in everybody) for key in max(everybody, key=len)}
+
+    def has_forward(self, rows: TokenRows) -> bool:
+        """Whether the first step on ``rows`` has its forward already, from :meth:`annotate`."""
+        return self._first is not None and self._first[0] is rows
+
+    def let_learn(self) -> None:
+        """Let all that this learner trains take gradients, whichever adapter is active."""
+        for parameter in self._trainable:
+            parameter.requires_grad_(True)
+
+    def report_not_finite(self, rows: TokenRows, out: PolicyOutput, loss: Tensor) -> NoReturn:
+        """Raise, naming the rows."""
+        logprobs = _scatter(out.logprobs.detach(), rows.action_mask)
+        self._check_finite(rows, {"log-probability": logprobs, "advantage": rows.advantages})
+        raise NonFiniteError(f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(rows.labels[:4])}")
 
     def _nothing(self, device: torch.device) -> Tensor:
         """A loss of 0 through the whole model, for a process that has no more to learn from while others do."""

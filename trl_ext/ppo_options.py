@@ -28,6 +28,9 @@ class PPOOptions:
         "Most tokens, padding included, that one forward of training reads; rows beside per_device_train_batch_size. A "
         "longer row is read alone.",
     )
+    joint_adapters: bool = option(
+        False, "Update adapters of one base in one forward and backward (plain LoRA, critic head or none)."
+    )
     logits_chunk: int | None = option(
         None, "Logits of so many tokens at a time, made again in the backward pass; None: those of a forward at once."
     )

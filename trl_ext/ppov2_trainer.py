@@ -45,6 +45,7 @@ from trl_ext.data import Prompt, check_dataset, read_prompt, rows_of, shuffled_i
 from trl_ext.forward import base_of
 from trl_ext.generation import Sampling, sample, stop_ids_of
 from trl_ext.interruptions import Discarded, Interrupted, Interruptions
+from trl_ext.joint import accumulate_together, groups_of
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
 from trl_ext.measures import Clock, Metrics, mean, update_metrics
@@ -266,9 +267,8 @@ class PPOv2Trainer(Trainer):
             cuts = {name: self._minibatches(r, epoch) for name, r in rows.items()}
             for number in range(args.num_mini_batches):
                 stepping = [name for name in cuts if name in going and self._anything(cuts[name][number])]
-                for name in stepping:
-                    index = cuts[name][number].to(rows[name].input_ids.device)
-                    collected[name].append(self.learners[name].accumulate(rows[name], index))
+                for name, measures in self._accumulated(rows, {name: cuts[name][number] for name in stepping}).items():
+                    collected[name].append(measures)
                 for name in stepping:  # every loss first, then every step
                     collected[name][-1]["grad_norm"] = self.learners[name].step()
                     if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
@@ -349,6 +349,19 @@ class PPOv2Trainer(Trainer):
     def _merge(self, metrics: dict[str, Metrics]) -> Metrics:
         """Metrics of several learners in one flat record; here there is one learner and nothing to tell apart."""
         return dict(next(iter(metrics.values()), {}))
+
+    def _accumulated(self, rows: dict[str, TokenRows], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
+        """Every learner's gradient of its minibatch; those of one base together where ``joint_adapters`` asks for it."""
+        index = {name: own.to(rows[name].input_ids.device) for name, own in minibatch.items()}
+        alone = [name for name in index if not self.args.joint_adapters or self.learners[name].has_forward(rows[name])]
+        groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
+        found: dict[str, Metrics] = {}
+        for group in groups:
+            if len(group) == 1:
+                found[group[0]] = self.learners[group[0]].accumulate(rows[group[0]], index[group[0]])
+            else:
+                found |= accumulate_together(self.learners, rows, {name: index[name] for name in group})
+        return found
 
     def _anything(self, index: torch.Tensor) -> bool:
         """Whether any process has rows in a minibatch."""

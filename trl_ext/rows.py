@@ -101,19 +101,20 @@ class TokenRows:
         critic = self.critic.take(index) if self.critic is not None else None
         return replace(self, **chosen, labels=[self.labels[i] for i in index.tolist()], critic=critic)
 
-    def to_read(self) -> tuple[Tensor, Tensor]:
-        """What a forward must read, [P, T-1], and where in it, flattened, each action token is chosen: [M], in row-major
-        order of the rows.
+    def to_read(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a forward must read, [P, T-1]; where in it, flattened, each action token is chosen: [M], in row-major order
+        of the rows; and which rows are read, [P].
 
         Of every family only the longest row is read. Nothing is predicted from the last column, so it is not read either.
         """
         family = self.family.tolist()
         longest = {family[row]: row for row in torch.argsort(self.attention_mask.sum(1), stable=True).tolist()}
         place = {name: position for position, name in enumerate(longest)}
-        read = self.input_ids[list(longest.values()), :-1]
+        rows = torch.tensor(list(longest.values()), device=self.input_ids.device)
+        read = self.input_ids[rows, :-1]
         row, column = self.action_mask.nonzero(as_tuple=True)
         places = torch.tensor([place[name] for name in family], device=read.device)
-        return read, places[row] * read.shape[1] + column - 1
+        return read, places[row] * read.shape[1] + column - 1, rows
 
 
 def build_rows(answers: list[Answer], pad_id: int, device: torch.device | str) -> TokenRows:

@@ -1,0 +1,176 @@
+"""One update of a team of LoRA agents on one base model, here and in the naive way; and what turns and agents cost.
+
+    python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds 2] [--json]
+    python benchmarks/debate_step.py sweep --model DIR --plot docs/images/debate_cost.png
+
+``compare``: the naive way samples with one call of generate for each agent and turn, reads every prompt anew, and trains on one
+row for each agent and turn. Both ways get the same questions and random numbers and force every answer to its full length, so
+that they sample the same tokens (in float32; in bfloat16 a few differ) and have the same loss. Variants are interleaved, each in
+a process of its own; the table has medians. ``sweep`` varies turns and agents from 1 to 6 and fits a line to seconds against
+tokens trained.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
+VARIANTS = {
+    "naive": {"mix": False, "states": False, "families": False, "joint": False},
+    "one batch for all agents": {"mix": True, "states": False, "families": False, "joint": False},
+    "and states kept": {"mix": True, "states": True, "families": False, "joint": False},
+    "and conversations read once": {"mix": True, "states": True, "families": True, "joint": False},
+    "and adapters updated together": {"mix": True, "states": True, "families": True, "joint": True},
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["compare", "sweep", "once"])
+    parser.add_argument("--model", required=True, help="a folder with a causal language model")
+    parser.add_argument("--agents", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--plot", default=None)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def once(options: argparse.Namespace) -> dict:
+    """One update by the first of ``--variants``, in this process: seconds by phase, tokens, losses."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import trl_ext.rows
+    from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+    from maporl.engines.transformers import TransformersEngine
+
+    torch.set_num_threads(options.threads)
+    variant = VARIANTS[options.variants[0]]
+    if not variant["families"]:
+        trl_ext.rows._families = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    base = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
+    names = [f"agent{number}" for number in range(options.agents)]
+    torch.manual_seed(0)
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora, adapter_name=names[0], autocast_adapter_dtype=False)
+    for name in names[1:]:
+        model.add_adapter(name, lora, autocast_adapter_dtype=False)
+    team = Team([Agent(name, model, tokenizer, adapter=name) for name in names])
+    args = MultiAgentPPOConfig(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=8, gradient_accumulation_steps=options.questions // 8,
+        total_episodes=2 * options.questions, response_length=options.new_tokens, stop_token="none", temperature=1.0,
+        num_ppo_epochs=options.epochs, learning_rate=1e-5, report_to=[], save_strategy="no", disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(), keep_states=variant["states"], joint_adapters=variant["joint"],
+    )  # fmt: skip
+    task = Arithmetic(operation="times", largest=99, template="What is {a}*{b}? Think, then answer with the number.")
+    odd = {"label": lambda dialogues, task: [[float(sum(u.response_ids) % 7) for u in d.utterances] for d in dialogues]}
+    trainer = MultiAgentPPOTrainer(args, team, task, Debate(turns=options.turns), None, RewardSection(), sources=odd)
+    trainer.engines["transformers"] = TransformersEngine(
+        team.policies, options.new_tokens, 64, keep_states=variant["states"], mix_adapters=variant["mix"]
+    )
+    trained: list[int] = []
+    annotated = trainer._annotated
+
+    def counted(answers):
+        rows, metrics = annotated(answers)
+        trained.append(sum(int(own.to_read()[0].numel()) for own in rows.values()))
+        return rows, metrics
+
+    trainer._annotated = counted  # type: ignore[method-assign]
+    started = time.perf_counter()
+    trainer.train()
+    seconds = time.perf_counter() - started
+    records = trainer.run.read_metrics()
+    last = records[-1]
+    phases = {name.split("/")[1]: value for name, value in last.items() if name.startswith("time/")}
+    sampled = options.agents * options.turns * options.questions * options.new_tokens
+    return {
+        "seconds": sum(phases.values()), "both_updates": seconds, "phases": phases, "tokens_sampled": sampled,
+        "tokens_read_by_the_update": trained[-1],
+        "losses": [last[f"{name}/loss/policy_avg"] for name in names],
+    }  # fmt: skip
+
+
+def run(options: argparse.Namespace, variant: str, **changes: int) -> dict:
+    values = vars(options) | changes
+    flags = [(f"--{key.replace('_', '-')}", str(values[key])) for key in ("model", "agents", "turns", "questions", "new_tokens", "epochs", "dtype", "threads")]  # fmt: skip
+    command = [sys.executable, __file__, "once", "--variants", variant, *(word for flag in flags for word in flag)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(options: argparse.Namespace) -> None:
+    results: dict[str, list[dict]] = {name: [] for name in options.variants}
+    for _ in range(options.rounds):
+        for name in options.variants:
+            results[name].append(run(options, name))
+            print(name, {k: round(v, 1) for k, v in results[name][-1]["phases"].items()}, file=sys.stderr, flush=True)
+    if options.json:
+        print(json.dumps(results))
+        return
+    first = statistics.median(one["seconds"] for one in results[options.variants[0]])
+    print(
+        "| | s per update | times as fast | rollout s | advantage s | update s | tokens read by the update |\n|---|---|---|---|---|---|---|"
+    )
+    for name, ones in results.items():
+        seconds = statistics.median(one["seconds"] for one in ones)
+        phases = [statistics.median(one["phases"][p] for one in ones) for p in ("collect", "advantage", "update")]
+        cells = " | ".join(f"{p:.1f}" for p in phases)
+        print(f"| {name} | {seconds:.1f} | {first / seconds:.2f} | {cells} | {ones[0]['tokens_read_by_the_update']} |")
+    spread = max(abs(a - b) for ones in results.values() for a, b in zip(ones[0]["losses"], results[options.variants[0]][0]["losses"], strict=True))  # fmt: skip
+    print(f"\nlargest difference of a policy loss to the first variant: {spread:.2g}")
+
+
+def sweep(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    variant = "and conversations read once"
+    points = {}
+    for what in ("turns", "agents"):
+        fixed = {"agents": 2, "turns": 2}
+        points[what] = [run(options, variant, **(fixed | {what: n})) for n in range(1, 7)]
+        tokens = [p["tokens_read_by_the_update"] for p in points[what]]
+        seconds = [p["seconds"] for p in points[what]]
+        slope, start = np.polyfit(tokens, seconds, 1)
+        explained = np.corrcoef(tokens, seconds)[0, 1] ** 2
+        print(f"{what} 1..6: seconds {[round(s, 1) for s in seconds]}, tokens {tokens}: {1000 * slope:.2f} ms a token + {start:.1f} s, R^2 {explained:.3f}", flush=True)  # fmt: skip
+    if options.plot:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+        for axis, (what, found) in zip(axes, points.items(), strict=True):
+            axis.plot([p["tokens_read_by_the_update"] for p in found], [p["seconds"] for p in found], "o-")
+            axis.set(title=f"1 to 6 {what}", xlabel="tokens read by the update")
+        axes[0].set_ylabel("seconds per update")
+        figure.tight_layout()
+        figure.savefig(options.plot, dpi=110)
+
+
+if __name__ == "__main__":
+    options = parse()
+    if options.command == "once":
+        print(json.dumps(once(options)))
+    else:
+        (compare if options.command == "compare" else sweep)(options)
