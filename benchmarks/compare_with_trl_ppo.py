@@ -1,7 +1,7 @@
 """PPO updates here against TRL 1.12's PPOTrainer: the same work, in interleaved runs, each in a process of its own.
 
     python benchmarks/compare_with_trl_ppo.py --peer-python VENV/bin/python --peer-script bench_ppo112.py \
-        --model DIR --rounds 2 [--dtype float32] [--critic head model]
+        --model DIR --rounds 2 [--dtype float32] [--critic head model] [--lora 16]
 
 ``--peer-python`` is an environment with torch 2.13.0, trl 1.12.0, transformers 5.23.0 and psutil; ``--peer-script``
 drives TRL's trainer with forced answer length and prints one JSON line with ``update_s`` and ``peak_rss_mb``. Prints a
@@ -33,9 +33,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--lora", type=int, default=0, help="LoRA rank of the policy, there and here; 0: full fine-tuning"
+    )
     parser.add_argument("--critic", nargs="+", default=["head", "model"], choices=["head", "model"])
     options = parser.parse_args()
     shared = ["--model", options.model, "--dtype", options.dtype, "--updates", str(options.updates), *WORK]
+    shared += ["--lora", str(options.lora)] if options.lora else []
     seconds: dict[str, list[float]] = {name: [] for name in ("trl", *options.critic)}
     memory: dict[str, list[float]] = {name: [] for name in seconds}
     for _ in range(options.rounds):

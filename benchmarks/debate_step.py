@@ -1,7 +1,7 @@
 """One update of a team of LoRA agents on one base model, here and in the naive way; and what turns and agents cost.
 
     python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds 2] [--json]
-    python benchmarks/debate_step.py sweep --model DIR --plot docs/images/debate_cost.png
+    python benchmarks/debate_step.py sweep --model DIR --plot docs/images/debate_cost.png | --json > points.json
 
 ``compare``: the naive way samples with one call of generate for each agent and turn, reads every prompt anew, and trains on one
 row for each agent and turn. Both ways get the same questions and random numbers and force every answer to its full length, so
@@ -103,7 +103,9 @@ def once(options: argparse.Namespace) -> dict:
     sampled = options.agents * options.turns * options.questions * options.new_tokens
     return {
         "seconds": sum(phases.values()), "both_updates": seconds, "phases": phases, "tokens_sampled": sampled,
-        "tokens_read_by_the_update": trained[-1],
+        "tokens_read_by_the_update": trained[-1], "tokens_prefilled": trained[-1] - sampled if variant["families"] else None,
+        "parameters": sum(p.numel() for p in base.parameters()), "agents": options.agents, "turns": options.turns,
+        "questions": options.questions, "new_tokens": options.new_tokens,
         "losses": [last[f"{name}/loss/policy_avg"] for name in names],
     }  # fmt: skip
 
@@ -150,9 +152,14 @@ def sweep(options: argparse.Namespace) -> None:
         points[what] = [run(options, variant, **(fixed | {what: n})) for n in range(1, 7)]
         tokens = [p["tokens_read_by_the_update"] for p in points[what]]
         seconds = [p["seconds"] for p in points[what]]
+        if options.json:
+            continue
         slope, start = np.polyfit(tokens, seconds, 1)
         explained = np.corrcoef(tokens, seconds)[0, 1] ** 2
         print(f"{what} 1..6: seconds {[round(s, 1) for s in seconds]}, tokens {tokens}: {1000 * slope:.2f} ms a token + {start:.1f} s, R^2 {explained:.3f}", flush=True)  # fmt: skip
+    if options.json:
+        print(json.dumps([*points["turns"], *points["agents"]]))
+        return
     if options.plot:
         import matplotlib
 

@@ -24,6 +24,7 @@ def check(config: Config, where: str) -> None:
     protocol = build_protocol(config.protocol, tuple(config.agents), where)
     _check_learning(config, protocol, where)
     _check_reward(config, protocol, where)
+    _check_async(config, where)
     _check_branching(config, protocol, where)
     _check_advantage(config, protocol, where)
     _check_task(config, where)
@@ -222,6 +223,26 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
         raise ConfigError(
             f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
             "reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server"
+        )
+
+
+def _check_async(config: Config, where: str) -> None:
+    if not config.training.async_depth:
+        return
+    here = next((name for name, agent in config.agents.items() if agent.engine == "transformers"), None)
+    if here is not None:
+        raise ConfigError(
+            f"{where}: training.async_depth: 1 plays while weights change, but agents.{here}.engine is 'transformers', which "
+            "answers with those weights; use engine: vllm, or async_depth: 0"
+        )
+    if config.restate != "off":
+        raise ConfigError(
+            f"{where}: training.async_depth: 1 plays while weights change, but restate speaks with them; turn it off"
+        )
+    if config.ppo.engine_tis_cap is None:
+        raise ConfigError(
+            f"{where}: training.async_depth: 1 learns from dialogues of older weights; set ppo.engine_tis_cap, e.g. 2.0, which "
+            "corrects for it"
         )
 
 

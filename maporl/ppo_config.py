@@ -27,6 +27,13 @@ class MultiAgentPPOConfig(PPOv2Config):
     restate: Literal["off", "base_model"] = option(
         "off", "Ask the untrained model for the final answer where grading finds none; only grading and others read it."
     )
+    async_depth: Literal[0, 1] = option(
+        0, "1: play the dialogues of the next update while this one is learned from; with engines elsewhere (vllm)."
+    )
+    placement: Literal["shared", "split"] = option(
+        "shared",
+        "All learners on this process's device, or each base model, with its adapters, on a device of its own.",
+    )
     eval_questions: int = option(256, "Questions of the evaluation split that evaluate() plays.")
     eval_temperature: float = option(0.0, "Temperature of evaluation; 0 is greedy.")
     dialogues_logged: int = option(4, "Dialogues of each update that are written to dialogues.jsonl.")

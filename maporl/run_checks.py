@@ -12,10 +12,11 @@ from transformers.integrations import get_reporting_integration_callbacks
 from maporl.agents import context_length, load_tokenizers
 from maporl.config import Config, ConfigError, unknown
 from maporl.engines import Reply, Request
+from maporl.placement import split
 from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout import Seat, play_dialogues
-from maporl.sections import AgentSection
+from maporl.sections import WITH_WEIGHTS, AgentSection
 from maporl.tasks import Task, build_task
 from trl_ext.chat import Tokenizer
 
@@ -73,6 +74,7 @@ def check_run(config: Config) -> list[str]:
     task, held_out = tasks_of(config)
     tokenizers = load_tokenizers(config)
     splits = [split for split in (task, held_out) if split is not None]
+    _check_placement(config)
     _check_alphabets(config, splits)
     warnings = _check_lengths(config, splits, tokenizers)
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
@@ -83,6 +85,22 @@ def check_run(config: Config) -> list[str]:
         f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
         *warnings,
     ]
+
+
+def _check_placement(config: Config) -> None:
+    """With ``placement: split``, a device for every base model."""
+    if config.training.placement == "shared":
+        return
+    owners: dict[tuple, str] = {}
+    for name, section in config.agents.items():
+        if section.engine in WITH_WEIGHTS:
+            shares = section.tiny is None and (section.lora or section.adapter)
+            base = (section.model, section.dtype, section.load_in_4bit) if shares else (section.policy or name,)
+            owners.setdefault(base, name)
+    try:
+        split(list(owners.values()))
+    except ValueError as error:
+        raise ConfigError(f"training.{error}") from None
 
 
 def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:

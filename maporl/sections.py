@@ -326,6 +326,8 @@ class TrainingSection:
     critic: Literal["head", "adapter", "model", "none"] = "head"
     critic_per_turn: bool = True
     critic_context: Literal["dialogue", "answer", "joint"] = "dialogue"
+    async_depth: Literal[0, 1] = 0
+    placement: Literal["shared", "split"] = "shared"
     detach_critic: bool = False
 
 

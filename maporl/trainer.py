@@ -7,6 +7,7 @@ them and shares out credit, advantage makes token rows for each policy. It wires
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from maporl.engines.transformers import TransformersEngine
 from maporl.evaluation import Evaluation, evaluate_dialogues
 from maporl.model_card import write_model_card
 from maporl.opponents import Opponents
+from maporl.placement import split
 from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.progress import TeamProgress
 from maporl.protocols.base import Protocol
@@ -41,6 +43,7 @@ from maporl.transcripts import Transcript
 from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext import world
 from trl_ext.chat import encode_prompt
+from trl_ext.forward import base_of
 from trl_ext.generation import Sampling, generate
 from trl_ext.measures import Clock, Metrics
 from trl_ext.ppov2_trainer import PPOv2Trainer
@@ -114,7 +117,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         self._begin(learners, args, task, eval_task or task, (None, None), callbacks)
         for policy in team.policies.values():
             if not getattr(policy.model, "is_quantized", False):
-                policy.model.to(self.accelerator.device)
+                policy.model.to(self._places.get(id(base_of(policy.model)), self.accelerator.device))
         self.engines: dict[str, Engine] = {
             "transformers": TransformersEngine(
                 team.policies,
@@ -126,18 +129,67 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             "human": HumanEngine(),
             **(engines or {}),
         }
+        self._player = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        self._pending: Future[list[Dialogue]] | None = None
+        if args.async_depth:
+            self._check_async()
         for callback in (ProgressCallback, PrinterCallback):
             self.remove_callback(callback)
         if not args.disable_tqdm:
             self.add_callback(TeamProgress())
 
+    def place(self) -> dict[int, torch.device]:
+        """With ``placement: split``, a device for every base model of the team, in the order of its policies."""
+        self._places: dict[int, torch.device] = {}
+        if self.args.placement == "split":
+            bases = {id(base_of(policy.model)): name for name, policy in reversed(self.team.policies.items())}
+            self._places = dict(zip(reversed(bases), split(list(reversed(bases.values()))), strict=True))
+        return self._places
+
+    def _check_async(self) -> None:
+        """Raise where playing ahead would need weights that are being updated."""
+        here = sorted(
+            {
+                e
+                for e in (self.team.agents[n].engine for n in self.team.agents)
+                if not getattr(self.engines[e], "remote", False)
+            }
+        )
+        if here or self.args.restate != "off":
+            what = f"engine {here[0]!r} answers" if here else "restate: base_model speaks"
+            raise ValueError(
+                f"async_depth: 1 plays while weights change, and {what} with those weights; use engine: vllm, or async_depth: 0"
+            )
+        if self.args.engine_tis_cap is None:
+            raise ValueError(
+                "async_depth: 1 learns from dialogues of older weights; set engine_tis_cap, e.g. 2.0, which corrects for it"
+            )
+        if world.size() > 1:
+            raise ValueError("async_depth: 1 needs a single process; this run has several")
+
     # -- the seams ------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> list[Example]:
         """This process's questions of this update, of the task that the curriculum has come to."""
-        update = self.state.global_step + 1
+        update = self._played_update()
         self.task = next((task for first, task in reversed(self.curriculum) if update >= first), self._first_task)
         return [self.task[i] for i in self._indices(len(self.task))]
+
+    def _played_update(self) -> int:
+        return self.state.global_step + 1 + self.ahead
+
+    def collected(self) -> list[Dialogue]:
+        """The dialogues of this update, which with ``async_depth`` 1 were played while the last one was learned from."""
+        if self._pending is None:
+            return super().collected()
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def collect_ahead(self) -> None:
+        """With ``async_depth`` 1, play the dialogues of the next update meanwhile, with the weights that engines have now."""
+        if self.args.async_depth and self.state.global_step + 1 < self.state.max_steps:
+            self.ahead = 1
+            self._pending = self._player.submit(lambda: self.collect(self.next_batch()))
 
     def collect(self, batch: list[Example]) -> list[Dialogue]:
         """Play the dialogues of every question, as ``branching`` says, until enough of them differ in what they earn."""
@@ -149,14 +201,14 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             missing = len(batch) - len({d.prompt for d in kept})
             if not missing:
                 break
-            rng = random.Random(f"{self.args.seed}/{self.state.global_step}/resample/{number}/{world.rank()}")
+            rng = random.Random(f"{self.args.seed}/{self._played_update()}/resample/{number}/{world.rank()}")
             others = [self.task[rng.randrange(len(self.task))] for _ in range(missing)]
             more = self._play_branched(others, (number + 1) * self.args.batch_size)
             dialogues = kept + more
         return dialogues
 
     def _play_branched(self, batch: list[Example], first: int = 0) -> list[Dialogue]:
-        update = self.state.global_step + 1
+        update = self._played_update()
         past = None if self.opponents is None else self.opponents.speaking(update)
         if past is not None:
             for engine in self.engines.values():
@@ -200,7 +252,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         own = answers_by_policy(answers, *options) if world.size() > 1 else said
         rows, annotated = self._annotated({name: own.get(name, []) for name in said})
         critics = {name for name, learner in self.learners.items() if learner.critic != "none"}
-        everyones = {name: Everyones.of(r) for name, r in rows.items()}
+        together = torch.device("cpu") if self.args.placement == "split" else None
+        everyones = {name: Everyones.of(r, together) for name, r in rows.items()}
         assigned, left = assign(
             {name: e.rows for name, e in everyones.items()},
             said,
@@ -239,7 +292,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     ) -> Table:
         protocol = self.protocol
         if hasattr(protocol, "at_update"):
-            protocol = protocol.at_update(self.state.global_step + 1)
+            protocol = protocol.at_update(self._played_update())
         return Table(
             task,
             protocol,
@@ -305,7 +358,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         """The speakers as the driver sees them: with whose weights they speak in this update; ``past`` are the weights of
         the agent of the opponent pool."""
         learning = frozenset(self.learners)
-        voices = self.schedule.plan(self.state.global_step + 1).voices
+        voices = self.schedule.plan(self._played_update()).voices
         seats = {}
         for name in self.speakers:
             agent = self.team.agents[name]
@@ -353,6 +406,9 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
     def _finish_update(
         self, answers: list[Dialogue], rows: dict[str, TokenRows], metrics: Metrics, clock: Clock
     ) -> None:
+        if self._pending is not None:
+            wait([self._pending])  # engines answer with one set of weights at a time
+            self.ahead = 0
         with self.whole_weights():
             for policy in self.learners:
                 for engine in self.engines.values():

@@ -217,3 +217,52 @@ def test_adapters_updated_together_get_the_gradients_of_each_alone(tiny, tmp_pat
     torch.testing.assert_close(joint_heads, heads, atol=1e-5, rtol=1e-5)
     for name, own in measures.items():
         assert joint_measures[name] == pytest.approx(own, abs=1e-5, rel=1e-5)
+
+
+def lora_learner(tiny, folder, dtype=torch.bfloat16, **options):
+    from peft import LoraConfig, get_peft_model
+
+    model, tokenizer = build(tiny, "llama")
+    torch.manual_seed(2)
+    shared = get_peft_model(
+        model.to(dtype), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
+    return learner_of(shared, tokenizer, folder, **options)
+
+
+def test_adapters_of_a_half_precision_base_compute_in_its_dtype_and_add_up_small_steps(tiny, tmp_path):
+    """A step of 1e-5 is lost in a bfloat16 weight of 0.1, whose neighbours are 5e-4 away; in its float32 copy it is not."""
+    learner = lora_learner(tiny, tmp_path, learning_rate=1e-5, kl_coef=0.0)
+    adapter = {n: p for n, p in learner.model.named_parameters() if "lora_A" in n}
+    assert {p.dtype for p in adapter.values()} == {torch.bfloat16}
+    assert {p.dtype for g in learner.optimizer.param_groups for p in g["params"]} == {torch.float32}
+    before = {n: p.detach().clone() for n, p in adapter.items()}
+    start = [m.detach().clone() for _, m in learner.strategy.masters]
+    for parameter, _ in learner.strategy.masters:
+        parameter.requires_grad_(True)
+    for _ in range(100):
+        for parameter, _ in learner.strategy.masters:
+            parameter.grad = torch.ones_like(parameter)
+        learner.step()
+    moved = [float((m - s).mean()) for (_, m), s in zip(learner.strategy.masters, start, strict=True)]
+    assert moved == pytest.approx([-1e-3] * len(moved), rel=0.02), "100 steps of Adam by 1e-5"
+    for name, parameter in adapter.items():
+        assert float((parameter.float() - before[name].float()).mean()) == pytest.approx(-1e-3, rel=0.1)
+
+
+def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
+    from trl_ext.checkpoint import read_checkpoint, write_checkpoint
+
+    ends = []
+    for interrupted in (False, True):
+        learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
+        for step in range(4):
+            rows = annotated(learner)
+            learner.accumulate(rows, torch.arange(len(rows)))
+            learner.step()
+            if interrupted and step == 1:
+                write_checkpoint(tmp_path / "checkpoint-2", {"policy": learner}, {"seed": 1})
+                learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
+                read_checkpoint(tmp_path / "checkpoint-2", {"policy": learner})
+        ends.append([m.detach().clone() for _, m in learner.strategy.masters])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)) and len(ends[0]) == 8

@@ -160,7 +160,7 @@ def save_policy(learner: Learner, folder: Path) -> None:
     """The policy as a plain ``from_pretrained`` folder (model, or PEFT adapter) with tokenizer and critic."""
     save_policy_weights(learner.model, learner.adapter, learner.tokenizer, folder)
     if learner.critic == "adapter":
-        save_adapter(learner.model, learner.critic_adapter, folder / "critic")
+        save_adapter(learner.model, str(learner.critic_adapter), folder / "critic")
     if isinstance(learner.value_model, PeftModel):
         save_adapter(learner.value_model, str(learner.value_model.active_adapter), folder / "critic")
     elif learner.value_model is not None:

@@ -85,6 +85,7 @@ class Learner:
             )
         self.name, self.tokenizer, self.args = name, tokenizer, args
         self._trainable: list[nn.Parameter] = []
+        self.critic_adapter: str | None = None
         self.model: Any = model
         self.critic, self.ref_adapter = critic, ref_adapter
         self.adapter: Any = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
@@ -96,6 +97,8 @@ class Learner:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self._accelerator: Any = None
+        self.device = torch.device("cpu")
+        """Where this policy's rows belong."""
         self.strategy = Replicated({}, args, None)
         self._first: tuple[TokenRows, PolicyOutput] | None = None
         self.critic_only = False
@@ -142,12 +145,13 @@ class Learner:
             reference.requires_grad_(False).eval()
         return reference
 
-    def prepare(self, accelerator, updates: int, optimizer=None, scheduler=None) -> None:
-        """Move to the device and make the optimizer and its schedule over ``updates`` updates."""
+    def prepare(self, accelerator, updates: int, optimizer=None, scheduler=None, device=None) -> None:
+        """Move to ``device`` (default: the accelerator's) and make the optimizer and its schedule over ``updates`` updates."""
         self._accelerator = accelerator
+        self.device = accelerator.device if device is None else device
         for module in (self.model, self.value_model, self.value_head, self.reference):
             if module is not None and not getattr(module, "is_quantized", False):
-                module.to(accelerator.device)
+                module.to(self.device)
         if self.args.gradient_checkpointing:
             kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
             for module in filter(None, (self.model, self.value_model)):
@@ -160,6 +164,8 @@ class Learner:
         with self.active():
             groups = self._parameter_groups()
         self._trainable = [p for group in groups for p in group["params"]]
+        if self.adapter is not None and optimizer is None:
+            groups = self.strategy.with_masters(groups, self._narrow_adapters())
         if optimizer is None:
             args = self.args
             optimizer = torch.optim.AdamW(
@@ -180,6 +186,18 @@ class Learner:
         )
         self.strategy.attach(optimizer)
 
+    def _narrow_adapters(self) -> torch.dtype | None:
+        """Give this policy's adapters the dtype of a half-precision base, which PEFT otherwise converts activations for at every
+        layer and back; the optimizer then keeps them in float32. None where nothing is to be done."""
+        names = [f".{name}." for name in (self.adapter, self.critic_adapter, self.ref_adapter) if name is not None]
+        dtype = next(p.dtype for n, p in self.model.named_parameters() if "lora_" not in n and p.is_floating_point())
+        if type(self.strategy) is not Replicated or dtype not in (torch.bfloat16, torch.float16):
+            return None
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name and any(own in name for own in names):
+                parameter.data = parameter.data.to(dtype)
+        return dtype
+
     def _parameter_groups(self) -> list[dict]:
         named = list(self.model.named_parameters())
         policy = [p for n, p in named if p.requires_grad and (self.adapter is None or f".{self.adapter}." in n)]
@@ -195,11 +213,6 @@ class Learner:
             rate = self.args.value_learning_rate
             groups.append({"params": critic, "lr": self.learning_rate if rate is None else rate})
         return groups
-
-    @property
-    def device(self) -> torch.device:
-        """Where this policy's rows belong."""
-        return self._accelerator.device
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 
@@ -298,9 +311,10 @@ class Learner:
         logprobs, values, references, entropies = [], [], [], []
         for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
             piece = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
+            reference = self._reference_of(piece) if args.kl_coef != 0 else None  # first: no graph is kept yet
             with torch.set_grad_enabled(keep):
                 out = self.strategy.call(partial(self.forward, piece, entropies=True))
-            references.append(self._reference_of(piece) if args.kl_coef != 0 else out.logprobs.detach())
+            references.append(out.logprobs.detach() if reference is None else reference)
             self._first = (rows, out) if keep else None
             logprobs.append(out.logprobs.detach())
             entropies.append(cast(Tensor, out.entropies).detach())

@@ -28,6 +28,7 @@ from trl.trainer import disable_dropout_in_model
 
 from trl_ext import world
 from trl_ext.advantages import assign_advantages
+from trl_ext.allocator import reuse_memory
 from trl_ext.chat import Tokenizer
 from trl_ext.checkpoint import (
     CheckpointError,
@@ -154,13 +155,22 @@ class PPOv2Trainer(Trainer):
             )
         unset_hf_deepspeed_config()  # Trainer sets it: whatever is loaded from here on is whole, too
         world.check()
+        if self.accelerator.device.type == "cpu":
+            reuse_memory()
         check_bases({name: learner.model for name, learner in learners.items()}, self.accelerator)
         updates = args.count_batches(world.size(), len(train_dataset))
+        places = self.place()
         for learner in learners.values():
             optimizer, scheduler = optimizers if learner is first else (None, None)
-            learner.prepare(self.accelerator, updates, optimizer, scheduler)
+            learner.prepare(self.accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
         self.episodes = 0
+        self.ahead = 0
+        """How many updates sampling is ahead of training."""
+
+    def place(self) -> dict[int, torch.device]:
+        """Devices by ``id`` of the base model; models without one are on the accelerator's."""
+        return {}
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -189,8 +199,8 @@ class PPOv2Trainer(Trainer):
         clock = Clock()
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         interruptions.droppable = world.size() == 1  # several processes have to agree, at the end of an update
-        with clock("collect"), self.whole_weights():
-            answers = self.collect(self.next_batch())
+        with clock("collect"):
+            answers = self.collected()
         with clock("score"):
             answers = self.score(answers)
             everybody = world.everyones(answers)
@@ -198,6 +208,7 @@ class PPOv2Trainer(Trainer):
             rows, metrics = self.advantage(answers, everybody)
         interruptions.droppable = False
         with clock("update"):
+            self.collect_ahead()
             metrics |= self.update(rows)
         self._finish_update(everybody, rows, metrics, clock)
         return metrics
@@ -215,6 +226,14 @@ class PPOv2Trainer(Trainer):
             print(f"{name}: stopped after update {self.state.global_step}; saved {where}", file=sys.stderr, flush=True)
         raise SystemExit(0) if asked == signal.SIGTERM else Interrupted
 
+    def collected(self) -> list[Any]:
+        """What was sampled for this update: now, unless a subclass has done it ahead."""
+        with self.whole_weights():
+            return self.collect(self.next_batch())
+
+    def collect_ahead(self) -> None:
+        """Begin to sample for the next update while this one goes on; here, where the same weights sample, nothing."""
+
     def next_batch(self) -> list[Any]:
         """This process's rows of this update, in seeded order without replacement within an epoch."""
         return [self.train_dataset[i] for i in self._indices(len(self.train_dataset))]
@@ -222,7 +241,8 @@ class PPOv2Trainer(Trainer):
     def _indices(self, size: int) -> list[int]:
         """Which of ``size`` examples this process works on in this update."""
         own = self.args.local_batch_size
-        everybody = shuffled_indices(size, self.args.seed, self.episodes, self.args.batch_size)
+        first = self.episodes + self.ahead * self.args.batch_size
+        everybody = shuffled_indices(size, self.args.seed, first, self.args.batch_size)
         return everybody[world.rank() * own : (world.rank() + 1) * own]
 
     def collect(self, batch: list[Any]) -> list[Any]:

@@ -192,9 +192,9 @@ class Everyones:
     row: Tensor
 
     @classmethod
-    def of(cls, own: TokenRows) -> "Everyones":
+    def of(cls, own: TokenRows, device: torch.device | None = None) -> "Everyones":
         """All processes call this together. What the critic reads stays where it is."""
-        if world.size() == 1:
+        if world.size() == 1 and (device is None or own.input_ids.device == device):
             return cls(own, torch.zeros(len(own), dtype=torch.long), torch.arange(len(own)))
         parts: list[TokenRows] = world.gather(_moved(replace(own, critic=None), "cpu"))
         width = max(part.input_ids.shape[1] for part in parts)
@@ -218,7 +218,7 @@ class Everyones:
 
     def back(self, own: TokenRows) -> TokenRows:
         """This process's rows that are left, with what was worked out for them here."""
-        if world.size() == 1:
+        if world.size() == 1 and self.rows.input_ids.device == own.input_ids.device:
             return self.rows
         index = (self.process == world.rank()).nonzero().flatten()
         found = _moved(self.rows.take(index), own.input_ids.device)

@@ -44,6 +44,19 @@ class Replicated:
     def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
         self.args, self.accelerator = args, accelerator
         self.optimizer: Any = None
+        self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []
+
+    def with_masters(self, groups: list[dict], dtype: torch.dtype | None) -> list[dict]:
+        """``groups`` with float32 copies in place of parameters of ``dtype``, so that steps too small for it add up."""
+
+        def master(parameter: nn.Parameter) -> nn.Parameter:
+            if parameter.dtype != dtype:
+                return parameter
+            copy_ = nn.Parameter(parameter.detach().float())
+            self.masters.append((parameter, copy_))
+            return copy_
+
+        return [group | {"params": [master(p) for p in group["params"]]} for group in groups]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Take charge of the optimizer; the main process's weights count."""
@@ -51,6 +64,7 @@ class Replicated:
         if world.size() > 1:
             for parameter in self._parameters():
                 torch.distributed.broadcast(parameter.data, src=0)
+        self._from_masters()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run a forward (and nothing else) of the learner's models."""
@@ -72,6 +86,9 @@ class Replicated:
     def step(self, largest_norm: float) -> float:
         """Sum gradients over processes, clip, step, clear; the norm before clipping. A norm that is no number: no step."""
         parameters = self._parameters()
+        for parameter, master in self.masters:
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+            parameter.grad = None
         if world.size() > 1:  # every process has the same gradients in the message, whatever it worked on
             for parameter in parameters:
                 if parameter.grad is None:
@@ -80,19 +97,37 @@ class Replicated:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest_norm))
         if norm == norm and norm != float("inf"):
             self.optimizer.step()
+            self._from_masters()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
+    @torch.no_grad()
+    def _from_masters(self) -> None:
+        for parameter, master in self.masters:
+            parameter.copy_(master)
+
     def optimizer_state(self) -> State:
-        """The optimizer's state by number of the parameter, whole, on every process."""
-        return self.optimizer.state_dict()["state"]
+        """The optimizer's state by number of the parameter, whole, on every process; ``master`` is a float32 copy."""
+        state = {index: dict(entries) for index, entries in self.optimizer.state_dict()["state"].items()}
+        numbers = {id(p): index for index, p in enumerate(self._parameters())}
+        for _, master in self.masters:
+            state.setdefault(numbers[id(master)], {})["master"] = master.detach()
+        return state
 
     def optimizer_groups(self) -> list[dict]:
         """The options of the optimizer's groups, each with the numbers of its parameters."""
         return self.optimizer.state_dict()["param_groups"]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        """Inverse of :meth:`optimizer_state` and :meth:`optimizer_groups`."""
+        """Inverse of :meth:`optimizer_state` and :meth:`optimizer_groups`, after the weights have been loaded."""
+        parameters = self._parameters()
+        with torch.no_grad():
+            for parameter, master in self.masters:
+                master.copy_(parameter)
+            for index, entries in state.items():
+                if "master" in entries:
+                    parameters[index].copy_(entries.pop("master"))
+        state = {index: entries for index, entries in state.items() if entries}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _parameters(self) -> list[nn.Parameter]:

@@ -8,6 +8,8 @@ from maporl.engines.base import Reply, Request
 class HumanEngine:
     """``show`` prints a line, ``read`` waits for one; an empty line is asked again, end of input is an error."""
 
+    remote = True
+
     def __init__(self, show: Callable[[str], None] = print, read: Callable[[str], str] = input):
         self.show, self.read = show, read
 

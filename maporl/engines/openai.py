@@ -24,6 +24,8 @@ class OpenAIEngine:
     ``counts`` adds up requests, answers from the cache, and tokens, by agent.
     """
 
+    remote = True
+
     def __init__(self, sections: Mapping[str, ApiSection], max_new_tokens: int):
         self.sections, self.max_new_tokens = dict(sections), max_new_tokens
         self.counts: dict[str, float] = {}

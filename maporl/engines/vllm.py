@@ -48,6 +48,9 @@ class VLLMEngine:
         folder: where adapters are written for servers to read, unless their section names another.
     """
 
+    remote = True
+    """Answers with weights of its own while those here change."""
+
     def __init__(
         self,
         policies: Mapping[str, Policy],

@@ -1,0 +1,141 @@
+"""Playing ahead of learning, and learners on devices of their own."""
+
+import copy
+
+import pytest
+import torch
+
+from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.agents import Policy
+from maporl.config import ConfigError, from_dict
+from maporl.engines.transformers import TransformersEngine
+from maporl.placement import split
+from maporl.run_checks import check_run
+
+TASK = Arithmetic(largest=9)
+DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
+
+
+def odd(dialogues, task):
+    return [[float(sum(u.response_ids) % 3) for u in d.utterances] for d in dialogues]
+
+
+class Elsewhere(TransformersEngine):
+    """Answers with copies of the weights as they were when it was last told of a change, as a server would."""
+
+    remote = True
+
+    def __init__(self, policies: dict[str, Policy], *arguments):
+        copies = {name: copy.copy(policy) for name, policy in policies.items()}
+        for one in copies.values():
+            one.model = copy.deepcopy(one.model)
+        super().__init__(copies, *arguments)
+        self.real, self.digests = policies, []
+
+    def generate(self, requests, temperature):
+        digest = float(sum(p.detach().double().sum() for v in self.policies.values() for p in v.model.parameters()))
+        self.digests += [digest] if not self.digests or self.digests[-1] != digest else []
+        return super().generate(requests, temperature)
+
+    def sync(self, policy):
+        self.policies[policy].model.load_state_dict(self.real[policy].model.state_dict())
+        self.release()
+
+
+def trainer_of(tiny, folder, elsewhere, **options):
+    defaults = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 40,
+        "response_length": 4, "learning_rate": 1e-2, "temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
+        "use_cpu": True, "lr_scheduler_type": "constant", "seed": 4, "kl_coef": 0.0,
+    }  # fmt: skip
+    args = MultiAgentPPOConfig(**{**defaults, **options})
+    team = Team(
+        [
+            Agent(n, *tiny(a, seed=s), engine="vllm" if elsewhere else "transformers")
+            for n, a, s in (("ann", "llama", 1), ("bob", "qwen3", 2))
+        ]
+    )
+    team.find_stop_ids(args)
+    engines = {"vllm": Elsewhere(team.policies, 4, 64)} if elsewhere else None
+    return MultiAgentPPOTrainer(
+        args, team, TASK, DEBATE, None, RewardSection(sources={"odd": 1.0}), sources={"odd": odd}, engines=engines
+    )
+
+
+def weights(trainer):
+    return torch.cat(
+        [p.detach().flatten() for learner in trainer.learners.values() for p in learner.model.parameters()]
+    )
+
+
+def test_an_engine_elsewhere_changes_nothing_at_depth_0(tiny, tmp_path):
+    here, there = (trainer_of(tiny, tmp_path / str(e), e) for e in (False, True))
+    here.train()
+    there.train()
+    assert torch.equal(weights(here), weights(there))
+    gaps = [r["ann/policy/engine_gap"] for r in there.run.read_metrics()]
+    assert max(gaps) < 1e-5
+
+
+def test_depth_1_plays_with_the_weights_of_one_update_before(tiny, tmp_path):
+    exact, ahead = (trainer_of(tiny, tmp_path / str(d), True, async_depth=d, engine_tis_cap=2.0) for d in (0, 1))
+    exact.train()
+    ahead.train()
+    assert len(exact.engines["vllm"].digests) == 5 and len(ahead.engines["vllm"].digests) == 4, (
+        "the second plays with the first's"
+    )
+    one, other = exact.run.read_metrics(), ahead.run.read_metrics()
+    assert len(other) == 5
+    assert one[0]["ann/policy/engine_gap"] == other[0]["ann/policy/engine_gap"] < 1e-5, "the first update is on-policy"
+    assert all(r["ann/policy/engine_gap"] > 1e-3 for r in other[1:]), "and the others' distance is measured"
+    questions = [(tmp_path / str(d) / "dialogues.jsonl").read_text().count('"step": 3') for d in (0, 1)]
+    assert questions[0] == questions[1] > 0
+    assert not torch.equal(weights(exact), weights(ahead))
+
+
+def test_playing_ahead_with_weights_that_change_is_refused(tiny, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"engine 'transformers' answers with those weights; use engine: vllm, or async_depth: 0"
+    ):
+        trainer_of(tiny, tmp_path, False, async_depth=1, engine_tis_cap=2.0)
+    with pytest.raises(ValueError, match="learns from dialogues of older weights; set engine_tis_cap"):
+        trainer_of(tiny, tmp_path, True, async_depth=1)
+
+
+# -- placement ----------------------------------------------------------------------------------------------------
+
+
+def test_every_base_has_a_device_or_the_run_is_refused():
+    devices = [torch.device("cuda", number) for number in range(3)]
+    assert split(["ann", "bob"], devices) == devices[:2]
+    with pytest.raises(
+        ValueError, match=r"a device for each of 2 base models \(of policies ann, bob\), and there is 1 \(cuda:0\)"
+    ):
+        split(["ann", "bob"], devices[:1])
+
+
+def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
+    """The CPU stands for every device: what is tested is who goes where, and that statistics come together."""
+    shared = trainer_of(tiny, tmp_path / "shared", False)
+    shared.train()
+    monkeypatch.setattr("maporl.trainer.split", lambda owners: [torch.device("cpu", n) for n in range(len(owners))])
+    apart = trainer_of(tiny, tmp_path / "split", False, placement="split")
+    assert [learner.device for learner in apart.learners.values()] == [torch.device("cpu", 0), torch.device("cpu", 1)]
+    apart.train()
+    assert torch.equal(weights(shared), weights(apart))
+
+
+@pytest.mark.parametrize(
+    "training, message",
+    [
+        ({"placement": "split"}, "placement: split needs a device for each of 2 base models"),
+        ({"async_depth": 1}, "async_depth: 1 .* agents.ann.engine is 'transformers'"),
+    ],
+)
+def test_both_are_looked_at_before_a_model_loads(tmp_path, training, message):
+    with pytest.raises(ConfigError, match=message):
+        config = {
+            "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}},
+            "training": {"use_cpu": True, **training}, "evaluation": {"questions": 0},
+        }  # fmt: skip
+        check_run(from_dict(config))
