@@ -22,11 +22,12 @@ import time
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
 VARIANTS = {
-    "naive": {"mix": False, "states": False, "families": False, "joint": False},
-    "one batch for all agents": {"mix": True, "states": False, "families": False, "joint": False},
-    "and states kept": {"mix": True, "states": True, "families": False, "joint": False},
-    "and conversations read once": {"mix": True, "states": True, "families": True, "joint": False},
-    "and adapters updated together": {"mix": True, "states": True, "families": True, "joint": True},
+    "naive": {"adapters": "plain", "states": False, "families": False, "joint": False},
+    "agents in one batch": {"adapters": "mixed", "states": False, "families": False, "joint": False},
+    "adapters merged": {"adapters": "merged", "states": False, "families": False, "joint": False},
+    "merged, states kept": {"adapters": "merged", "states": True, "families": False, "joint": False},
+    "and conversations read once": {"adapters": "merged", "states": True, "families": True, "joint": False},
+    "and adapters updated together": {"adapters": "merged", "states": True, "families": True, "joint": True},
 }
 
 
@@ -83,7 +84,7 @@ def once(options: argparse.Namespace) -> dict:
     odd = {"label": lambda dialogues, task: [[float(sum(u.response_ids) % 7) for u in d.utterances] for d in dialogues]}
     trainer = MultiAgentPPOTrainer(args, team, task, Debate(turns=options.turns), None, RewardSection(), sources=odd)
     trainer.engines["transformers"] = TransformersEngine(
-        team.policies, options.new_tokens, 64, keep_states=variant["states"], mix_adapters=variant["mix"]
+        team.policies, options.new_tokens, 64, keep_states=variant["states"], adapters=variant["adapters"]
     )
     trained: list[int] = []
     annotated = trainer._annotated

@@ -7,6 +7,7 @@ from tiny_models import build, lively
 from transformers import MambaConfig, MambaForCausalLM
 
 from trl_ext.generation import Sampling, generate, sample
+from trl_ext.merging import merged, merges
 from trl_ext.states import States, plain_states
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
@@ -143,6 +144,26 @@ def test_adapters_of_one_base_answer_in_one_batch_as_each_alone(tiny):
             e for e, n in zip(expected, names, strict=True) if n == name
         ]
     assert mixed[1] != mixed[0] or mixed[3] != mixed[2]
+
+
+def test_a_merged_adapter_answers_as_it_does_apart_and_leaves_the_weights_alone(tiny):
+    model = lively(build(tiny, "llama")[0])
+    shared = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"), adapter_name="ann"
+    )
+    for name, parameter in shared.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    before = {name: p.detach().clone() for name, p in shared.named_parameters()}
+    apart = generate(shared.get_base_model(), PROMPTS, 0, Sampling(8, 0.0, STOP))
+    with merged(shared, "ann") as base:
+        assert generate(base, PROMPTS, 0, Sampling(8, 0.0, STOP)) == apart
+    assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters())
+    with shared.disable_adapter():
+        assert generate(shared.get_base_model(), PROMPTS, 0, Sampling(8, 0.0, STOP)) != apart
+    with pytest.raises(RuntimeError, match="midway"), merged(shared, "ann"):
+        raise RuntimeError("midway")
+    assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters()) and merges(shared, "ann")
 
 
 def test_recurrent_models_are_left_to_the_library():

@@ -50,6 +50,7 @@ from trl_ext.joint import accumulate_together, groups_of
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
 from trl_ext.measures import Clock, Metrics, mean, update_metrics
+from trl_ext.merging import merged, merges
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.rows import Answer, Everyones, TokenRows, build_rows
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
@@ -319,7 +320,8 @@ class PPOv2Trainer(Trainer):
         )
         first = self.episodes + world.rank() * self.args.local_batch_size
         keys = [(self.args.seed, first + number) for number in range(len(prompts))]
-        with learner.active() as model:
+        joined = merges(learner.model, learner.adapter) and self.accelerator.device.type == "cpu"
+        with merged(learner.model, learner.adapter) if joined else learner.active() as model:
             found = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
         return [
             Answer(

@@ -1,19 +1,26 @@
 """The default engine: the team's own models, token-exact transcripts, one batch for all agents of one base."""
 
-from peft import LoraConfig, PeftModel
+from typing import Literal
+
+from peft import PeftModel
 
 from maporl.agents import Policy
 from maporl.engines.base import Reply, Request
 from maporl.types import Stop
 from trl_ext.generation import Sampled, Sampling, sample
+from trl_ext.merging import merged, merges
 from trl_ext.states import States
 
 
 class TransformersEngine:
     """Answers with the team's own models.
 
-    Policies that are adapters of one base answer in one batch. What was read of a conversation is kept between its turns,
-    where the model allows it (``keep_states``), until :meth:`sync` or :meth:`release`.
+    What was read of a conversation is kept between its turns, where the model allows it (``keep_states``), until :meth:`sync`
+    or :meth:`release`.
+
+    ``adapters``: how LoRA policies of one base answer. ``mixed``: in one batch, each row through its own adapter; best where a
+    step takes as long for many rows as for few (GPUs). ``merged``: one after the other, each added into the weights meanwhile;
+    best where it does not (CPUs). ``plain``: one after the other. ``auto``: by the device.
 
     Args:
         policies: the team's policies by name.
@@ -27,10 +34,10 @@ class TransformersEngine:
         batch_size: int,
         batch_tokens: int | None = None,
         keep_states: bool = True,
-        mix_adapters: bool = True,
+        adapters: Literal["auto", "mixed", "merged", "plain"] = "auto",
     ):
         self.policies, self.max_new_tokens = policies, max_new_tokens
-        self.batch_size, self.batch_tokens, self.mix_adapters = batch_size, batch_tokens, mix_adapters
+        self.batch_size, self.batch_tokens, self.adapters = batch_size, batch_tokens, adapters
         self.states: States | None = States() if keep_states else None
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
@@ -55,9 +62,14 @@ class TransformersEngine:
 
     def _group(self, voice: Policy) -> tuple:
         """Policies of one group answer in one batch."""
-        if self.mix_adapters and _mixes(voice):
+        if self._how(voice) == "mixed":
             return (id(voice.model), voice.stop_ids, voice.tokenizer.pad_token_id)
         return (voice.name,)
+
+    def _how(self, voice: Policy) -> str:
+        on_cpu = next(voice.model.parameters()).device.type == "cpu"
+        wanted = ("merged" if on_cpu else "mixed") if self.adapters == "auto" else self.adapters
+        return wanted if merges(voice.model, voice.adapter) else "plain"
 
     def _speak(self, requests: list[Request], temperature: float) -> list[Reply]:
         voices = [self.policies[r.policy] for r in requests]
@@ -74,7 +86,8 @@ class TransformersEngine:
         draws = [r.draw for r in requests]
         keys = None if None in draws else [d for d in draws if d is not None]
         mixed = len({v.name for v in voices}) > 1
-        with first.active() as model:
+        merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
+        with merged(first.model, str(first.adapter)) if merge else first.active() as model:  # type: ignore[arg-type]
             answers = sample(
                 first.model if mixed else model,
                 prompts,
@@ -87,14 +100,6 @@ class TransformersEngine:
                 owners=[v.name for v in voices],
             )
         return [reply_of(*place) for place in zip(requests, voices, prompts, answers, strict=True)]
-
-
-def _mixes(voice: Policy) -> bool:
-    """Whether PEFT can run this adapter beside others in one batch."""
-    if not isinstance(voice.model, PeftModel):
-        return False
-    config = voice.model.peft_config[str(voice.adapter)]
-    return isinstance(config, LoraConfig) and not config.use_dora and not config.modules_to_save
 
 
 def reply_of(request: Request, voice: Policy, prompt: list[int], answer: Sampled) -> Reply:
