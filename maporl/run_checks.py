@@ -9,6 +9,7 @@ import torch
 from transformers import SchedulerType, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
+from maporl import memory
 from maporl.agents import context_length, load_tokenizers
 from maporl.config import Config, ConfigError, unknown
 from maporl.engines import Reply, Request
@@ -76,12 +77,13 @@ def check_run(config: Config) -> list[str]:
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
     _check_alphabets(config, splits)
-    warnings = _check_lengths(config, splits, tokenizers)
+    warnings, longest = _check_lengths(config, splits, tokenizers)
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
         f"task {config.task['name']}: {len(task)} questions, {evaluation}",
         *(line for split in splits if (line := split.remark())),
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
+        memory.line(config, longest),
         f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
         *warnings,
     ]
@@ -137,8 +139,9 @@ class _Silent:
         """No weights."""
 
 
-def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]) -> list[str]:
-    """Refuse prompts that cannot fit even if every answer is empty; warn of those that long answers make too long."""
+def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]) -> tuple[list[str], int]:
+    """Refuse prompts that cannot fit even if every answer is empty; returns warnings of those that long answers make too long,
+    and the tokens of the longest conversation if every answer is as long as it may be."""
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
@@ -149,8 +152,11 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
     contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length
     longer: dict[str, int] = {}
+    longest = 0
     for request, length in silent.heard:
         agent, context = request.ask.agent, contexts[request.ask.agent]
+        said = len(players) * most * (1 if request.ask.fresh else request.turn)
+        longest = max(longest, length + said + most)
         if context is None:
             continue
         if length + most > context:
@@ -160,14 +166,14 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
                 f"model reads at most {context}; shorten the protocol's texts or ppo.response_length, or use another "
                 f"model; question: {request.example.question!r:.80}"
             )
-        said = len(players) * most * (1 if request.ask.fresh else request.turn)
         if length + said + most > context:
             longer[agent] = max(longer.get(agent, 0), length + said + most)
-    return _unread(config, silent) + [
+    warnings = _unread(config, silent) + [
         f"warning: agents.{agent}: its last turn may need about {length} tokens if all answers are as long as "
         f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
         for agent, length in longer.items()
     ]
+    return warnings, longest
 
 
 def _unread(config: Config, silent: _Silent) -> list[str]:

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 tests/distributed_worker.py CONFIG.json OUT
 
-``CONFIG.json`` has ``args`` (of the trainer), ``lora`` and ``resume``. Writes the weights and the metrics from the main process.
+``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``resume``, ``strategy``, ``die``. Writes the weights and the metrics from the main process.
 """
 
 import json
@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-from maporl.sections import TinySection
+from maporl.sections import AdvantageConfig, TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import world
 
@@ -52,6 +52,7 @@ def main() -> None:
         args, team_of(options.get("lora")), Arithmetic(largest=9),
         Debate(turns=2, later="{others};{question}", quote="{text}", separator=";"),
         Arithmetic(largest=9, split="eval"), RewardSection(sources={"odd": 1.0}), sources={"odd": odd},
+        advantage=AdvantageConfig(**options["advantage"]) if "advantage" in options else None,
     )  # fmt: skip
     if options.get("strategy"):
         assert type(trainer.learners["ann"].strategy).__name__ == options["strategy"], trainer.learners["ann"].strategy

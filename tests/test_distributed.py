@@ -154,6 +154,18 @@ def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path
     )
 
 
+def test_running_means_are_those_of_all_processes(tmp_path):
+    advantage = {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["agent"]}
+    one, _ = trained(tmp_path / "one", 1, advantage=advantage)
+    two, _ = trained(tmp_path / "two", 2, advantage=advantage)
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    states = [
+        json.loads((tmp_path / n / "run/checkpoint-3/state.json").read_text())["baselines"] for n in ("one", "two")
+    ]
+    assert states[0] == pytest.approx(states[1]) and len(states[0]) == 2
+
+
 def test_a_process_that_dies_ends_the_others_within_a_minute(tmp_path):
     started = time.time()
     done = launch(tmp_path, 2, die=1, limit=90)

@@ -304,9 +304,8 @@ class Learner:
         all rows, it is kept, graph and all, and the first step of the update does not repeat it.
         """
         args = self.args
-        parts = self._pieces(rows, args.local_rollout_forward_batch_size)
-        once = len(parts) == 1 and len(self._pieces(rows, args.per_device_train_batch_size)) == 1
-        keep = once and args.num_mini_batches == 1 and not args.gradient_checkpointing and world.size() == 1
+        parts = self._pieces(rows, args.per_device_train_batch_size)
+        keep = len(parts) == 1 and args.num_mini_batches == 1 and not args.gradient_checkpointing and world.size() == 1
         self._first = None
         logprobs, values, references, entropies = [], [], [], []
         for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):

@@ -1,9 +1,11 @@
 """What a trainer measures of itself: seconds per phase, and means over the optimizer steps of an update."""
 
+import resource
 import time
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 Metrics = dict[str, float]
 
@@ -44,6 +46,13 @@ def update_metrics(entries: list[Metrics]) -> Metrics:
         "val/first_ratio": ratios[0],
         "grad_norm": mean["grad_norm"],
     }
+
+
+def peak_memory(device: torch.device) -> float:
+    """GiB that this process has held at most: of the accelerator's memory, on CPUs of main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def mean(values: list[float | None]) -> float:

@@ -16,7 +16,7 @@ class PPOOptions:
     total_episodes: int | None = option(None, "Answers to train on in all; default: num_train_epochs over the data.")
     num_ppo_epochs: int = option(4, "Passes over each collected batch.")
     num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
-    local_rollout_forward_batch_size: int = option(64, "Rows per forward where no gradient is taken, and per generate.")
+    local_rollout_forward_batch_size: int = option(64, "Rows per call of generate, and of a reward model.")
     max_tokens_per_generate: int | None = option(
         None, "Most tokens, padding included, that a batch of generate may come to hold; rows beside the above."
     )

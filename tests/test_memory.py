@@ -1,0 +1,59 @@
+"""The estimate of ``maporl check`` against what a run holds at most."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from maporl.config import from_dict, to_yaml
+from maporl.memory import LIBRARIES, estimate
+from maporl.run_checks import check_run
+
+MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 8, "heads": 12, "context": 256}
+
+
+def config_of(folder, **training):
+    return from_dict(
+        {
+            "output_dir": str(folder), "task": {"name": "toy_sum", "largest": 9}, "agents": {"ann": {"tiny": MODEL}},
+            "protocol": {"name": "debate", "turns": 1, "opening": "{question} " + "0123456789" * 10}, "updates": 2,
+            "ppo": {"response_length": 16, "num_ppo_epochs": 1, "temperature": 1.0, "stop_token": "none"},
+            "training": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "use_cpu": True, **training},
+            "evaluation": {"questions": 0},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [{}, {"critic": "model"}, {"gradient_checkpointing": True}])
+def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
+    config = config_of(tmp_path / "run", **training)
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    subprocess.run([sys.executable, "-m", "maporl", "train", str(file), "-q"], check=True, capture_output=True)
+    peak = [json.loads(text)["memory/peak"] for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()][-1]
+    told = next(text for text in check_run(config_of(tmp_path / "other", **training)) if text.startswith("memory:"))
+    about = float(told.split("about ")[1].split(" ")[0])
+    print(f"{training}: estimated {about}, measured {peak:.2f} GiB; {told}")
+    assert about == pytest.approx(peak, rel=0.25)
+
+
+def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
+    from maporl import memory
+
+    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2)
+    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
+    agent = {"model": "org/model", "lora": {"r": 4}}
+    config = from_dict(
+        {
+            "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": agent, "bob": agent}, "evaluation": {"questions": 0},
+            "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, "ppo": {"response_length": 5},
+        }
+    )  # fmt: skip
+    parts = estimate(config, longest=10)
+    adapter = 4 * 2 * (4 * 8 + 2 * 8 + 2 * 8 + 3 * (8 + 16))  # rank x layers x (in + out of q, k, v, o, gate, up, down)
+    assert parts["weights"] == 2 * 1000 + 2 * 2 * adapter, "one base, two adapters"
+    assert parts["references"] == 0, "the base without adapters"
+    assert parts["optimizer"] == 2 * adapter * (4 + 2 * 4)
+    assert parts["activations"] == 2 * 10 * 2 * 2 * (8 * 8 + 4 * 16), "one policy's at a time: two micro-batches"
+    assert LIBRARIES < 1e9
