@@ -62,6 +62,11 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
     values["agents"] = {
         agent: {key: (own or {})[key] for key in kept if key in (own or {})} for agent, own in values["agents"].items()
     }
+    # who is frozen has learned something before: a warm start teaches those that train, and the schedule freezes them then
+    frozen = [agent for agent, own in values["agents"].items() if own.pop("trainable", True) is False]
+    if frozen:
+        schedule = values.setdefault("schedule", {})
+        schedule["freeze"] = [*schedule.get("freeze", []), *({"agent": a, "first": 1, "last": 1000} for a in frozen)]
     tiny = {"alphabet": string.printable[:95] + "\n", "context": 8192, "hidden_size": 32, "layers": 1, "heads": 2}
     values["agent_defaults"] = {"tiny": tiny}
     if values["task"]["name"] != "episodes":
@@ -73,11 +78,11 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
     branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
     values["ppo"] = values.get("ppo", {}) | {"response_length": 6}
     values["training"] = values.get("training", {}) | {
-        "learning_rate": 1e-3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,
     }  # fmt: skip
     # models that know nothing earn nothing, and groups of equals have no gradient
-    values["warm_start"] = {"steps": 15, "batch_size": 8, "learning_rate": 3e-3}
+    values["warm_start"] = {"steps": 60, "batch_size": 8, "learning_rate": 5e-3}
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
     if "label" in sources:
         values["reward"]["sources"] = sources | {"near": 1.0}

@@ -65,7 +65,8 @@ def main() -> None:
     with trainer.whole_weights():
         for name, learner in trainer.learners.items():
             weights |= {f"{name}.{k}": v.detach().clone().contiguous() for k, v in learner.model.named_parameters()}
-            heads |= {f"{name}.{k}": v.detach().clone() for k, v in learner.value_head.named_parameters()}
+            if learner.value_head is not None:
+                heads |= {f"{name}.{k}": v.detach().clone() for k, v in learner.value_head.named_parameters()}
     if world.is_main():
         save_file(weights | {f"head.{k}": v for k, v in heads.items()}, out / "weights.safetensors")
     (out / f"rank{os.environ.get('RANK', '0')}").write_text(str(world.size()))

@@ -118,7 +118,9 @@ def test_weights_have_moved(alone, tmp_path):
             assert (value - untrained[key]).abs().max() > 1e-4, key
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("Replicated", "Zero-2")), "Zero-3", "Sharded"]
+)
 def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
     """What is saved does not depend on how weights and optimizer lay over processes."""
     if name.startswith("Zero"):
@@ -154,6 +156,7 @@ def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path
     )
 
 
+@pytest.mark.slow
 def test_running_means_are_those_of_all_processes(tmp_path):
     advantage = {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["agent"]}
     one, _ = trained(tmp_path / "one", 1, advantage=advantage)

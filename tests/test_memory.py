@@ -25,7 +25,10 @@ def config_of(folder, **training):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("training", [{}, {"critic": "model"}, {"gradient_checkpointing": True}])
+OTHERS = [{"critic": "model"}, {"gradient_checkpointing": True}]
+
+
+@pytest.mark.parametrize("training", [{}, *(pytest.param(t, marks=pytest.mark.slow) for t in OTHERS)])
 def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
     config = config_of(tmp_path / "run", **training)
     file = tmp_path / "config.yaml"
