@@ -60,8 +60,11 @@ class RunFolder:
         if not world.is_main():
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(line + "\n" for line in lines)
+        except OSError as error:  # a write's own error names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _whole_lines(path: Path):

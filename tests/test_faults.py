@@ -1,5 +1,6 @@
 """Kills, signals, damaged checkpoints, full disks: what is saved stays whole, and a run goes on as if nothing had happened."""
 
+import dataclasses
 import json
 import logging
 import multiprocessing
@@ -177,9 +178,11 @@ def test_the_newest_undamaged_checkpoint_is_used(calm, tmp_path, caplog):
 def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(tmp_path):
     """A limit on the size of files stands in for a full disk: writes fail in the same place, with an error of the same kind."""
     folder = tmp_path / "run"
-    process = start(tmp_path, config_of(folder, updates=200))
+    process = start(tmp_path, dataclasses.replace(config_of(folder, updates=200), dialogues_logged=0))
     wait_for(folder / "metrics.jsonl", 3, process)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    resource.prlimit(
+        process.pid, resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY)
+    )  # less than a checkpoint's files
     _, shown = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "no space to write it" in shown and "older checkpoints are whole" in shown and "Traceback" not in shown, (
