@@ -1,6 +1,7 @@
 """How much memory a run will take, from its configuration: what ``maporl check`` prints."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from maporl.agents import policies_of
 from maporl.config import Config
-from maporl.sections import WITH_WEIGHTS, AgentSection
+from maporl.sections import WITH_WEIGHTS, AgentSection, TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
 LIBRARIES = 0.55e9
@@ -102,13 +103,18 @@ def training_on_cpu(config: Config) -> bool:
 
 def shape_of(section: AgentSection) -> Shape:
     """A model's sizes, from its configuration; no weights are read."""
+    return _shape(section.model, section.tiny, section.dtype)
+
+
+@cache
+def _shape(name: str | None, tiny: TinySection | None, wanted: str) -> Shape:
     with torch.device("meta"):
-        if section.tiny is not None:
-            model: Any = build_tiny_model(section.tiny, build_tiny_tokenizer(section.tiny))
+        if tiny is not None:
+            model: Any = build_tiny_model(tiny, build_tiny_tokenizer(tiny))
         else:
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(section.model)))
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(name)))
     text = model.config.get_text_config()
-    dtype = model.dtype if section.dtype == "auto" else getattr(torch, section.dtype)
+    dtype = model.dtype if wanted == "auto" else getattr(torch, wanted)
     heads = text.num_attention_heads
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     return Shape(

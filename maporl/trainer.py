@@ -43,6 +43,7 @@ from maporl.transcripts import Transcript
 from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext import world
 from trl_ext.chat import encode_prompt
+from trl_ext.checkpoint import save_policy
 from trl_ext.forward import base_of
 from trl_ext.generation import Sampling, generate
 from trl_ext.measures import Clock, Metrics
@@ -148,13 +149,8 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
 
     def _check_async(self) -> None:
         """Raise where playing ahead would need weights that are being updated."""
-        here = sorted(
-            {
-                e
-                for e in (self.team.agents[n].engine for n in self.team.agents)
-                if not getattr(self.engines[e], "remote", False)
-            }
-        )
+        engines = {agent.engine for agent in self.team.agents.values()}
+        here = sorted(name for name in engines if not getattr(self.engines[name], "remote", False))
         if here or self.args.restate != "off":
             what = f"engine {here[0]!r} answers" if here else "restate: base_model speaks"
             raise ValueError(
@@ -431,16 +427,10 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
         self.run.add_metrics(self.state.global_step, logs)
         super().log(logs, start_time)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Each policy under ``output_dir/NAME``, as plain ``from_pretrained`` loads it, with a model card."""
-        from trl_ext.checkpoint import save_policy
-
-        folder = Path(output_dir or str(self.args.output_dir))
-        with self.whole_weights():
-            for name, learner in self.learners.items() if world.is_main() else ():
-                save_policy(learner, folder / name)
-                write_model_card(folder / name, self.team.policies[name], self)
-        world.wait()
+    def _save_policy(self, name: str, folder: Path) -> None:
+        """Always under its name, as plain ``from_pretrained`` loads it, with a model card."""
+        save_policy(self.learners[name], folder / name)
+        write_model_card(folder / name, self.team.policies[name], self)
 
     def checkpoint_others(self) -> dict[str, Any]:
         """The reward sources that learn, and past opponents."""

@@ -82,9 +82,9 @@ def write_checkpoint(
 
 def out_of_space(error: BaseException) -> bool:
     """Whether a write failed because a disk is full, or a quota or limit is reached."""
-    known = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     # safetensors has an error of its own, with the system's message
-    return known or any(os.strerror(n) in str(error) for n in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    return getattr(error, "errno", None) in full or any(os.strerror(n) in str(error) for n in full)
 
 
 def _complete(target: Path, partial: Path, state: dict, others: Mapping[str, Saved]) -> None:

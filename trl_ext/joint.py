@@ -5,18 +5,17 @@ Every adapter gets the gradient of its own rows alone, as if it had been updated
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from torch import Tensor
 
 from trl_ext.forward import base_of, read_actions
 from trl_ext.learner import Learner, PolicyOutput
 from trl_ext.losses import Totals, micro_batch_loss
 from trl_ext.measures import Metrics
-from trl_ext.rows import TokenRows
+from trl_ext.merging import plain_lora
+from trl_ext.rows import TokenRows, joined
 
 
 def groups_of(learners: Mapping[str, Learner], names: Sequence[str]) -> list[list[str]]:
@@ -31,9 +30,7 @@ def _joins(learner: Learner) -> bool:
     """Whether PEFT can run this learner beside others in one batch, gradients included."""
     if learner.adapter is None or learner.critic not in ("head", "none") or learner.args.gradient_checkpointing:
         return False
-    config = learner.model.peft_config[learner.adapter]
-    plain = isinstance(config, LoraConfig) and not config.use_dora and not config.modules_to_save
-    return plain and not learner.strategy.sharded
+    return plain_lora(learner.model, learner.adapter) and not learner.strategy.sharded
 
 
 def accumulate_together(
@@ -43,14 +40,17 @@ def accumulate_together(
     names = list(index)
     some = learners[names[0]]
     totals = {name: Totals.of(rows[name], index[name], learners[name].args) for name in names}
-    joined, owner = _joined([rows[name].take(index[name]) for name in names])
+    parts = [rows[name].take(index[name]) for name in names]
+    everybody = joined(parts)
+    device = everybody.input_ids.device
+    owner = torch.cat([torch.full((len(part),), number, device=device) for number, part in enumerate(parts)])
     sums: dict[str, Metrics] = {name: {} for name in names}
-    everything = torch.arange(len(joined), device=joined.input_ids.device)
+    everything = torch.arange(len(everybody), device=device)
     limits = (some.args.per_device_train_batch_size * len(names), some.args.max_tokens_per_microbatch)
     with _all_learning([learners[name] for name in names]):
-        for part in joined.pieces(everything, *limits):
-            loss = torch.zeros((), device=joined.input_ids.device)
-            for number, piece, out in _outputs(learners, names, joined.take(part), owner[part]):
+        for part in everybody.pieces(everything, *limits):
+            loss = torch.zeros((), device=device)
+            for number, piece, out in _outputs(learners, names, everybody.take(part), owner[part]):
                 learner = learners[names[number]]
                 own, measures = micro_batch_loss(
                     piece, out, totals[names[number]], learner.args, learner.objective, learner.critic_only
@@ -90,23 +90,6 @@ def _outputs(
         piece = rows.take((owner == number).nonzero().flatten())
         values = learners[names[number]].values_of(piece, hidden[mine])
         yield number, piece, PolicyOutput(logprobs[mine], values, None if entropy is None else entropy[mine])
-
-
-def _joined(parts: Sequence[TokenRows]) -> tuple[TokenRows, Tensor]:
-    """All rows, and whose each is; families stay within their owner."""
-    width = max(part.input_ids.shape[1] for part in parts)
-    joined: dict[str, Any] = {}
-    for f in fields(TokenRows):
-        values = [getattr(part, f.name) for part in parts]
-        if isinstance(values[0], Tensor):
-            wide = [torch.nn.functional.pad(v, (0, width - v.shape[1])) if v.dim() == 2 else v for v in values]
-            joined[f.name] = torch.cat(wide)
-    starts = [sum(int(p.family.max()) + 1 for p in parts[:i] if len(p)) for i in range(len(parts))]
-    joined["family"] = torch.cat([part.family + start for part, start in zip(parts, starts, strict=True)])
-    labels = [label for part in parts for label in part.labels]
-    device = parts[0].input_ids.device
-    owner = torch.cat([torch.full((len(part),), number, device=device) for number, part in enumerate(parts)])
-    return replace(parts[0], **joined, labels=labels, critic=None), owner
 
 
 @contextmanager

@@ -5,6 +5,7 @@ base model, each with its own adapter.
 """
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -403,7 +404,7 @@ class Learner:
         """Clip this policy's gradients, step its optimizer, clear; returns the gradient norm before clipping."""
         wanted = self.args.max_grad_norm
         norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
-        if norm != norm or norm == float("inf"):
+        if not math.isfinite(norm):
             raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
         return norm
 

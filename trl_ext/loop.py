@@ -305,9 +305,12 @@ class PPOLoop(Trainer):
         """Each policy as a ``from_pretrained`` folder: ``output_dir`` itself for one, ``output_dir/NAME`` for several."""
         folder = Path(output_dir or self.folder)
         with self.whole_weights():
-            for name, learner in self.learners.items() if world.is_main() else ():
-                save_policy(learner, folder if len(self.learners) == 1 else folder / name)
+            for name in self.learners if world.is_main() else ():
+                self._save_policy(name, folder)
         world.wait()
+
+    def _save_policy(self, name: str, folder: Path) -> None:
+        save_policy(self.learners[name], folder if len(self.learners) == 1 else folder / name)
 
     def _save_checkpoint(self, model, trial) -> None:
         target = self._checkpoint_folder()

@@ -8,13 +8,19 @@ from peft import LoraConfig, PeftModel
 from peft.tuners.lora import LoraLayer
 
 
+def plain_lora(model: PeftModel, adapter: str) -> bool:
+    """Whether an adapter is a sum of low-rank products and nothing else."""
+    config = model.peft_config[adapter]
+    return isinstance(config, LoraConfig) and not config.use_dora and not config.modules_to_save
+
+
 def merges(model: Any, adapter: str | None) -> bool:
     """Whether :func:`merged` can serve: plain LoRA on weights that are floating-point numbers."""
     if not isinstance(model, PeftModel) or adapter is None:
         return False
-    config = model.peft_config[adapter]
-    plain = isinstance(config, LoraConfig) and not config.use_dora and not config.modules_to_save
-    return plain and all(layer.get_base_layer().weight.is_floating_point() for layer in _layers(model, adapter))
+    return plain_lora(model, adapter) and all(
+        layer.get_base_layer().weight.is_floating_point() for layer in _layers(model, adapter)
+    )
 
 
 @contextmanager

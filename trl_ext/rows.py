@@ -1,5 +1,6 @@
 """Token rows: what a learner is trained on. One row is one answer with the prompt it was given."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -178,6 +179,22 @@ def _families(sequences: list[list[int]]) -> list[int]:
     return family
 
 
+def joined(parts: Sequence[TokenRows]) -> TokenRows:
+    """The rows of all ``parts``, one after the other, padded to the widest; families stay within their part. What critics
+    read is left out."""
+    width = max(part.input_ids.shape[1] for part in parts)
+    columns: dict[str, Any] = {}
+    for f in fields(TokenRows):
+        values = [getattr(part, f.name) for part in parts]
+        if isinstance(values[0], Tensor):
+            wide = [torch.nn.functional.pad(v, (0, width - v.shape[1])) if v.dim() == 2 else v for v in values]
+            columns[f.name] = torch.cat(wide)
+    starts = [sum(int(p.family.max()) + 1 for p in parts[:i] if len(p)) for i in range(len(parts))]
+    columns["family"] = torch.cat([part.family + start for part, start in zip(parts, starts, strict=True)])
+    columns["labels"] = [label for part in parts for label in part.labels]
+    return replace(parts[0], **columns, critic=None)
+
+
 def placeholder(device: torch.device | str) -> TokenRows:
     """A row of two tokens, for forwards that a process makes only because others do."""
     return build_rows([Answer([0], [0], True, "placeholder")], 0, device)
@@ -197,16 +214,7 @@ class Everyones:
         if world.size() == 1 and (device is None or own.input_ids.device == device):
             return cls(own, torch.zeros(len(own), dtype=torch.long), torch.arange(len(own)))
         parts: list[TokenRows] = world.gather(_moved(replace(own, critic=None), "cpu"))
-        width = max(part.input_ids.shape[1] for part in parts)
-        joined: dict[str, Any] = {}
-        for f in fields(TokenRows):
-            values = [getattr(part, f.name) for part in parts]
-            if isinstance(values[0], Tensor):
-                wide = [torch.nn.functional.pad(v, (0, width - v.shape[1])) if v.dim() == 2 else v for v in values]
-                joined[f.name] = torch.cat(wide)
-        starts = [sum(len(part) for part in parts[:i]) for i in range(len(parts))]
-        joined["family"] = torch.cat([part.family + start for part, start in zip(parts, starts, strict=True)])
-        rows = replace(parts[0], **joined, labels=[label for part in parts for label in part.labels], critic=None)
+        rows = joined(parts)
         process = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
         return cls(rows, process, torch.cat([torch.arange(len(part)) for part in parts]))
 

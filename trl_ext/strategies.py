@@ -9,6 +9,7 @@ over the minibatch of *all* processes (:class:`trl_ext.losses.Totals`), so gradi
 """
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,6 @@ class Replicated:
     sharded = False
 
     def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
-        self.args, self.accelerator = args, accelerator
         self.optimizer: Any = None
         self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []
 
@@ -76,8 +76,8 @@ class Replicated:
         yield
 
     def rounds(self, number: int, device: torch.device) -> int:
-        """How many forwards every process makes where this one has work for ``number``."""
-        return number
+        """How many forwards every process makes where this one has work for ``number``: as many where they make them together."""
+        return world.largest(number, device) if self.sharded else number
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of ``loss``; ``last`` says that a step comes next."""
@@ -89,13 +89,16 @@ class Replicated:
         for parameter, master in self.masters:
             master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
-        if world.size() > 1:  # every process has the same gradients in the message, whatever it worked on
+        if (
+            not self.sharded and world.size() > 1
+        ):  # everybody has the same gradients in the message, whatever it worked on
             for parameter in parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
             world.add_up([p.grad for p in parameters if p.grad is not None])
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest_norm))
-        if norm == norm and norm != float("inf"):
+        total: Any = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+        if math.isfinite(norm):
             self.optimizer.step()
             self._from_masters()
         self.optimizer.zero_grad(set_to_none=True)
@@ -191,20 +194,9 @@ class Sharded(Replicated):
             if name in loaded:
                 parameter.copy_(distribute_tensor(loaded[name], self.mesh, parameter.placements))
 
-    def rounds(self, number: int, device: torch.device) -> int:
-        return world.largest(number, device)
-
     def backward(self, loss: Tensor, last: bool) -> None:
         self.root.set_requires_gradient_sync(last)
         (loss * world.size()).backward()  # FSDP divides by the number of processes
-
-    def step(self, largest_norm: float) -> float:
-        total = torch.nn.utils.clip_grad_norm_(self._parameters(), largest_norm)
-        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
-        if norm == norm and norm != float("inf"):
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def optimizer_state(self) -> State:
         return {
@@ -254,9 +246,8 @@ class Zero(Replicated):
         self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        results: list[
-            Result
-        ] = []  # past DeepSpeed, which looks for tensors in what a forward returns and knows few types
+        # past DeepSpeed, which looks for tensors in what a forward returns and knows few types
+        results: list[Result] = []
         self.engine(lambda: results.append(function()))
         return results[0]
 
@@ -279,9 +270,6 @@ class Zero(Replicated):
                     add_hooks(self.engine)
         for parameter, value in zip(self.own, loaded, strict=bool(loaded)):  # the optimizer's own copies
             deepspeed.utils.safe_set_full_fp32_param(parameter, value.float())
-
-    def rounds(self, number: int, device: torch.device) -> int:
-        return world.largest(number, device)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)

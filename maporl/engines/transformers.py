@@ -43,9 +43,10 @@ class TransformersEngine:
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
         """Replies in the order of ``requests``."""
         replies: list[Reply | None] = [None] * len(requests)
+        group_of = {name: self._group(self.policies[name]) for name in {r.policy for r in requests}}
         groups: dict[tuple, list[int]] = {}
         for i, request in enumerate(requests):
-            groups.setdefault(self._group(self.policies[request.policy]), []).append(i)
+            groups.setdefault(group_of[request.policy], []).append(i)
         for rows in groups.values():
             for row, reply in zip(rows, self._speak([requests[i] for i in rows], temperature), strict=True):
                 replies[row] = reply

@@ -158,11 +158,11 @@ class VLLMEngine:
                 f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a GPU group "
                 "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora), of which only the adapter travels"
             )
+        if not world.is_main():
+            return
         from trl.generation.vllm_client import VLLMClient
 
         for url in self.sections[name].urls:
-            if not world.is_main():
-                return
             if url not in self._senders:
                 self._senders[url] = VLLMClient(base_url=url)
                 self._senders[url].init_communicator(device=next(voice.model.parameters()).device)
