@@ -4,5 +4,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["maporl*", "trl_ext*", "reward_server*"]), "maporl.recipe_files"],
     package_dir={"maporl.recipe_files": "configs/ppo/recipes"},
-    package_data={"maporl": ["py.typed"], "trl_ext": ["py.typed"], "maporl.recipe_files": ["*.yaml"]},
+    package_data={"maporl": ["py.typed", "report/assets/*", "report/assets/vendor/*"], "trl_ext": ["py.typed"], "maporl.recipe_files": ["*.yaml"]},
 )

@@ -189,6 +189,13 @@ class Team:
         return cls._load(config, tokenizers, weights)
 
     @classmethod
+    def from_pretrained(cls, name: str | Path) -> "Team":
+        """The trained team of a run's folder, or of a hub repository that ``maporl push`` made, for evaluation or further training."""
+        from maporl.sharing import load_team  # it needs this module
+
+        return load_team(name)
+
+    @classmethod
     def _load(cls, config: Config, tokenizers: dict[str, Tokenizer], weights: bool) -> "Team":
         bases: dict[tuple, PeftModel] = {}
         loaded: dict[str, Agent] = {}

@@ -1,4 +1,4 @@
-"""The command line: ``maporl train | check | eval | sft | recipes | verifier | serve``."""
+"""The command line: ``maporl train | check | eval | sft | report | watch | play | recipes | verifier | serve``."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from maporl.cli_common import known_errors, load_config, quiet_libraries
 from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.recipe_commands import app as recipes_app
+from maporl.report.cli import play, report, watch
 from maporl.verifier.cli import app as verifier_app
 from reward_server.cli import serve
 
@@ -22,7 +23,8 @@ app = typer.Typer(
 )
 app.add_typer(verifier_app, name="verifier")
 app.add_typer(recipes_app, name="recipes")
-app.command()(serve)
+for command in (report, watch, play, serve):
+    app.command()(command)
 
 Values = Annotated[
     list[str] | None,
@@ -62,6 +64,7 @@ def train(
 
         from maporl import run, run_checks
         from maporl.plots import plot_run
+        from maporl.report.page import write_report
         from maporl.run_folder import RunFolder
         from maporl.tables import before_after, flip_lines
         from trl_ext import world
@@ -79,7 +82,8 @@ def train(
             console.print(before_after(before, after))
             for line in flip_lines(after):
                 console.print(line, highlight=False, soft_wrap=True)
-        for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", *plots, folder / "final"]:
+        page = write_report([folder])
+        for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", *plots, folder / "final", page]:
             console.print(str(path), highlight=False, soft_wrap=True)
     return None
 
@@ -181,6 +185,52 @@ def sft(
         losses = supervised.train_supervised(settings, team, material, output, epochs, learning_rate, batch_size, quiet)
         for policy, loss in losses.items():
             typer.echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
+
+
+@app.command()
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The output_dir of a run that has ended.")],
+    name: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make it private, where it is new.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be pushed; nothing leaves this machine.")] = False,
+) -> None:
+    """Put a team on the hub: policies, heads, configuration, report, and a card with its results."""
+    with known_errors():
+        quiet_libraries()
+        from maporl import sharing
+
+        address, files = sharing.push(run, name, private, dry_run)
+        for path, size in files:
+            typer.echo(f"{size / 1e6:10.2f} MB  {path}")
+        typer.echo(f"{'would go to' if dry_run else 'pushed to'} {address}")
+
+
+@app.command()
+def doctor() -> None:
+    """Print versions and devices, and what is missing for which feature, with the command that installs it."""
+    with known_errors():
+        quiet_libraries()
+        from rich.console import Console
+        from rich.table import Table
+
+        from maporl.doctor import examine
+
+        table = Table(box=None, show_header=False, padding=(0, 1))
+        findings = examine()
+        colours = {"fine": "green", "missing": "yellow", "broken": "red"}
+        for finding in findings:
+            table.add_row(f"[{colours[finding.state]}]{finding.state}[/]", finding.what, finding.detail)
+        Console().print(table)
+        if any(finding.state == "broken" for finding in findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of configurations, with which editors complete their keys."""
+    from maporl.config import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=1))
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ class known_errors:
                 ("maporl.agents", "PromptTooLong"),
                 ("maporl.engines.openai", "ApiFailure"),
                 ("maporl.engines.vllm", "VLLMFailure"),
+                ("maporl.report.read", "RunError"),
                 ("maporl.run_folder", "RunExists"),
                 ("maporl.rewards.sources", "RewardFailure"),
                 ("maporl.verifier.data", "DataError"),

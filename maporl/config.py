@@ -87,6 +87,21 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     return from_dict(_apply(read_yaml(file), overrides or []), str(path))
 
 
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a YAML file: every section's keys, and those that serve the file itself. An overlay may leave out what it
+    extends, so nothing is required."""
+    found = TypeAdapter(Config).json_schema()
+    found.pop("required", None)
+    agent = dict(found["$defs"]["AgentSection"])
+    agent.pop("required", None)
+    found["properties"] |= {
+        "extends": {"type": "string", "description": "A file beside this one, whose values these overlay."},
+        "agent_defaults": {**agent, "description": "Merged into every agent."},
+        "recipe": {"type": "object", "description": "Where a method comes from."},
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A configuration of maporl", **found}
+
+
 def from_dict(values: dict[str, Any], where: str = "configuration") -> Config:
     """A checked Config from plain values (see :func:`load`)."""
     from maporl.config_checks import check  # it knows tasks and protocols, and they need this module

@@ -16,6 +16,8 @@ LIBRARIES = 0.55e9
 """Bytes of a CPU process that has imported torch, transformers, PEFT and TRL."""
 ADAM = 2
 """Numbers that AdamW keeps for every one that it trains."""
+EIGHT_BIT = 1 + 4 / 256
+"""Bytes of such a number where the optimizer keeps 8 bits of it, and a scale for 256 of them."""
 
 
 @dataclass
@@ -77,7 +79,8 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
             parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
             parts["gradients"] += copies * own * shape.bytes
-            parts["optimizer"] += copies * own * (masters + ADAM * (4 if masters else shape.bytes))
+            moment = EIGHT_BIT if "8bit" in training.optim else 4 if masters else shape.bytes
+            parts["optimizer"] += copies * own * (masters + ADAM * moment)
             activations = copies * shape.activations(read, training.gradient_checkpointing)
             peaks.append(
                 (activations, shape.logits(scored if ppo.logits_chunk is None else min(scored, ppo.logits_chunk)))

@@ -15,7 +15,7 @@ from maporl.agents import Team
 from maporl.config import Config, ConfigError, to_yaml
 from maporl.engines import Engine
 from maporl.engines.openai import OpenAIEngine
-from maporl.evaluation import Evaluation, Share, majority_credit
+from maporl.evaluation import Evaluation, Share, evaluate_dialogues, majority_credit
 from maporl.ppo_config import MultiAgentPPOConfig
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.debate import Debate
@@ -26,7 +26,7 @@ from maporl.sections import WarmStartSection
 from maporl.suite import SuiteResult, summarise
 from maporl.tasks import Task, build_task
 from maporl.trainer import MultiAgentPPOTrainer
-from maporl.types import Dialogue, Grade
+from maporl.types import Dialogue, Grade, to_json, without_tokens
 from maporl.warmstart import warm_start
 from trl_ext import world
 from trl_ext.checkpoint import CheckpointError, list_checkpoints, load_weights, save_policy_weights
@@ -144,7 +144,7 @@ def _claim(folder: Path, config: Config, resume: bool) -> None:
 
 def _release(folder: Path) -> None:
     """Empty the folder of a run that failed before anything was trained, so that a corrected one can have it."""
-    untrained = {"config.yaml", "evaluation_before.json", ".partial-initial"}
+    untrained = {"config.yaml", "evaluation_before.json", "evaluation_before.jsonl", ".partial-initial"}
     if {path.name for path in folder.iterdir()} <= untrained:
         shutil.rmtree(folder / ".partial-initial", ignore_errors=True)
         for path in folder.iterdir():
@@ -163,8 +163,11 @@ def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
     known = world.from_main(file.read_text() if world.is_main() and file.exists() else None)
     if known is not None:
         return Evaluation.from_json(json.loads(known))
-    evaluation = trainer.measure()
+    dialogues = trainer.play_evaluation()
+    evaluation = evaluate_dialogues(dialogues)
     if world.is_main():
+        with file.with_suffix(".jsonl").open("w", encoding="utf-8") as played:
+            played.writelines(to_json(without_tokens(d)) + "\n" for d in dialogues)
         file.write_text(json.dumps(evaluation.to_json(), indent=1))
     return evaluation
 
@@ -233,7 +236,7 @@ def add_baselines(trainer: MultiAgentPPOTrainer, evaluation: Evaluation) -> Eval
     baselines: dict[str, Share] = {}
 
     def round_of(agent: str, temperature: float) -> tuple[list[Grade], int]:
-        played = trainer.play_alone(examples, task, alone, {agent: trainer.seats()[agent]}, temperature)
+        played = trainer.play_with(examples, task, alone, {agent: trainer.seats()[agent]}, temperature)
         said = [d.utterances[0] for d in played]
         grades = task.grade_many([d.example for d in played], [u.text for u in said])
         return grades, sum(len(u.response_ids) for u in said)

@@ -4,6 +4,7 @@ No model is loaded.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 from transformers import SchedulerType, get_scheduler
@@ -28,6 +29,10 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
     if not _steps(training.lr_scheduler_type):
         usable = [kind.value for kind in SchedulerType if _steps(kind.value)]
         raise ConfigError(f"training.lr_scheduler_type: {unknown(training.lr_scheduler_type, usable)}")
+    if "8bit" in training.optim and find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: pip install 'maporl[quantized]'"
+        )
     try:
         for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
             callback()  # says what is not installed

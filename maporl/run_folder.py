@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from maporl.records import whole_lines
 from maporl.types import Dialogue, to_json
 from trl_ext import world
 
@@ -44,14 +45,22 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines of ``metrics.jsonl``."""
-        return list(_whole_lines(self.metrics))
+        return list(whole_lines(self.metrics))
+
+    def read_dialogues(self) -> list[dict[str, Any]]:
+        """All whole lines of ``dialogues.jsonl``; none where there is no such file."""
+        return list(whole_lines(self.dialogues)) if self.dialogues.exists() else []
+
+    def go_on(self) -> None:
+        """Add to what the folder holds, as one who knows what that is."""
+        self._checked = True
 
     def rewind(self, step: int) -> None:
         """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
-        self._checked = True
+        self.go_on()
         for path in (self.metrics, self.dialogues):
             if path.exists() and world.is_main():
-                kept = [json.dumps(record) for record in _whole_lines(path) if record["step"] <= step]
+                kept = [json.dumps(record) for record in whole_lines(path) if record["step"] <= step]
                 replacement = path.with_suffix(".tmp")
                 replacement.write_text("".join(line + "\n" for line in kept))
                 replacement.replace(path)
@@ -65,16 +74,3 @@ class RunFolder:
                 file.writelines(line + "\n" for line in lines)
         except OSError as error:  # a write's own error names no file
             raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _whole_lines(path: Path):
-    """Records of a JSONL file; a last line cut off by a crash is passed over, any other damage is an error."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise ValueError(f"{path}: line {number} is damaged: {error}") from None

@@ -93,15 +93,26 @@ WITH_WEIGHTS = ("transformers", "vllm")
 
 
 @dataclass(frozen=True, config=STRICT)
-class VLLMSection:
-    """vLLM servers that answer for an agent whose weights are trained here (``maporl.engines.vllm``).
+class ColocateSection:
+    """vLLM in the trainer's process: its share of the GPU's memory, its longest conversation, and further ``options`` of
+    ``vllm.LLM``."""
 
-    ``urls``: each serves the agent's base model. ``base``: their name for it; by default what they list. ``folder``: where
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    max_model_len: Positive | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, config=STRICT)
+class VLLMSection:
+    """vLLM that answers for an agent whose weights are trained here (``maporl.engines.vllm``).
+
+    ``urls``: each serves the agent's base model; or ``colocate``, in this process. ``base``: their name for it; by default what they list. ``folder``: where
     adapters are written for them to read; by default in the run's folder. ``timeout``: seconds of a request. ``seeds``: send
     a seed with every request, so that a run repeats as far as the server does (vLLM 0.32 on CPUs dies of seeds).
     """
 
-    urls: Annotated[list[str], Field(min_length=1)]
+    urls: list[str] = dataclasses.field(default_factory=list)
+    colocate: ColocateSection | None = None
     base: str | None = None
     folder: str | None = None
     seeds: bool = True
@@ -111,6 +122,8 @@ class VLLMSection:
     retries: Annotated[int, Field(ge=0)] = 3
 
     def __post_init__(self):
+        if bool(self.urls) == (self.colocate is not None):
+            raise ValueError(f"expected either urls or colocate, got urls {self.urls} and colocate {self.colocate}")
         check_urls(self.urls)
 
 
@@ -316,6 +329,7 @@ class TrainingSection:
     max_grad_norm: NotNegative = 1.0
     weight_decay: NotNegative = 0.0
     adam_beta2: Share = 0.999
+    optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = "adamw_torch_fused"
     gradient_checkpointing: bool = False
     bf16: bool = False
     use_cpu: bool = False

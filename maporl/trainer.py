@@ -39,6 +39,7 @@ from maporl.run_folder import RunFolder
 from maporl.schedules import Schedule
 from maporl.sections import AdvantageConfig, BranchingSection, RewardSection
 from maporl.tasks.base import Task
+from maporl.traces import trace
 from maporl.transcripts import Transcript
 from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext import world
@@ -260,6 +261,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             everybody,
         )
         kept = {name: everyones[name].take(index).back(rows[name]) for name, index in left.items()}
+        trace(answers[: self.args.dialogues_logged], own, kept, tokenizers, frozenset(critics))
         return kept, self._merge({name: annotated[name] | assigned[name] for name in annotated})
 
     def _digits(self) -> dict[str, frozenset[int]]:
@@ -301,12 +303,18 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             first,
         )
 
-    def play_alone(
-        self, examples: list[Example], task: Task, protocol: Protocol, seats: dict[str, Seat], temperature: float
+    def play_with(
+        self,
+        examples: list[Example],
+        task: Task,
+        protocol: Protocol,
+        seats: dict[str, Seat],
+        temperature: float,
+        scores: bool = False,
     ) -> list[Dialogue]:
-        """Dialogues of another protocol or with other seats, through the same engines."""
+        """Dialogues of another protocol or with other seats, through the same engines; with ``scores``, between turns too."""
         return play_dialogues(
-            examples, task, protocol, seats, self.engines, temperature, referee=self._referee(task, scores=False)
+            examples, task, protocol, seats, self.engines, temperature, referee=self._referee(task, scores)
         )
 
     def _referee(self, task: Task, scores: bool = True) -> Referee:
@@ -375,6 +383,10 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
 
     def measure(self, task: Task | None = None) -> Evaluation:
         """The :class:`Evaluation` of the current weights, without logging; random states are left as they were."""
+        return evaluate_dialogues(self.play_evaluation(task))
+
+    def play_evaluation(self, task: Task | None = None) -> list[Dialogue]:
+        """The graded dialogues that :meth:`measure` measures, of all processes."""
         task = task if task is not None else self.eval_task
         if task is None:
             raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
@@ -388,7 +400,7 @@ class MultiAgentPPOTrainer(PPOv2Trainer):
             with self.whole_weights():
                 dialogues = table.play([task[i] for i in mine])
         grade_answers(dialogues, task)
-        return evaluate_dialogues(world.everyones(dialogues))
+        return world.everyones(dialogues)
 
     def _sample_generations(self) -> None:
         """Nothing: the dialogues of every update are in ``dialogues.jsonl``."""

@@ -6,7 +6,7 @@ score arrays are ``[turn, agent, question]`` with NaN where a turn was not playe
 
 import enum
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 Message = dict[str, str]
@@ -62,6 +62,17 @@ class Ask:
 
 
 @dataclass
+class Trace:
+    """What training saw of an utterance, token by token; the lists are equally long, and ``pieces`` join to the whole answer, special
+    tokens included. ``logprobs``: of the policy that was about to be updated, in nats. ``values``: of the critic, where there is one."""
+
+    pieces: list[str]
+    logprobs: list[float]
+    advantages: list[float]
+    values: list[float] | None = None
+
+
+@dataclass
 class Utterance:
     """One agent's words at one point of a dialogue, with the tokens that said them.
 
@@ -69,6 +80,7 @@ class Utterance:
     in which it was asked (utterances of one step are simultaneous). ``prompt_ids`` is everything the speaker saw.
     ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on. ``restated`` is the final
     answer in the asked form where the untrained model had to find it in ``text``; others read it, nothing trains on it.
+    ``trace`` is there for the dialogues of an update that are recorded, where somebody learned from the utterance.
     ``sample`` is a number that the copies of one utterance share, in dialogues of one prompt that were forked after it.
     """
 
@@ -94,6 +106,7 @@ class Utterance:
     grade: Grade | None = None
     tags: dict[str, Any] = field(default_factory=dict)
     sample: int | None = None
+    trace: Trace | None = None
 
     def words(self) -> str:
         """What graders and other agents read: the text, and the restated final answer where there is one."""
@@ -123,6 +136,12 @@ class Dialogue:
         return [u for u in self.answers() if u.turn == turn]
 
 
+def without_tokens(dialogue: Dialogue) -> Dialogue:
+    """``dialogue`` as text alone: for people, not for training."""
+    bare: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": None}
+    return replace(dialogue, utterances=[replace(u, **bare) for u in dialogue.utterances])
+
+
 def to_json(dialogue: Dialogue) -> str:
     """One line of JSON that :func:`from_json` reads back equal."""
     return json.dumps(asdict(dialogue), ensure_ascii=False)
@@ -133,7 +152,8 @@ def from_json(line: str) -> Dialogue:
     record = json.loads(line)
     utterances = []
     for entry in record["utterances"]:
-        grade = entry.pop("grade")
+        grade, trace = entry.pop("grade"), entry.pop("trace", None)  # older records have none
         entry |= {"parents": tuple(entry["parents"]), "stop": Stop(entry["stop"])}
-        utterances.append(Utterance(**entry, grade=Grade(**grade) if grade else None))
+        entry |= {"grade": Grade(**grade) if grade else None, "trace": Trace(**trace) if trace else None}
+        utterances.append(Utterance(**entry))
     return Dialogue(Example(**record["example"]), utterances, record["outcome"], record["prompt"], record["rollout"])

@@ -124,3 +124,23 @@ def test_the_score_lands_on_the_last_own_token_and_a_row_without_one_is_refused(
     assert rewards.tolist() == [[0.0, -1.0, 8.5], [-0.5, 19.0, 0.0]]
     with pytest.raises(ValueError, match=r"rows \[0\] have no trainable token"):
         maths.kl_penalised_rewards(kl[:1], torch.tensor([1.0]), torch.zeros(1, 3), 0.5)
+
+
+def test_gradients_of_log_probabilities_are_those_of_cross_entropy_and_logits_stay_as_they_are():
+    torch.manual_seed(0)
+    logits = torch.randn(7, 400_000, dtype=torch.float32, requires_grad=True)  # four parts of at most two rows
+    before, tokens, weights = logits.detach().clone(), torch.randint(400_000, (7,)), torch.randn(7)
+    own = maths.token_logprobs(logits, tokens, temperature=0.7)
+    (found,) = torch.autograd.grad((own * weights).sum(), logits)
+    other = -torch.nn.functional.cross_entropy(logits / 0.7, tokens, reduction="none")
+    (expected,) = torch.autograd.grad((other * weights).sum(), logits)
+    torch.testing.assert_close(own, other, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-5)
+    assert torch.equal(logits, before)
+    small = torch.randn(3, 11, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: maths.token_logprobs(x, torch.tensor([0, 5, 10]), 0.5), (small,))
+    half = before[:, :1000].bfloat16().requires_grad_()
+    (found,) = torch.autograd.grad(maths.token_logprobs(half, tokens % 1000).sum(), half)
+    (expected,) = torch.autograd.grad(-torch.nn.functional.cross_entropy(half.float(), tokens % 1000, reduction="sum"), half)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-2)

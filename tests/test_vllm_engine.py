@@ -2,6 +2,7 @@
 the model that it serves in MAPORL_TEST_VLLM_MODEL. The server needs ``--enable-lora --max-loras 2 --max-lora-rank 16
 --logprobs-mode processed_logprobs`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."""
 
+import importlib.util
 import json
 import os
 import threading
@@ -14,8 +15,8 @@ from peft import LoraConfig, get_peft_model
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.agents import load_tokenizers
 from maporl.config import ConfigError, from_dict
-from maporl.engines.vllm import PROBE, VLLMEngine, VLLMFailure
-from maporl.sections import VLLMSection
+from maporl.engines.vllm import HERE, PROBE, Asked, VLLMEngine, VLLMFailure
+from maporl.sections import ColocateSection, VLLMSection
 from trl_ext import maths
 
 URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
@@ -176,6 +177,7 @@ def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
     "agents, message",
     [
         ({"ann": {"model": "org/m", "engine": "vllm"}}, "'vllm' goes with engine: vllm, got engine 'vllm' and no vllm"),
+        ({"ann": {"model": "org/m", "engine": "vllm", "vllm": {"urls": []}}}, r"expected either urls or colocate, got urls \[\]"),
         ({"ann": {"model": "org/m", "engine": "vllm", "vllm": {"urls": ["localhost:8000"]}}}, "expected http://HOST:PORT, got 'localhost:8000'"),
         ({"ann": {"tiny": {}, "engine": "vllm", "vllm": {"urls": ["http://h"]}}}, "a tiny model has no folder that vLLM could serve"),
     ],
@@ -220,9 +222,16 @@ def loaded():
     return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), load_tokenizers(config)["ann"]
 
 
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+SERVED = pytest.param("server", marks=pytest.mark.skipif(not URL, reason="MAPORL_TEST_VLLM_URL names no vLLM server"))
+COLOCATED = pytest.param(
+    "colocated", marks=pytest.mark.skipif(not (HAS_VLLM and MODEL), reason="needs vLLM in this environment, and MAPORL_TEST_VLLM_MODEL")
+)
+
+
 @pytest.mark.vllm
-@pytest.mark.skipif(not URL, reason="MAPORL_TEST_VLLM_URL names no vLLM server")
-def test_two_adapters_train_and_the_server_has_the_trained_ones(loaded, tmp_path):
+@pytest.mark.parametrize("where", [SERVED, COLOCATED])
+def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, where):
     model, tokenizer = loaded
     team = team_of(model, tokenizer)
     args = MultiAgentPPOConfig(
@@ -231,9 +240,9 @@ def test_two_adapters_train_and_the_server_has_the_trained_ones(loaded, tmp_path
         disable_tqdm=True, use_cpu=True, engine_tis_cap=2.0, lr_scheduler_type="constant",
     )  # fmt: skip
     policies = team.policies
-    engine = VLLMEngine(
-        policies, dict.fromkeys(policies, VLLMSection(urls=[URL], seeds=False)), 24, 0.8, tmp_path / "adapters"
-    )
+    here = ColocateSection(max_model_len=512, options={"enforce_eager": True})
+    section = VLLMSection(urls=[URL], seeds=False) if where == "server" else VLLMSection(colocate=here, seeds=False)
+    engine = VLLMEngine(policies, dict.fromkeys(policies, section), 24, 0.8, tmp_path / "adapters")
     task = Arithmetic(operation="times", largest=9, template="What is {a}*{b}? Answer with just the number.")
     odd = {"label": lambda dialogues, task: [[float(len(u.text) % 2) for u in d.utterances] for d in dialogues]}
     trainer = MultiAgentPPOTrainer(
@@ -252,8 +261,8 @@ def test_two_adapters_train_and_the_server_has_the_trained_ones(loaded, tmp_path
     prompt = tokenizer.encode("What is 3*4?", add_special_tokens=False)
     said = {}
     for name, policy in policies.items():
-        server = engine._servers[URL]
-        said[name] = server.complete("test", engine._model(name, server), prompt, 16, 0.8, frozenset(), {})
+        server = engine._servers[URL if where == "server" else HERE]
+        [said[name]] = server.answer([Asked("test", engine._model(name, server), prompt, 16, 0.8, frozenset())])
         ids = torch.tensor([prompt + said[name].ids])
         with torch.no_grad(), policy.active() as own:
             logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()

@@ -206,7 +206,9 @@ def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[st
     tensors, numbers = {}, {}
     for index, entries in state.items():
         for key, value in entries.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, dict):  # bitsandbytes keeps its tensors here, some of them one for all parameters
+                tensors |= {f"{index}.{key}/{name}": entry.clone() for name, entry in value.items()}
+            elif isinstance(value, torch.Tensor):
                 tensors[f"{index}.{key}"] = value.contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
@@ -220,7 +222,11 @@ def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
     state: State = {}
     for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
+        entries = state.setdefault(int(index), {})
+        if "/" in key:
+            outer, key = key.split("/")
+            entries = entries.setdefault(outer, {})
+        entries[key] = value
     return state, record
 
 

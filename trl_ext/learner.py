@@ -26,7 +26,7 @@ from trl_ext.measures import Metrics
 from trl_ext.objectives import OBJECTIVES, Objective
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.rows import TokenRows, placeholder
-from trl_ext.strategies import Replicated, strategy_of
+from trl_ext.strategies import Replicated, build_optimizer, strategy_of
 from trl_ext.value_head import ValueHead
 
 CRITICS = ("head", "adapter", "model", "none")
@@ -168,14 +168,7 @@ class Learner:
         if self.adapter is not None and optimizer is None:
             groups = self.strategy.with_masters(groups, self._narrow_adapters())
         if optimizer is None:
-            args = self.args
-            optimizer = torch.optim.AdamW(
-                groups,
-                betas=(args.adam_beta1, args.adam_beta2),
-                eps=args.adam_epsilon,
-                weight_decay=args.weight_decay,
-                fused=True,
-            )
+            optimizer = build_optimizer(groups, self.args, kind)
         optimizer.zero_grad(set_to_none=True)  # what is left of a warm start is no part of the first step
         self.optimizer = optimizer
         self.scheduler = scheduler or get_scheduler(

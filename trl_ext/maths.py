@@ -8,8 +8,12 @@ Given the same tensors these functions equal ``trl.experimental.ppo`` of TRL 1.1
 "The N Implementation Details of RLHF with PPO", 2023).
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -148,11 +152,44 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     ``logits`` [..., V], ``token_ids`` [...]. This is the one definition of a log-probability in the library: old,
     new and reference values are all taken with it, at the sampling temperature.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    flat = torch.nn.functional.cross_entropy(logits.flatten(0, -2), token_ids.flatten(), reduction="none")
-    return -flat.view(token_ids.shape)
+    flat = _TokenLogprobs.apply(logits.flatten(0, -2), token_ids.flatten(), temperature)
+    return flat.view(token_ids.shape)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Log-probabilities of tokens [M] under logits [M, V], some rows at a time: neither pass holds a float32 copy of all logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        logprobs = torch.empty(len(logits), dtype=exact, device=logits.device)
+        normaliser = torch.empty_like(logprobs)
+        for part in _parts(logits):
+            scaled = logits[part].to(exact) / temperature
+            normaliser[part] = scaled.logsumexp(-1)
+            logprobs[part] = scaled.gather(-1, token_ids[part].unsqueeze(-1)).squeeze(-1) - normaliser[part]
+        ctx.save_for_backward(logits, token_ids, normaliser)
+        ctx.temperature = temperature
+        return logprobs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        logits, token_ids, normaliser = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        scaled_gradient = (gradient / ctx.temperature).unsqueeze(-1)
+        for part in _parts(logits):
+            # d log p(token) / d logits = (1[token] - p) / temperature
+            rows = (logits[part].to(normaliser.dtype) / ctx.temperature).sub_(normaliser[part].unsqueeze(-1)).exp_()
+            rows.mul_(-scaled_gradient[part])
+            result[part] = rows.scatter_add_(-1, token_ids[part].unsqueeze(-1), scaled_gradient[part])
+        return result, None, None
+
+
+def _parts(logits: Tensor) -> Iterator[slice]:
+    """Slices of rows that hold a few MB each."""
+    rows = max(1, 2**20 // logits.shape[-1])
+    return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
 def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import Trainer
 
 from trl_ext import world
 from trl_ext.forward import base_of
@@ -342,6 +343,17 @@ def deepspeed_config(given: dict[str, Any], args: Any, module: nn.Module) -> dic
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
     }
+
+
+def build_optimizer(groups: list[dict], args: Any, kind: type[Replicated]) -> torch.optim.Optimizer:
+    """The optimizer that ``args.optim`` names, a name of ``transformers.training_args.OptimizerNames``, over ``groups``."""
+    if kind.sharded and args.optim not in ("adamw_torch", "adamw_torch_fused"):
+        raise ValueError(
+            f"optim: {args.optim.value!r} keeps a state that {kind.__name__} cannot cut; expected adamw_torch or adamw_torch_fused, or "
+            "start without DeepSpeed and FSDP"
+        )
+    made, options = Trainer.get_optimizer_cls_and_kwargs(args)
+    return made(groups, **(options | {"weight_decay": args.weight_decay}))
 
 
 def check_bases(models: dict[str, Any], accelerator: Any) -> None:

@@ -3,6 +3,11 @@
 from collections.abc import Callable
 
 from maporl.engines.base import Reply, Request
+from maporl.words import visible
+
+
+class SeatLeft(RuntimeError):
+    """The person is gone: their input has ended."""
 
 
 class HumanEngine:
@@ -23,11 +28,11 @@ class HumanEngine:
     def _ask(self, request: Request) -> str:
         self.show(f"\n[{request.ask.agent}, turn {request.turn + 1}]")
         for message in request.ask.messages:
-            self.show(message["content"])
+            self.show(visible(message["content"]))
         text = ""
         while not text.strip():
             try:
                 text = self.read(f"{request.ask.agent}> ")
             except EOFError:
-                raise RuntimeError(f"{request.label}: the input ended before this agent answered") from None
+                raise SeatLeft(f"{request.label}: the input ended before this agent answered") from None
         return text

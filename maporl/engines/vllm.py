@@ -1,10 +1,11 @@
-"""Rollouts by vLLM servers, one ``vllm serve`` for each base model: token ids in, token ids and log-probabilities out.
+"""Rollouts by vLLM, one ``vllm serve`` for each base model: token ids in, token ids and log-probabilities out.
 
     vllm serve BASE --enable-lora --max-loras 3 --max-lora-rank 16 --logprobs-mode processed_logprobs
     (with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment)
 
 Of a policy that is a LoRA only the adapter travels, through a folder that trainer and servers see, under a new name after
 every update: vLLM caches prefixes by the adapter's name. Full weights travel over a GPU group, by TRL's client.
+With ``colocate`` in place of ``urls`` vLLM runs in this process (:mod:`maporl.engines.vllm_here`).
 """
 
 import os
@@ -12,8 +13,9 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
@@ -27,6 +29,7 @@ from trl_ext import maths, world
 from trl_ext.checkpoint import save_policy_weights
 from trl_ext.generation import Sampled, number_of
 
+HERE = "vLLM in this process"
 OLDEST = (0, 14)
 """The oldest vLLM whose completions return token ids for prompts that are token ids; 0.32.0 is tested."""
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
@@ -36,6 +39,41 @@ MOST_NATS_APART = 1.0
 
 class VLLMFailure(RuntimeError):
     """A vLLM server gave no answer, or is not what the configuration needs; names the server."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a server is asked for: an answer to ``prompt`` by its ``model``; ``label`` says in errors whose it is."""
+
+    label: str
+    model: str
+    prompt: list[int]
+    most: int
+    temperature: float
+    stop_ids: frozenset[int]
+    seed: int | None = None
+
+
+class Server(Protocol):
+    """Where vLLM runs: at a URL, or in this process."""
+
+    url: str
+
+    @property
+    def base(self) -> str:
+        """Its name for the model that adapters are put on."""
+
+    def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
+        """Sampled answers in order: their ids, a stop id included, and their log-probabilities."""
+
+    def tokenize(self, model: str, text: str) -> list[int]:
+        """Its tokens of a text, without any that it would add."""
+
+    def load(self, name: str, folder: Path, what: str) -> None:
+        """Take the adapter in ``folder`` as ``name``; ``folder`` may go afterwards."""
+
+    def unload(self, name: str, what: str) -> None:
+        """Forget an adapter."""
 
 
 class VLLMEngine:
@@ -63,7 +101,14 @@ class VLLMEngine:
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.folder = Path(folder).resolve()
         urls = dict.fromkeys(url for section in self.sections.values() for url in section.urls)
-        self._servers = {url: _Server(url, self._section_of(url)) for url in urls}
+        self._servers: dict[str, Server] = {url: _Remote(url, self._section_of(url)) for url in urls}
+        here = {name: s.colocate for name, s in self.sections.items() if s.colocate is not None}
+        if len(set(here.values())) > 1:
+            raise ConfigError(f"policies {', '.join(here)}: vllm.colocate differs, and there is one vLLM in this process")
+        if here:
+            from maporl.engines.vllm_here import Here
+
+            self._servers[HERE] = Here(next(iter(here.values())), [self.policies[name] for name in here])
         self._names: dict[str, str] = {}
         self._versions = 0
         self._started = False
@@ -80,9 +125,20 @@ class VLLMEngine:
         ]
         for request, voice, ids in zip(requests, voices, prompts, strict=True):
             voice.check_length(len(ids), self.max_new_tokens, request.label)
-        with ThreadPoolExecutor(max(s.concurrency for s in self.sections.values())) as pool:
-            answers = pool.map(self._ask, requests, prompts, range(len(requests)), [temperature] * len(requests))
-            return [reply_of(*place) for place in zip(requests, voices, prompts, answers, strict=True)]
+        by_server: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            urls = places_of(self.sections[request.policy])
+            by_server.setdefault(urls[number % len(urls)], []).append(number)
+
+        def ask(url: str) -> list[Sampled]:
+            server = self._servers[url]
+            return server.answer([self._asked(requests[i], prompts[i], server, temperature) for i in by_server[url]])
+
+        answers: dict[int, Sampled] = {}
+        with ThreadPoolExecutor(len(by_server)) as pool:
+            for url, found in zip(by_server, pool.map(ask, by_server), strict=True):
+                answers |= dict(zip(by_server[url], found, strict=True))
+        return [reply_of(r, v, p, answers[i]) for i, (r, v, p) in enumerate(zip(requests, voices, prompts, strict=True))]
 
     def start(self) -> None:
         """Send every policy's weights, and see whom one talks to; at the first answer, unless done before."""
@@ -91,7 +147,7 @@ class VLLMEngine:
         self._started = True
         for name in sorted(self.sections):
             self._push(name)
-            for url in self.sections[name].urls if world.is_main() else ():
+            for url in places_of(self.sections[name]) if world.is_main() else ():
                 self._introduce(self._servers[url], name, self.policies[name])
         world.wait()
 
@@ -107,16 +163,13 @@ class VLLMEngine:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, request: Request, prompt: list[int], number: int, temperature: float) -> Sampled:
+    def _asked(self, request: Request, prompt: list[int], server: Server, temperature: float) -> Asked:
         section, voice = self.sections[request.policy], self.policies[request.policy]
-        server = self._servers[section.urls[number % len(section.urls)]]
-        seeded = section.seeds and request.draw is not None
-        options = {"seed": number_of(request.draw or ()) % 2**63} if seeded else {}
-        return server.complete(
-            request.label, self._model(request.policy, server), prompt, self.max_new_tokens, temperature, voice.stop_ids, options
-        )  # fmt: skip
+        seed = number_of(request.draw) % 2**63 if section.seeds and request.draw is not None else None
+        model = self._model(request.policy, server)
+        return Asked(request.label, model, prompt, self.max_new_tokens, temperature, voice.stop_ids, seed)
 
-    def _model(self, policy: str, server: "_Server") -> str:
+    def _model(self, policy: str, server: Server) -> str:
         return self._names.get(policy) or self.sections[policy].base or server.base
 
     def _section_of(self, url: str) -> VLLMSection:
@@ -140,19 +193,20 @@ class VLLMEngine:
         folder = Path(section.folder or self.folder).resolve() / new
         save_policy_weights(voice.model, voice.adapter, voice.tokenizer, folder)
         rank = getattr(voice.model.peft_config[str(voice.adapter)], "r", "unknown")
-        for url in section.urls:
+        for url in places_of(section):
             server = self._servers[url]
             if old is not None:
-                server.post("unload_lora_adapter", {"lora_name": old}, f"taking back policy {name!r}")
-            server.post(
-                "load_lora_adapter",
-                {"lora_name": new, "lora_path": str(folder)},
-                f"loading policy {name!r} (a LoRA of rank {rank})",
-            )
+                server.unload(old, f"taking back policy {name!r}")
+            server.load(new, folder, f"loading policy {name!r} (a LoRA of rank {rank})")
         shutil.rmtree(folder)  # servers have read it
 
     def _push_weights(self, name: str, voice: Policy) -> None:
         """Over a GPU group, by TRL's client; not run where this was written, which had no GPU."""
+        if self.sections[name].colocate is not None:
+            raise VLLMFailure(
+                f"policy {name!r} trains all its weights, and vLLM in this process takes adapters only; give it a LoRA "
+                "(agents.NAME.lora), or a server (agents.NAME.vllm.urls)"
+            )
         if not torch.cuda.is_available():
             raise VLLMFailure(
                 f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a GPU group "
@@ -171,7 +225,7 @@ class VLLMEngine:
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
-    def _introduce(self, server: "_Server", name: str, voice: Policy) -> None:
+    def _introduce(self, server: Server, name: str, voice: Policy) -> None:
         """Raise unless the server has this tokenizer and gives this policy's probabilities."""
         model = self._model(name, server)
         ids = voice.tokenizer.encode(PROBE, add_special_tokens=False)
@@ -181,7 +235,7 @@ class VLLMEngine:
                 f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; serve "
                 "the model that the policy was built from"
             )
-        answer = server.complete(f"policy {name!r}", model, ids, 1, self.temperature, frozenset(), {})
+        [answer] = server.answer([Asked(f"policy {name!r}", model, ids, 1, self.temperature, frozenset())])
         with torch.no_grad(), voice.active() as own:
             logits = own(input_ids=torch.tensor([ids], device=own.device)).logits[0, -1:].float()
         token = torch.tensor(answer.ids, device=logits.device)
@@ -201,7 +255,7 @@ class VLLMEngine:
         )
 
 
-class _Server:
+class _Remote:
     """One ``vllm serve``, by the client of package ``openai``, which retries."""
 
     def __init__(self, url: str, section: VLLMSection):
@@ -236,47 +290,46 @@ class _Server:
             self._base = wanted or bases[0]
         return self._base
 
-    def complete(
-        self,
-        label: str,
-        model: str,
-        prompt: list[int],
-        most: int,
-        temperature: float,
-        stop_ids: frozenset[int],
-        options: Mapping[str, Any],
-    ) -> Sampled:
-        """One sampled answer: its ids, a stop id included, and their log-probabilities."""
+    def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
+        with ThreadPoolExecutor(self.section.concurrency) as pool:
+            return list(pool.map(self._complete, asked))
+
+    def _complete(self, asked: Asked) -> Sampled:
         body = {
             "return_token_ids": True,
-            "stop_token_ids": sorted(stop_ids),
+            "stop_token_ids": sorted(asked.stop_ids),
             "ignore_eos": True,
             "top_k": 0,
             "min_p": 0.0,
+            "repetition_penalty": 1.0,
         }
-        body |= {"repetition_penalty": 1.0}
+        options: dict[str, Any] = {} if asked.seed is None else {"seed": asked.seed}
 
         def ask() -> Any:
             return self._client.completions.create(
-                model=model, prompt=prompt, max_tokens=most, temperature=temperature, top_p=1.0, logprobs=0,
-                extra_body=body, **options,
+                model=asked.model, prompt=asked.prompt, max_tokens=asked.most, temperature=asked.temperature, top_p=1.0,
+                logprobs=0, extra_body=body, **options,
             )  # fmt: skip
 
-        choice = self._call(f"{label}, model {model!r}", ask).choices[0]
+        choice = self._call(f"{asked.label}, model {asked.model!r}", ask).choices[0]
         ids = getattr(choice, "token_ids", None)
         if not ids or choice.logprobs is None:
             raise VLLMFailure(
-                f"{self.url}: {label}: its answer has no token ids or no log-probabilities; is it a vLLM server?"
+                f"{self.url}: {asked.label}: its answer has no token ids or no log-probabilities; is it a vLLM server?"
             )
         return Sampled(list(ids), [float(v) for v in choice.logprobs.token_logprobs])
 
     def tokenize(self, model: str, text: str) -> list[int]:
-        """The server's tokens of a text, without any that it would add."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return self._call("tokenising", lambda: self._send("/tokenize", body))["tokens"]
 
-    def post(self, path: str, body: dict[str, Any], what: str) -> None:
-        """A command of ``/v1``."""
+    def load(self, name: str, folder: Path, what: str) -> None:
+        self._post("load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, what)
+
+    def unload(self, name: str, what: str) -> None:
+        self._post("unload_lora_adapter", {"lora_name": name}, what)
+
+    def _post(self, path: str, body: dict[str, Any], what: str) -> None:
         self._call(what, lambda: self._client.post(f"/{path}", body=body, cast_to=str))
 
     def _get(self, path: str) -> Any:
@@ -304,9 +357,14 @@ def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection
     owners: dict[str, tuple[str, int]] = {}
     for policy in policies:
         base = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
-        for url in sections[policy.name].urls:
+        for url in places_of(sections[policy.name]):
             name, known = owners.setdefault(url, (policy.name, id(base)))
             if known != id(base):
                 raise ConfigError(
                     f"policies {name!r} and {policy.name!r} have different bases and name one server, {url}; a server has one base"
                 )
+
+
+def places_of(section: VLLMSection) -> list[str]:
+    """The servers of a policy: their URLs, or that in this process."""
+    return section.urls if section.colocate is None else [HERE]

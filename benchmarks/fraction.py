@@ -1,0 +1,103 @@
+"""How much of what the bare model can do is left: updates against plain forward and backward passes, rollouts against ``generate``.
+
+    python benchmarks/fraction.py --model DIR [--batch 8 --prompt-len 64 --response-len 64 --dtype bfloat16 --rounds 3]
+
+In one process, interleaved: ``trainer.update`` (four passes over the batch, each with a loss, a backward pass and a step of AdamW)
+against four times ``model(...)`` with logits for the answers only, their cross-entropy and ``backward()``; and ``trainer.collect``
+against ``model.generate`` on the same prompts, sampling as many tokens. FLOPs are counted as 6 for every parameter and token read.
+Medians over the rounds after a first one that warms up.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
+PASSES = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a folder with a causal language model")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--prompt-len", type=int, default=64)
+    parser.add_argument("--response-len", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    from trl_ext import PPOv2Config, PPOv2Trainer
+
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator().manual_seed(0)
+    shape = (options.batch, options.prompt_len)
+    prompts = torch.randint(100, min(model.config.vocab_size, 40_000), shape, generator=generator)
+    args = PPOv2Config(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=options.batch, gradient_accumulation_steps=1,
+        total_episodes=options.batch * 100, response_length=options.response_len, stop_token="none", temperature=1.0,
+        num_ppo_epochs=PASSES, learning_rate=1e-6, report_to=[], save_strategy="no", disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+    )  # fmt: skip
+    trainer = PPOv2Trainer(
+        args, tokenizer, model, train_dataset=[{"input_ids": ids} for ids in prompts.tolist()],
+        reward_funcs=lambda prompts, completions, **columns: [float(len(text) % 7) for text in completions],
+    )  # fmt: skip
+    trainer.model.train()
+    device = model.device
+
+    def sampled() -> list:
+        return trainer.score(trainer.collect(trainer.next_batch()))
+
+    def generated() -> None:
+        config = GenerationConfig(
+            do_sample=True, top_k=0, max_new_tokens=options.response_len, min_new_tokens=options.response_len,
+            pad_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+        ids = prompts.to(device)
+        model.eval()
+        with torch.no_grad():
+            model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+
+    def bare(ids: torch.Tensor) -> None:
+        model.train()
+        for _ in range(PASSES):
+            logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=options.response_len).logits
+            targets = ids[:, -options.response_len :]
+            torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten()).backward()
+            model.zero_grad(set_to_none=True)
+
+    def seconds(function, *arguments) -> float:
+        started = time.perf_counter()
+        function(*arguments)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    times: dict[str, list[float]] = {"update": [], "bare": [], "collect": [], "generate": []}
+    for number in range(options.rounds + 1):
+        answers = sampled()
+        rows, _ = trainer.advantage(answers)
+        ids = next(iter(rows.values())).input_ids
+        measured = {
+            "bare": seconds(bare, ids), "update": seconds(trainer.update, rows), "generate": seconds(generated), "collect": seconds(sampled),
+        }  # fmt: skip
+        for name, value in measured.items() if number else ():
+            times[name].append(value)
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    flops = 6 * sum(p.numel() for p in model.parameters()) * options.batch * (options.prompt_len + options.response_len - 1) * PASSES
+    tokens = options.batch * options.response_len
+    print("| | maporl | bare model | fraction |\n|---|---|---|---|")
+    print(f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | {middle['bare'] / middle['update']:.0%} |")
+    print(f"| rollout, tokens/s | {tokens / middle['collect']:.0f} | {tokens / middle['generate']:.0f} | {middle['generate'] / middle['collect']:.0%} |")
+
+
+if __name__ == "__main__":
+    main()

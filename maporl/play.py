@@ -1,0 +1,101 @@
+"""A person at the table: any agent's seat, in any protocol; what is played is graded, scored and recorded like any other."""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from maporl.config import Config, ConfigError, load, to_yaml, unknown
+from maporl.engines.human import HumanEngine
+from maporl.evaluation import majority_credit
+from maporl.run import build_trainer, load_checkpoint_weights
+from maporl.run_folder import RunFolder
+from maporl.rollout import Seat
+from maporl.sections import WarmStartSection
+from maporl.sharing import find_run, weights_of
+from maporl.types import Dialogue, Example
+from maporl.words import visible
+
+
+def config_and_checkpoint(given: str, overrides: list[str], checkpoint: Path | None) -> tuple[Config, Path | None]:
+    """A YAML file or recipe; or a run's folder, or a team on the hub, with the weights it ended with."""
+    file = Path(given)
+    on_the_hub = "/" in given and not file.exists() and file.suffix not in (".yaml", ".yml")
+    if not file.is_dir() and not on_the_hub:
+        return load(given, overrides), checkpoint
+    folder = find_run(given)
+    return load(folder / "config.yaml", overrides), checkpoint or weights_of(folder)
+
+
+class Game:
+    """The team of ``config`` with a person in the seat of ``person``; what is played is added to the run folder ``output``.
+
+    ``show`` tells the person something, ``read`` waits for their answer.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        person: str | None,
+        checkpoint: Path | None,
+        output: Path,
+        show: Callable[[str], None],
+        read: Callable[[str], str],
+    ):
+        speakers = list(config.agents)
+        self.person = person or speakers[0]
+        if self.person not in speakers:
+            raise ConfigError(f"--as: {unknown(self.person, speakers)}")
+        self.output, self.show = output, show
+        self.scratch = tempfile.TemporaryDirectory()
+        settings = dataclasses.replace(config, output_dir=self.scratch.name)
+        if checkpoint is not None:  # whatever a warm start would do is in the checkpoint
+            settings = dataclasses.replace(settings, warm_start=WarmStartSection(steps=0))
+        self.trainer = build_trainer(settings, quiet=True)
+        if checkpoint is not None:
+            load_checkpoint_weights(self.trainer, checkpoint)
+        self.trainer.engines["human"] = HumanEngine(show, read)
+        self.task = self.trainer.eval_task or self.trainer.task
+        self._claim(config)
+
+    def play(self, questions: int) -> Iterator[Dialogue]:
+        """One dialogue after the other, each recorded as soon as it has ended."""
+        folder = RunFolder(self.output)
+        folder.go_on()
+        first = 1 + max((record["step"] for record in folder.read_dialogues()), default=0)
+        for number in range(questions):
+            example = self.task[(first - 1 + number) % len(self.task)]
+            dialogue = self._one(example)
+            folder.add_dialogues(first + number, [dialogue])
+            yield dialogue
+
+    def _one(self, example: Example) -> Dialogue:
+        seats = self.trainer.seats()
+        own = seats[self.person]
+        seats[self.person] = Seat("human", (self.person,), frozenset(), own.system, own.role)
+        played = self.trainer.play_with([example], self.task, self.trainer.protocol, seats, self.trainer.args.eval_temperature, scores=True)
+        return self.trainer.score(played)[0]
+
+    def _claim(self, config: Config) -> None:
+        """Make ``output`` a run folder of this configuration, or see that it is."""
+        file = self.output / "config.yaml"
+        if not file.exists():
+            if self.output.exists() and any(self.output.iterdir()):
+                raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
+            self.output.mkdir(parents=True, exist_ok=True)
+            file.write_text(to_yaml(config))
+
+
+def told(dialogue: Dialogue) -> str:
+    """How a dialogue ended, for the person who was in it."""
+    lines = [f"The right answer is {visible(dialogue.example.answer)}." if dialogue.example.answer else "It is over."]
+    for turn in range(dialogue.turns()):
+        for u in dialogue.at(turn):
+            if u.grade is not None:
+                verdict = {True: "right", False: "wrong", None: "not graded"}[u.grade.correct]
+                answer = "nothing that could be read" if u.grade.answer is None else visible(u.grade.answer)
+                lines.append(f"  turn {turn + 1}, {u.agent}: {answer}: {verdict}")
+    grades = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None and u.grade.correct is not None]
+    if len(grades) > 1:
+        lines.append(f"  the vote: {'right' if (credit := majority_credit(grades)) == 1 else 'tied' if credit else 'wrong'}")
+    return "\n".join(lines)

@@ -1,0 +1,152 @@
+"""The page: runs become data, data go compressed into one HTML file with everything it needs."""
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from maporl.report.charts import charts, compared, finite, unique_names
+from maporl.report.dialogues import FLAGS, MOST, entries
+from maporl.report.read import Run, RunError, read_run
+from maporl.report.story import failures, story
+
+SCRIPTS = ("vendor/uplot.js", "vendor/preact.js", "page.js")
+STYLES = ("vendor/uplot.css", "page.css")
+GENERATOR = "maporl report"
+
+
+def payload(runs: Sequence[Run], most: int = MOST) -> dict[str, Any]:
+    """Everything that a page shows, as JSON can say it."""
+    one = runs[0] if len(runs) == 1 else None
+    names = unique_names(list(runs))
+    return {
+        "title": names[0] if one else f"{len(runs)} runs compared",
+        "charts": charts(one) if one else compared(list(runs)),
+        "flags": FLAGS,
+        "runs": [_about(run, name) for run, name in zip(runs, names, strict=True)],
+        "differences": [] if one else differences(runs),
+        "dialogues": [e for number, run in enumerate(runs) for e in entries(run, number, most // len(runs))],
+        "recorded": sum(len(run.dialogues) for run in runs),
+    }
+
+
+def _about(run: Run, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "finished": run.finished,
+        "story": story(run),
+        "failures": failures(run),
+        "results": _results(run),
+        "flips": _flips(run),
+        "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else "",
+    }
+
+
+def _results(run: Run) -> list[dict[str, Any]]:
+    """Held-out accuracy by turn and speaker, before and after training."""
+    last = run.after or run.before
+    rows = []
+    for number, turn in enumerate(last["turns"] if last else ()):
+        for who in (*turn["agents"], "all agents", "majority vote"):
+            own = [_share_of(report, number, who) for report in (run.before, run.after)]
+            rows.append({"turn": number + 1, "who": who, "before": own[0], "after": own[1]})
+    return rows
+
+
+def _share_of(report: dict[str, Any] | None, turn: int, who: str) -> dict[str, float | None] | None:
+    if report is None or turn >= len(report["turns"]):
+        return None
+    own = report["turns"][turn]
+    entry = {"all agents": own["team"], "majority vote": own["majority"]}.get(who) or own["agents"].get(who)
+    return {key: finite(entry[key]) for key in ("value", "low", "high")} if entry else None
+
+
+def _flips(run: Run) -> list[dict[str, Any]]:
+    """Counts of what answers did from turn to turn, in each evaluation."""
+    keys = ("stayed_right", "right_to_wrong", "wrong_to_right", "stayed_wrong")
+    found = []
+    for title, report in (("held out, before training", run.before), ("held out, after training", run.after)):
+        if report is not None and report["flips"]:
+            found.append({"title": title, "turns": [{k: f[k] for k in keys} for f in report["flips"]]})
+    return found
+
+
+def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The keys of the configurations that are not the same in all ``runs``, and what each run has there."""
+    flat = [_flat(run.config) for run in runs]
+    keys = sorted({key for one in flat for key in one} - {"output_dir"})
+    absent = "-"
+    return [
+        {"key": key, "values": [one.get(key, absent) for one in flat]}
+        for key in keys
+        if len({one.get(key, absent) for one in flat}) > 1
+    ]
+
+
+def _flat(content: Any, at: str = "") -> dict[str, str]:
+    if isinstance(content, dict):
+        return {k: v for name, own in content.items() for k, v in _flat(own, f"{at}.{name}" if at else str(name)).items()}
+    return {at: json.dumps(content, ensure_ascii=False)}
+
+
+def render(runs: Sequence[Run], live: bool = False, most: int = MOST) -> str:
+    """The HTML page. ``live``: the data are not in it; it asks ``data`` beside it for them, again and again."""
+    content = payload(runs, 0 if live else most)
+    packed = b"" if live else gzip.compress(as_json(content), mtime=0)
+    scripts = [Markup(_asset(name)) for name in SCRIPTS]  # noqa: S704
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    connect = "'self'" if live else "'none'"
+    return _template().render(
+        title=content["title"],
+        generator=GENERATOR,
+        scripts=scripts,
+        styles=[Markup(_asset(name)) for name in STYLES],  # noqa: S704
+        policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; connect-src {connect}; form-action 'none'; base-uri 'none'",
+        data=base64.b64encode(packed).decode(),
+        live=live,
+        runs=content["runs"],
+    )
+
+
+def as_json(content: dict[str, Any]) -> bytes:
+    """Strict JSON: numbers that are none have been taken out before."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+
+
+def write_report(folders: Sequence[str | Path], output: str | Path | None = None, most: int = MOST) -> Path:
+    """Write the report of the runs in ``folders``; ``output`` is by default ``report.html`` in the folder of a single run.
+
+    A file that is no report is never overwritten.
+    """
+    runs = [read_run(folder) for folder in folders]
+    if output is None:
+        if len(runs) > 1:
+            raise RunError("a report of several runs needs a place: give --output FILE")
+        output = runs[0].folder / "report.html"
+    output = Path(output)
+    if output.exists() and f'content="{GENERATOR}"' not in output.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise RunError(f"{output}: exists and is no report of maporl; nothing was overwritten. Give another --output")
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    partial.write_text(render(runs, most=most), encoding="utf-8")
+    partial.replace(output)
+    return output
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("maporl.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Any:
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))

@@ -1,0 +1,72 @@
+"""A run in a terminal: its numbers, their course, and the last dialogue."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from maporl.report.charts import Numbers, charts
+from maporl.report.dialogues import entry
+from maporl.report.read import Run
+from maporl.report.story import story
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SHOWN = ("Accuracy, by turn", "Reward, by name", "KL to the reference", "Entropy", "Tokens per second", "Memory")
+
+
+def frame(run: Run, width: int) -> Group:
+    """What ``maporl watch --tui`` shows of ``run`` on a terminal of ``width`` columns."""
+    parts: list[Any] = [Text(part["text"]) for part in story(run)]
+    table = Table(box=None, padding=(0, 1), expand=False)
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(12, width // 3))
+    table.add_column("now", justify="right", no_wrap=True)
+    table.add_column("over the updates", no_wrap=True)
+    for chart in (c for title in SHOWN for c in charts(run) if c["title"] == title):
+        for series in chart["series"]:
+            last = next((v for v in reversed(series["values"]) if v is not None), None)
+            if last is not None:
+                name = series["name"] if len(chart["series"]) > 1 else chart["title"].lower()
+                table.add_row(name, f"{last:.1%}" if chart["share"] else f"{last:.4g}", sparkline(series["values"], max(8, width // 3), chart["share"]))
+    if table.row_count:
+        parts.append(table)
+    played = [(when, record) for when, record in run.dialogues if isinstance(when, int)]
+    if played:
+        when, record = max(played, key=lambda p: p[0])
+        parts.append(_dialogue(when, entry(when, record)))
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool = False) -> str:
+    """Means of ``width`` equal parts of what is known, as bars; shares between 0 and 1, others between their extremes.
+
+    >>> sparkline([0.0, 0.5, None, 1.0], 3, share=True)
+    '▁▅█'
+    """
+    known = [v for v in values if v is not None]
+    if not known:
+        return ""
+    width = min(width, len(known))
+    cuts = [len(known) * i // width for i in range(width + 1)]
+    means = [sum(known[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    low, high = (0.0, 1.0) if share else (min(means), max(means))
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int((m - low) / span * len(BLOCKS)))] for m in means)
+
+
+def _dialogue(when: int, shown: dict[str, Any]) -> Panel:
+    lines = Text(f"{_cut(shown['question'])}   (right: {_cut(shown['label'])})\n", style="bold")
+    for u in shown["said"]:
+        mark, style = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "")}[u["correct"]]
+        lines.append(f"{u['agent']}, turn {u['turn']}: {_cut(u['text'])} ")
+        lines.append(f"{mark}\n", style=style)
+    lines.rstrip()
+    return Panel(lines, title=f"a dialogue of update {when}", title_align="left")
+
+
+def _cut(text: str) -> str:
+    """At most three lines of an ordinary terminal."""
+    text = " ".join(text.split())
+    return text if len(text) <= 240 else text[:237] + "..."

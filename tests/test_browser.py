@@ -1,0 +1,207 @@
+"""The report in a real browser: Chromium, driven by Selenium. Skipped where either is missing."""
+
+import json
+import os
+import shutil
+import threading
+import time
+
+import pytest
+from test_report import AFTER, HOSTILE, RIGHT, WRONG, debate, write_run
+
+from maporl.report.live import LivePage, PageSeat
+from maporl.report.page import write_report
+from maporl.types import Trace, to_json
+
+selenium = pytest.importorskip("selenium", reason="needs selenium (pip install -e '.[dev]')")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Chromium and ChromeDriver (Debian: chromium, chromium-driver)")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (
+        "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync",
+        "--disable-component-update", "--window-size=1280,900", f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ):  # fmt: skip
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def open_page(browser, address):
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get(address)
+    WebDriverWait(browser, 10).until(lambda b: b.execute_script("return document.documentElement.dataset.ready") == "yes")
+
+
+def no_complaints(browser):
+    assert [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]] == []
+
+
+def count(browser):
+    return int(browser.find_element(By.ID, "count").text.split()[0])
+
+
+def traced(name):
+    dialogue = debate(name, (WRONG, RIGHT), (RIGHT, RIGHT), text="two is it")
+    for u in dialogue.utterances:
+        u.trace = Trace(["two", " is", " it"], [-0.1, -2.0, -0.3], [0.5, -1.0, 0.2], [0.3, 0.2, 0.1])
+    return dialogue
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = write_run(tmp_path_factory.mktemp("runs") / "run", updates=30, dialogues=[traced(f"t{n}") for n in range(90)])
+    return f"file://{write_report([folder])}"
+
+
+def press(browser, key):
+    browser.find_element(By.TAG_NAME, "body").send_keys(key)
+
+
+def test_a_page_opens_from_a_file_without_a_complaint_and_says_what_was_learned(browser, report):
+    open_page(browser, report)
+    text = browser.find_element(By.TAG_NAME, "main").text
+    assert "What it learned" in text and "+75.0 points" in text and "Where it still fails" in text
+    assert len(browser.find_elements(By.CSS_SELECTOR, "figure canvas")) == 7, "charts are drawn"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#flips path")) > 0
+    no_complaints(browser)
+
+
+def test_filters_search_and_keys_work_and_the_address_keeps_them(browser, report):
+    open_page(browser, report)
+    assert count(browser) == 110
+    buttons = {b.text: b for b in browser.find_elements(By.CSS_SELECTOR, "[aria-label='Show only'] button")}
+    buttons["declined"].click()
+    assert count(browser) == 1 and buttons["declined"].get_attribute("aria-pressed") == "true"
+    address = browser.current_url
+    assert "show=declined" in address
+    buttons["declined"].click()
+    Select(browser.find_elements(By.CSS_SELECTOR, "select")[0]).select_by_value("train")
+    assert count(browser) == 90
+    press(browser, "/")
+    browser.switch_to.active_element.send_keys("t42=")
+    assert count(browser) == 1
+    open_page(browser, address)
+    assert count(browser) == 1, "an address brings back what one saw"
+    open_page(browser, report)
+    press(browser, "j")
+    press(browser, "j")
+    press(browser, "k")
+    assert "dialogue=0%2Fafter%2Fq1" in browser.current_url
+    no_complaints(browser)
+
+
+def test_a_dialogue_shows_answers_grades_rewards_and_tokens(browser, report):
+    open_page(browser, f"{report}#dialogue=0%2F30%2Ft29")
+    cells = browser.find_elements(By.CSS_SELECTOR, ".said")
+    assert len(cells) == 4 and cells[0].text.startswith("ann ✗ wrong") and "differs from the label" in cells[0].text
+    tokens = cells[0].find_elements(By.CSS_SELECTOR, ".tok")
+    assert [t.text.strip() for t in tokens] == ["two", "is", "it"]
+    webdriver.ActionChains(browser).move_to_element(tokens[1]).perform()
+    assert cells[0].find_element(By.CSS_SELECTOR, ".tip").text == '" is": log-probability -2 (13.5%), value 0.2, advantage -1'
+    assert "rgba" in tokens[1].get_attribute("style")
+    no_complaints(browser)
+
+
+def test_what_models_write_changes_nothing(browser, tmp_path):
+    hostile = debate(HOSTILE, (RIGHT, RIGHT), (RIGHT, RIGHT), label=HOSTILE, text=HOSTILE)
+    folder = write_run(tmp_path / "run", dialogues=[hostile], after=[hostile], task={"name": HOSTILE})
+    open_page(browser, f"file://{write_report([folder])}")
+    assert browser.title == "run · maporl"
+    assert HOSTILE.split("\u202e")[0] in browser.find_element(By.CSS_SELECTOR, ".said .text").text
+    assert browser.find_elements(By.CSS_SELECTOR, "main img, main b") == []
+    no_complaints(browser)
+
+
+def test_5000_dialogues_answer_a_filter_in_a_tenth_of_a_second(browser, tmp_path):
+    folder = write_run(tmp_path / "run", dialogues=[traced(f"t{n}") for n in range(4990)], before=None)
+    open_page(browser, f"file://{write_report([folder])}")
+    took = browser.execute_async_script("""
+        const done = arguments[0], times = [], buttons = [...document.querySelectorAll("[aria-label='Show only'] button")], field = document.querySelector("input[type=search]");
+        const frame = () => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
+        const type = (text) => { field.value = text; field.dispatchEvent(new Event("input", { bubbles: true })); };
+        (async () => {
+          for (const act of [() => buttons[0].click(), () => buttons[0].click(), () => type("zzz"), () => type("t49"), () => type("")]) {
+            const began = performance.now(); act(); await frame(); times.push(performance.now() - began);
+          }
+          done(times);
+        })();""")
+    print("milliseconds:", [round(ms) for ms in took])
+    assert count(browser) == 5000 and max(took) < 100
+    no_complaints(browser)
+
+
+def test_a_phone_and_a_dark_page(browser, report):
+    browser.set_window_size(500, 800)  # Chromium's narrowest window
+    try:
+        open_page(browser, report)
+        wide = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, "nothing sticks out"
+        button = browser.find_element(By.CSS_SELECTOR, "nav button")
+        before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        button.click()
+        assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+        no_complaints(browser)
+    finally:
+        browser.set_window_size(1280, 900)
+
+
+def test_headings_labels_and_contrast_serve_a_screen_reader(browser, report):
+    open_page(browser, report)
+    levels = [int(h.tag_name[1]) for h in browser.find_elements(By.CSS_SELECTOR, "h1, h2, h3, h4")]
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    unnamed = browser.execute_script("""
+        return [...document.querySelectorAll("button, input, select, textarea, [role=img]")].filter((e) => !(e.innerText || e.ariaLabel || e.labels?.length)).length""")
+    assert unnamed == 0
+    for theme in ("light", "dark"):
+        ratios = browser.execute_script(
+            """
+            document.documentElement.dataset.theme = arguments[0];
+            const style = getComputedStyle(document.documentElement), probe = document.body.appendChild(document.createElement("i"));
+            const light = (name) => { probe.style.color = style.getPropertyValue(name); const c = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map((v) => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * c[0] + .7152 * c[1] + .0722 * c[2]; };
+            const ratio = (a, b) => (Math.max(light(a), light(b)) + .05) / (Math.min(light(a), light(b)) + .05);
+            const found = [["--fg", "--bg"], ["--quiet", "--bg"], ["--quiet", "--panel"], ["--accent", "--bg"], ["--right", "--right-bg"], ["--wrong", "--wrong-bg"]].map(([a, b]) => ratio(a, b));
+            probe.remove(); return found;""",
+            theme,
+        )
+        assert min(ratios) >= 4.5, (theme, ratios)
+
+
+def test_a_page_follows_a_run_and_lets_a_person_speak(browser, tmp_path):
+    folder, seat = write_run(tmp_path / "run", dialogues=AFTER[:2], before=None, after=None), PageSeat()
+    page = LivePage(folder, 0, seat)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    answers = []
+    seat.show("[ann, turn 1]")
+    threading.Thread(target=lambda: answers.append(seat.read("ann> ")), daemon=True).start()
+    try:
+        open_page(browser, page.url)
+        WebDriverWait(browser, 10).until(lambda b: count(b) == 2)
+        with (folder / "dialogues.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 9, **json.loads(to_json(AFTER[9]))}) + "\n")
+        WebDriverWait(browser, 10).until(lambda b: count(b) == 3)
+        WebDriverWait(browser, 10).until(lambda b: b.find_elements(By.TAG_NAME, "textarea"))
+        browser.find_element(By.TAG_NAME, "textarea").send_keys("Answer: 2")
+        browser.find_element(By.CSS_SELECTOR, "form button").click()
+        deadline = time.time() + 5
+        while not answers and time.time() < deadline:
+            time.sleep(0.05)
+        assert answers == ["Answer: 2"]
+        no_complaints(browser)
+    finally:
+        seat.close()
+        page.shutdown()
+        page.server_close()

@@ -1,0 +1,384 @@
+"""The report of a run: what it says, what it survives, and what it never lets through."""
+
+import base64
+import gzip
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from maporl.cli import app
+from maporl.evaluation import evaluate_dialogues
+from maporl.report.charts import charts, compared
+from maporl.report.dialogues import entry, flags_of
+from maporl.report.live import LivePage, PageSeat
+from maporl.report.page import payload, render, write_report
+from maporl.report.read import RunError, read_run
+from maporl.report.story import failures, story
+from maporl.report.terminal import frame, sparkline
+from maporl.types import Dialogue, Example, Grade, Stop, Trace, Utterance, from_json, to_json
+from maporl.words import LONGEST, visible
+
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e<b>&amp;\x1b[31m"
+
+
+def said(number, agent, turn, answer, right, **more):
+    text = more.pop("text", f"Answer: {answer}")
+    return Utterance(
+        number, agent, agent, turn, turn, [{"role": "user", "content": "1+1="}], text,
+        grade=Grade(answer, right, "" if right else "differs from the label"), rewards={"score": float(right)}, **more,
+    )  # fmt: skip
+
+
+def debate(name, first, second, label="2", **more):
+    """ann and bob, two turns; each turn a pair of (answer, right)."""
+    utterances = [
+        said(i, agent, turn, answer, right, **more)
+        for i, (turn, agent, (answer, right)) in enumerate(
+            (t, a, one) for t, pair in enumerate((first, second)) for a, one in zip(("ann", "bob"), pair, strict=True)
+        )
+    ]
+    return Dialogue(Example(name, f"{name}=", label), utterances)
+
+
+RIGHT, WRONG, NOTHING = ("2", True), ("3", False), (None, False)
+BEFORE = [debate(f"q{n}", (WRONG, NOTHING), (WRONG, WRONG)) for n in range(10)]
+AFTER = [
+    *(debate(f"q{n}", (WRONG, RIGHT), (RIGHT, RIGHT)) for n in range(7)),
+    debate("q7", (RIGHT, RIGHT), (RIGHT, WRONG)),
+    debate("q8", (WRONG, WRONG), (WRONG, ("12", False)), label="2"),
+    debate("q9", (NOTHING, NOTHING), (NOTHING, NOTHING), label="12"),
+]
+
+
+def write_run(folder, updates=4, dialogues=(), before=BEFORE, after=AFTER, **config):
+    """A run folder as the trainer leaves it."""
+    folder.mkdir(parents=True)
+    shown = {
+        "updates": updates, "task": {"name": "toy_sum"}, "protocol": {"name": "debate", "turns": 2}, "evaluation": {"questions": 10},
+        "agents": {"ann": {"tiny": {"architecture": "llama", "layers": 2}}, "bob": {"model": "org/model", "lora": {"r": 8}}}, **config,
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(json.dumps(shown))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, updates + 1):
+            values = {
+                "accuracy/turn_1": 0.1, "accuracy/turn_2": min(1.0, step / 10), "reward/score": 0.5, "ann/objective/kl": 0.01 * step,
+                "bob/objective/kl": float("nan"), "ann/grad_norm": 1.0, "time/update": 2.0, "tokens_per_second": 100.0, "episode": 8 * step,
+                "memory/peak": 1.0,
+            }  # fmt: skip
+            file.write(json.dumps({"step": step, **values}) + "\n")
+            if step % 2 == 0:
+                file.write(json.dumps({"step": step, "eval_accuracy/turn_1": 0.2, "eval_accuracy/turn_2": 0.3}) + "\n")
+    lines = [json.dumps({"step": 1 + n % updates, **json.loads(to_json(d))}) for n, d in enumerate(dialogues)]
+    (folder / "dialogues.jsonl").write_text("".join(line + "\n" for line in lines))
+    for when, played in (("before", before), ("after", after)):
+        if played:
+            (folder / f"evaluation_{when}.json").write_text(json.dumps(evaluate_dialogues(played).to_json()))
+            (folder / f"evaluation_{when}.jsonl").write_text("".join(to_json(d) + "\n" for d in played))
+    if after:
+        (folder / "final").mkdir()
+    return folder
+
+
+def data_of(page):
+    """The data in a written page."""
+    packed = re.search(r'<script type="application/octet-stream" id="data" data-live="no">([^<]*)</script>', page)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+# -- what it says -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    told = {part["title"]: part["text"] for part in story(run)}
+    assert told["The team"] == (
+        "ann (tiny llama, 2 layers) and bob (org/model, LoRA) play debate, 2 turns on toy_sum; after 4 updates."
+    )
+    # 7 questions both right, one half right: 7.5 of 10; Wilson of 7.5 of 10 by hand: 0.6806 -+ 0.2384
+    assert "were right 0.0% (0.0 to 27.8%) of the time before training and 75.0% (44.2 to 91.9%) after it: +75.0 points" in told["What it learned"]
+    assert "The intervals do not overlap" in told["What it learned"]
+    assert told["Does talking help?"].startswith("Yes: answers of the first turn are right 45.0%")
+    assert "7 answers were corrected and 1 were spoiled" in told["Does talking help?"]
+    failed = failures(run)
+    assert [(line["text"], line["flag"]) for line in failed["lines"]] == [
+        ("Nobody is right at the end on 2 of 10 questions (20%).", "wrong"),
+        ("On 1 (10%) one agent is right at the end and another wrong.", "some"),
+        ("On 1 (10%) an agent gave up a right answer on the way.", "declined"),
+        ("Of 5 wrong last answers, 2 (40%) could not be read.", "unread"),
+    ]
+    [table] = failed["groups"]
+    assert table["title"] == "characters of the right answer"
+    assert [(r["name"], r["questions"], round(r["now"], 3), r["before"]) for r in table["rows"]] == [("1", 9, 0.833, 0.0), ("2", 1, 0.0, 0.0)]
+
+
+def test_common_distances_of_wrong_numbers_are_named(tmp_path):
+    off = [debate(f"q{n}", (("12", False), ("12", False)), (("12", False), ("12", False))) for n in range(4)]
+    lines = failures(read_run(write_run(tmp_path / "run", after=off)))["lines"]
+    assert "Where a wrong answer is a whole number, it is most often off by 10 (100%)." in [line["text"] for line in lines]
+
+
+def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    by_title = {chart["title"]: chart for chart in charts(run)}
+    accuracy = by_title["Accuracy, by turn"]
+    assert accuracy["steps"] == [1, 2, 3, 4] and accuracy["share"]
+    second = next(s for s in accuracy["series"] if s["name"] == "turn 2")
+    assert second["values"] == [0.1, 0.2, 0.3, 0.4]
+    # Wilson of 0.8 of 8 by hand: 0.2298 -+ 0.2146
+    assert (second["low"][0], second["high"][0]) == pytest.approx((0.0152, 0.4443), abs=2e-4)
+    held_out = next(s for s in accuracy["series"] if s["name"] == "turn 2, held out")
+    assert held_out["values"] == [None, 0.3, None, 0.3] and held_out["held_out"]
+    kl = by_title["KL to the reference"]
+    assert {s["name"]: s["values"] for s in kl["series"]} == {"ann": [0.01, 0.02, 0.03, 0.04], "bob": [None] * 4}, "NaN is no number"
+    assert {"Reward, by name", "Gradient norm", "Tokens per second", "Memory", "Seconds per update"} <= by_title.keys()
+
+
+@pytest.mark.parametrize(
+    "dialogue, flags",
+    [
+        (debate("a", (WRONG, RIGHT), (RIGHT, RIGHT)), ["improved", "right"]),
+        (debate("b", (RIGHT, RIGHT), (RIGHT, WRONG)), ["declined", "disagreed", "some"]),
+        (debate("c", (NOTHING, WRONG), (NOTHING, WRONG)), ["disagreed", "wrong", "unread"]),
+        (debate("d", (WRONG, WRONG), (WRONG, WRONG), stop=Stop.LENGTH), ["wrong", "cut"]),
+    ],
+)
+def test_what_one_may_filter_by(dialogue, flags):
+    assert flags_of(json.loads(to_json(dialogue))) == flags
+
+
+def test_a_penalty_is_a_flag_and_a_kind_comes_from_the_example():
+    dialogue = debate("a", (RIGHT, RIGHT), (RIGHT, RIGHT))
+    dialogue.utterances[0].rewards["penalty/short"] = -0.5
+    dialogue.example.meta["level"] = 3
+    shown = entry(7, json.loads(to_json(dialogue)))
+    assert shown["flags"] == ["penalised", "right"] and shown["kind"] == "3" and shown["when"] == 7
+
+
+def test_runs_are_compared_with_what_differs_in_their_configurations(tmp_path):
+    one = read_run(write_run(tmp_path / "one/run", updates=4))
+    two = read_run(write_run(tmp_path / "two/run", updates=6, training={"learning_rate": 1e-4}))
+    content = payload([one, two])
+    assert [run["name"] for run in content["runs"]] == ["one/run", "two/run"]
+    assert content["differences"] == [
+        {"key": "training.learning_rate", "values": ["-", "0.0001"]}, {"key": "updates", "values": ["4", "6"]},
+    ]  # fmt: skip
+    final = next(chart for chart in compared([one, two]) if chart["title"] == "Final turn, in training")
+    assert [s["name"] for s in final["series"]] == ["one/run", "two/run"]
+    assert final["series"][0]["values"] == [0.1, 0.2, 0.3, 0.4, None, None]
+    assert {d["run"] for d in content["dialogues"]} == {0, 1}
+
+
+# -- what it survives ---------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_beside_the_run_and_again_over_itself_but_over_nothing_else(tmp_path):
+    folder = write_run(tmp_path / "run", dialogues=AFTER)
+    file = write_report([folder])
+    assert file == folder / "report.html" and write_report([folder]) == file
+    content = data_of(file.read_text())
+    assert content["recorded"] == 30 and len(content["dialogues"]) == 30
+    assert [d["when"] for d in content["dialogues"]] == ["after"] * 10 + ["before"] * 10 + [4, 4, 3, 3, 2, 2, 2, 1, 1, 1]
+    mine = tmp_path / "mine.html"
+    mine.write_text("<p>mine</p>")
+    with pytest.raises(RunError, match="exists and is no report of maporl; nothing was overwritten"):
+        write_report([folder], mine)
+    assert mine.read_text() == "<p>mine</p>"
+    with pytest.raises(RunError, match="needs a place: give --output FILE"):
+        write_report([folder, folder])
+
+
+def test_text_of_models_is_data_and_nothing_else(tmp_path):
+    dialogue = debate(HOSTILE, (RIGHT, RIGHT), (RIGHT, RIGHT), label=HOSTILE, text=HOSTILE)
+    folder = write_run(tmp_path / "run", after=[dialogue], task={"name": HOSTILE})
+    page = write_report([folder]).read_text()
+    assert "<img" not in page and "title='owned'" not in page and "\u202e" not in page
+    shown = data_of(page)["dialogues"][0]["said"][0]["text"]
+    assert shown == HOSTILE.replace("\u202e", "\u27e6U+202E\u27e7").replace("\x1b", "\u241b")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#39;", "'")
+    assert "default-src 'none'" in policy and "'unsafe-inline'" not in policy.split("style-src")[0] and "connect-src 'none'" in policy
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = re.findall(r"'sha256-([^']*)'", policy)
+    import hashlib
+
+    assert [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts] == hashes, "no other script runs"
+    assert not re.search(r'(src|href)="(https?:)?//', page), "nothing is fetched"
+
+
+def test_control_characters_long_texts_and_other_scripts_are_shown():
+    assert visible("a\x00\x07\x7f\n\tb") == "a\u2400\u2407\u2421\n\tb"
+    assert visible("שלום 👩‍👩‍👧 emoji") == "שלום 👩‍👩‍👧 emoji"
+    assert visible("\u2067x\ufeff") == "\u27e6U+2067\u27e7x\u27e6U+FEFF\u27e7"
+    long = visible("x" * 1_000_000)
+    assert len(long) < LONGEST + 200 and "[... 980,000 characters are left out here" in long
+
+
+def test_a_report_of_500_dialogues_is_under_five_megabytes_and_one_of_5000_under_twenty_seconds(tmp_path):
+    import random
+
+    words = [w for line in Path(__file__).read_text().split("\n") for w in line.split()]
+    draw = random.Random(0)
+
+    def long(n):
+        tokens = draw.choices(words, k=100)
+        numbers = [round(draw.gauss(0, 1), 4) for _ in tokens]
+        d = debate(f"q{n}", (WRONG, RIGHT), (RIGHT, RIGHT), text=" ".join(tokens))
+        for u in d.utterances:
+            u.trace = Trace([f" {t}" for t in tokens], numbers, numbers, numbers)
+        return d
+
+    small = write_run(tmp_path / "small", dialogues=[long(n) for n in range(500)], before=None, after=None)
+    assert write_report([small]).stat().st_size < 5e6
+    large = write_run(tmp_path / "large", dialogues=[long(n % 50) for n in range(5000)], before=None, after=None)
+    started = time.perf_counter()
+    write_report([large])
+    assert time.perf_counter() - started < 20
+
+
+def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
+    folder = write_run(tmp_path / "run", updates=100, dialogues=[AFTER[0]] * 400, before=None)
+    content = payload([read_run(folder)], most=60)
+    assert content["recorded"] == 410 and len(content["dialogues"]) == 60
+    steps = [d["when"] for d in content["dialogues"] if d["when"] != "after"]
+    assert len(steps) == 50 and steps == sorted(steps, reverse=True) and steps[0] == 100 and steps[-1] <= 3
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda f: None, "no such folder; give the output_dir of a run"),
+        (lambda f: f.mkdir(), "is no run: it has neither config.yaml nor metrics.jsonl nor dialogues.jsonl, and is empty"),
+        (lambda f: (f.mkdir(), (f / "notes.txt").write_text("x")), "and holds notes.txt"),
+        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text("{}\n")), r"metrics.jsonl: line 1 has no 'step'; it was not written by this version"),
+        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')), r"metrics.jsonl: line 1 is damaged"),
+        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_bytes(b"\xff\xfe\n\n")), r"metrics.jsonl: line 1 is damaged"),
+        (lambda f: (f.mkdir(), (f / "dialogues.jsonl").write_text('{"step": 1}\n')), r"dialogues.jsonl: line 1 has no 'example'"),
+        (lambda f: (f.mkdir(), (f / "config.yaml").write_text("a: [")), r"config.yaml: cannot be read"),
+        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text("{}")), "evaluation_after.json: has no 'turns'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_run_is_refused_in_one_line(tmp_path, make, message):
+    make(tmp_path / "run")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert result.exit_code == 1 and re.search(message, result.output), result.output
+    assert result.output.startswith("error: ") and result.output.count("\n") == 1
+
+
+def test_a_run_that_was_cut_off_or_has_not_begun_has_a_report(tmp_path):
+    folder = write_run(tmp_path / "run", dialogues=AFTER, before=None, after=None)
+    with (folder / "dialogues.jsonl").open("ab") as file:
+        file.write('{"step": 5, "example": {"id": "é'.encode()[:-1])  # in the middle of a character
+    told = {part["title"]: part["text"] for part in story(read_run(folder))}
+    assert told["The team"].endswith("so far update 4 of 4.")
+    assert "There is no evaluation on held-out questions after training." in told["What it learned"]
+    assert failures(read_run(folder))["scope"] == "the 10 dialogues recorded of the last updates"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/config.yaml").write_text("updates: 3")
+    content = payload([read_run(tmp_path / "new")])
+    assert content["charts"] == [] and content["runs"][0]["story"][1]["text"] == "Nothing has been trained yet."
+    assert "Nothing has been trained yet." in write_report([tmp_path / "new"]).read_text()
+
+
+def test_records_of_before_traces_and_new_keys_are_read():
+    record = json.loads(to_json(AFTER[0]))
+    for u in record["utterances"]:
+        del u["trace"]
+    assert entry(1, record)["said"][0]["trace"] is None
+    assert from_json(json.dumps(record)) == AFTER[0]
+    traced = debate("t", (RIGHT, RIGHT), (RIGHT, RIGHT), trace=Trace(["a"], [-0.5], [1.0]))
+    assert from_json(to_json(traced)) == traced
+
+
+# -- while it goes on ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(tmp_path):
+    """(folder, seat, url) of a run that is watched."""
+    folder, seat = write_run(tmp_path / "run", dialogues=AFTER[:2], after=None), PageSeat()
+    page = LivePage(folder, 0, seat)
+    thread = threading.Thread(target=page.serve_forever, daemon=True)
+    thread.start()
+    yield folder, seat, page.url
+    seat.close()
+    page.shutdown()
+    page.server_close()
+
+
+def test_the_live_page_is_data_that_grow_with_the_run(live):
+    folder, _, url = live
+    page = httpx2.get(url)
+    assert 'data-live="yes"' in page.text and "connect-src &#39;self&#39;" in page.text
+    first = httpx2.get(f"{url}data")
+    assert first.json()["recorded"] == 12 and httpx2.get(f"{url}data", headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
+    with (folder / "dialogues.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, **json.loads(to_json(AFTER[9]))}) + "\n")
+    again = httpx2.get(f"{url}data", headers={"If-None-Match": first.headers["ETag"]})
+    assert again.status_code == 200 and again.json()["recorded"] == 13 and again.headers["ETag"] != first.headers["ETag"]
+
+
+def test_the_live_page_is_for_this_machine_and_for_its_own_page(live):
+    _, _, url = live
+    assert url.startswith("http://127.0.0.1:")
+    assert httpx2.get(f"{url}data", headers={"Host": "evil.example"}).status_code == 403
+    assert httpx2.get(f"{url}config.yaml").status_code == 404 and httpx2.get(f"{url}../../etc/passwd").status_code == 404
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert httpx2.post(f"{url}seat", content="number=1&text=x", headers=form).status_code == 403
+
+
+def test_an_answer_is_typed_into_the_page(live):
+    _, seat, url = live
+    answers = []
+    seat.show("1+1=")
+    thread = threading.Thread(target=lambda: answers.append(seat.read("ann> ")))
+    thread.start()
+    while not (asked := httpx2.get(f"{url}seat").json()):
+        time.sleep(0.01)
+    assert asked == {"number": 1, "prompt": "ann", "lines": ["1+1="]}
+    assert httpx2.post(f"{url}seat", json={"number": 7, "text": "2"}).status_code == 409
+    assert httpx2.post(f"{url}seat", json={"number": 1, "text": "  "}).status_code == 400
+    assert httpx2.post(f"{url}seat", json={"number": 1}).status_code == 400
+    assert httpx2.post(f"{url}seat", json={"number": 1, "text": "x" * 70_000}).status_code == 413
+    assert httpx2.post(f"{url}seat", json={"number": 1, "text": "two"}).status_code == 200
+    thread.join(5)
+    assert answers == ["two"] and httpx2.get(f"{url}seat").json() == {}
+
+
+def test_a_port_in_use_is_named(live, tmp_path):
+    folder, _, url = live
+    result = CliRunner().invoke(app, ["watch", str(folder), "--port", url.split(":")[2].strip("/"), "--no-browser"])
+    assert result.exit_code == 1 and re.match(r"error: port \d+ is in use; choose another with --port", result.output)
+
+
+def test_the_terminal_shows_a_run_in_60_columns(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", dialogues=[debate(HOSTILE, (WRONG, RIGHT), (RIGHT, RIGHT), text=HOSTILE)], after=None)
+    monkeypatch.setenv("COLUMNS", "60")
+    result = CliRunner().invoke(app, ["watch", str(folder), "--tui"])
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.split("\n"))) <= 60 and "\x1b[31m" not in result.output
+    assert "turn 2" in result.output and "40.0%" in result.output and "a dialogue of update 1" in result.output
+    assert sparkline([1.0, 2.0, 3.0], 3) == "▁▅█" and sparkline([], 5) == "" and sparkline([None, 2.0], 5) == "▁"
+    assert frame(read_run(folder), 200).renderables
+
+
+def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
+    import webbrowser
+
+    from maporl.report import cli
+
+    def none(*arguments):
+        raise webbrowser.Error
+
+    monkeypatch.setattr(webbrowser, "get", none)
+    cli._open("http://127.0.0.1:1/", True)
+    assert capsys.readouterr().out.split("\n")[:2] == ["http://127.0.0.1:1/", "no browser was found here; open the address in one on this machine"]
+
+
+def test_a_live_page_has_no_data_and_a_written_one_no_address(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    assert 'id="data" data-live="yes"></script>' in render([run], live=True)
