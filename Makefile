@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-slow test-vllm check format clean
+.PHONY: quickstart test test-slow test-vllm check format docs package clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,6 +45,17 @@ check: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# the site in build/docs; warnings, and links within it that lead nowhere, are errors
+docs: $(VENV)/installed
+	$(PIP) install -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m mkdocs build --strict
+
+# the wheel and the sdist in dist/, and each in an environment of its own, away from the checkout, training two updates
+package: $(VENV)/installed-dev
+	rm -rf dist && $(BIN)/python -m build
+	tests/install_and_run.sh dist/*.whl
+	tests/install_and_run.sh dist/*.tar.gz
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

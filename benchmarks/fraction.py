@@ -92,11 +92,21 @@ def main() -> None:
         for name, value in measured.items() if number else ():
             times[name].append(value)
     middle = {name: statistics.median(values) for name, values in times.items()}
-    flops = 6 * sum(p.numel() for p in model.parameters()) * options.batch * (options.prompt_len + options.response_len - 1) * PASSES
+    flops = (
+        6
+        * sum(p.numel() for p in model.parameters())
+        * options.batch
+        * (options.prompt_len + options.response_len - 1)
+        * PASSES
+    )
     tokens = options.batch * options.response_len
     print("| | maporl | bare model | fraction |\n|---|---|---|---|")
-    print(f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | {middle['bare'] / middle['update']:.0%} |")
-    print(f"| rollout, tokens/s | {tokens / middle['collect']:.0f} | {tokens / middle['generate']:.0f} | {middle['generate'] / middle['collect']:.0%} |")
+    print(
+        f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | {middle['bare'] / middle['update']:.0%} |"
+    )
+    print(
+        f"| rollout, tokens/s | {tokens / middle['collect']:.0f} | {tokens / middle['generate']:.0f} | {middle['generate'] / middle['collect']:.0%} |"
+    )
 
 
 if __name__ == "__main__":

@@ -84,7 +84,9 @@ def main() -> None:
         print(json.dumps(once(options)))
         return
     if not (options.peer_python and options.peer_script):
-        sys.exit("--peer-python and --peer-script: expected CoMLRL's environment and the script that drives it (or --once)")
+        sys.exit(
+            "--peer-python and --peer-script: expected CoMLRL's environment and the script that drives it (or --once)"
+        )
     names = ("model", "prompts", "new_tokens", "critic", "threads")
     shared = [word for n in names for word in (f"--{n.replace('_', '-')}", str(getattr(options, n)))]
     commands = {

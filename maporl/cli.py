@@ -6,25 +6,35 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli_common import known_errors, load_config, quiet_libraries
+from maporl.cli_common import known_errors, load_config, load_team_config, quiet_libraries
 from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.recipe_commands import app as recipes_app
 from maporl.report.cli import play, report, watch
 from maporl.verifier.cli import app as verifier_app
 from reward_server.cli import serve
 
+HELP = """Train teams of language models that talk to each other.
+
+Begin with [bold]maporl train configs/ppo/quickstart.yaml[/bold], or a published method: [bold]maporl recipes try cory[/bold].
+Everything a run writes is in its output_dir; [bold]report.html[/bold] in it opens by double click.
+"""
+EPILOG = """Exit status: 0 done, 1 the run failed, 2 the configuration or the command is wrong, 130 Ctrl-C (once: the run is saved; twice: it
+ends at once). Colours are off where output is no terminal or NO_COLOR is set. [bold]maporl --install-completion[/bold] completes commands
+in your shell."""
+TRAIN, LOOK, SHARE = "Train", "Look and play", "Share and set up"
+
 app = typer.Typer(
     name="maporl",
-    help="Train teams of language models that talk to each other.",
+    help=HELP,
+    epilog=EPILOG,
+    rich_markup_mode="rich",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(verifier_app, name="verifier")
-app.add_typer(recipes_app, name="recipes")
-for command in (report, watch, play, serve):
-    app.command()(command)
+app.add_typer(verifier_app, name="verifier", rich_help_panel=TRAIN)
+app.add_typer(recipes_app, name="recipes", rich_help_panel=TRAIN)
 
 Values = Annotated[
     list[str] | None,
@@ -43,7 +53,24 @@ Overrides = Annotated[
 ]
 
 
-@app.command()
+def _version(wanted: bool) -> None:
+    if wanted:
+        from maporl import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What every command has; the help is above."""
+
+
+@app.command(rich_help_panel=TRAIN)
 def train(
     values: Values = None,
     config: ConfigFile = None,
@@ -88,7 +115,7 @@ def train(
     return None
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def check(values: Values = None, config: ConfigFile = None, set_: Overrides = None) -> None:
     """Check a configuration, its data and its tokenizers, without loading a model."""
     with known_errors():
@@ -101,7 +128,7 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
         typer.echo("ok")
 
 
-@app.command("eval")
+@app.command("eval", rich_help_panel=LOOK)
 def evaluate(
     values: Values = None,
     config: ConfigFile = None,
@@ -127,7 +154,7 @@ def evaluate(
     With --suite: over benchmarks, avg@k, pass@k and maj@k, as one Markdown table.
     """
     with known_errors():
-        settings = load_config(values, config, set_)
+        settings, checkpoint = load_team_config(values, config, set_, checkpoint)
         quiet_libraries()
         if suite is not None:
             return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json)
@@ -147,7 +174,7 @@ def evaluate(
     return None
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sft(
     output: Annotated[Path, typer.Option("--output", help="Folder for the trained policies; must be new.")],
     values: Values = None,
@@ -187,12 +214,14 @@ def sft(
             typer.echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
 
 
-@app.command()
+@app.command(rich_help_panel=SHARE)
 def push(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The output_dir of a run that has ended.")],
     name: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository on the hub.")],
     private: Annotated[bool, typer.Option("--private", help="Make it private, where it is new.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be pushed; nothing leaves this machine.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be pushed; nothing leaves this machine.")
+    ] = False,
 ) -> None:
     """Put a team on the hub: policies, heads, configuration, report, and a card with its results."""
     with known_errors():
@@ -205,7 +234,7 @@ def push(
         typer.echo(f"{'would go to' if dry_run else 'pushed to'} {address}")
 
 
-@app.command()
+@app.command(rich_help_panel=SHARE)
 def doctor() -> None:
     """Print versions and devices, and what is missing for which feature, with the command that installs it."""
     with known_errors():
@@ -225,12 +254,17 @@ def doctor() -> None:
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=SHARE)
 def schema() -> None:
     """Print the JSON schema of configurations, with which editors complete their keys."""
     from maporl.config import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=1))
+
+
+for command in (report, watch, play):
+    app.command(rich_help_panel=LOOK)(command)
+app.command(rich_help_panel=SHARE)(serve)
 
 
 def main() -> None:

@@ -22,6 +22,27 @@ def load_config(values: list[str] | None, config: Path | None, set_: list[str] |
     return load(files[0], [*(set_ or []), *(v for v in values or [] if "=" in v)])
 
 
+def load_team_config(
+    values: list[str] | None, config: Path | None, set_: list[str] | None, checkpoint: Path | None
+) -> tuple[Config, Path | None]:
+    """As :func:`load_config`; where a run's folder or a team on the hub is named, its configuration and final weights."""
+    given = next((v for v in values or [] if "=" not in v), None)
+    if config is not None or given is None or not names_a_team(given):
+        return load_config(values, config, set_), checkpoint
+    quiet_libraries()
+    from maporl.sharing import find_run, team_config, weights_of
+
+    folder = find_run(given)
+    overrides = [*(set_ or []), *(v for v in values or [] if "=" in v)]
+    return team_config(folder, overrides), checkpoint or weights_of(folder)
+
+
+def names_a_team(given: str) -> bool:
+    """Whether ``given`` is a folder, or can only be a hub name: no file here, no recipe."""
+    file = Path(given)
+    return file.is_dir() or ("/" in given and not file.exists() and file.suffix not in (".yaml", ".yml"))
+
+
 def quiet_libraries() -> None:
     """Libraries' own progress bars and notices would bury ours."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

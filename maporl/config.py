@@ -72,19 +72,24 @@ class Config:
 def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Read ``path``, apply ``a.b=c`` overrides (values are YAML), merge agent defaults, check, and return a Config.
 
-    ``path`` may be the name of a recipe (``maporl recipes list``). Three keys serve the file itself: ``extends`` names
+    ``path`` may be the name of a recipe (``maporl recipes list``) or ``quickstart``. Three keys serve the file itself: ``extends`` names
     another file whose values this one overlays, ``agent_defaults`` is merged into every agent, and ``recipe`` says where a
     method comes from.
     """
+    return from_dict(read_values(path, overrides), str(path))
+
+
+def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """What :func:`load` makes a Config of: the plain values of ``path`` with ``overrides``, not yet checked."""
     file = Path(path)
     if file.suffix == "" and not file.is_file():
-        from maporl.recipes import recipe_files  # it needs this module
+        from maporl.recipes import configuration_files, recipe_files  # they need this module
 
-        recipes = recipe_files()
+        recipes = recipe_files() | configuration_files()
         if str(path) not in recipes and len(file.parts) == 1:
             raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
         file = recipes.get(str(path), file)
-    return from_dict(_apply(read_yaml(file), overrides or []), str(path))
+    return _apply(read_yaml(file), overrides or [])
 
 
 def json_schema() -> dict[str, Any]:

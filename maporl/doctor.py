@@ -44,7 +44,13 @@ def _versions() -> list[Finding]:
         except PackageNotFoundError:
             found.append(Finding(package, "fine", "not installed as a package: this is a checkout"))
         except Exception as error:  # whatever a broken installation throws
-            found.append(Finding(package, "broken", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}; pip install {package}"))
+            found.append(
+                Finding(
+                    package,
+                    "broken",
+                    f"{type(error).__name__}: {' '.join(str(error).split())[:200]}; pip install {package}",
+                )
+            )
     return found
 
 
@@ -56,7 +62,10 @@ def _devices() -> list[Finding]:
     threads = Finding("processor", "fine", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return [threads, *(Finding(f"GPU {i}", "fine", f"{p.name}, {p.total_memory / 2**30:.0f} GiB") for i, p in enumerate(names))]
+        return [
+            threads,
+            *(Finding(f"GPU {i}", "fine", f"{p.name}, {p.total_memory / 2**30:.0f} GiB") for i, p in enumerate(names)),
+        ]
     why = "torch is a build for CPUs" if torch.version.cuda is None else "no driver or no device"
     return [threads, Finding("GPU", "missing", f"none ({why}); tiny and small models train on the processor")]
 
@@ -71,7 +80,11 @@ def _features() -> list[Finding]:
     from maporl.rewards.bubblewrap import find_bubblewrap
 
     program, why = find_bubblewrap()
-    detail = str(program) if program else f"{why}; pip install 'maporl[sandbox]' (without it, code runs in a restricted process only)"
+    detail = (
+        str(program)
+        if program
+        else f"{why}; pip install 'maporl[sandbox]' (without it, code runs in a restricted process only)"
+    )
     return [*found, Finding("sandbox inside bubblewrap", "fine" if program else "missing", detail)]
 
 
@@ -86,7 +99,11 @@ def _surroundings() -> list[Finding]:
     from huggingface_hub import constants, get_token
 
     free = shutil.disk_usage(os.path.expanduser("~")).free / 2**30
-    hub = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else f"online, {'logged in' if get_token() else 'not logged in (hf auth login)'}"
+    hub = (
+        "offline (HF_HUB_OFFLINE)"
+        if constants.HF_HUB_OFFLINE
+        else f"online, {'logged in' if get_token() else 'not logged in (hf auth login)'}"
+    )
     return [
         Finding("hub", "fine", f"{hub}; cache {constants.HF_HUB_CACHE}"),
         Finding("disk", "fine" if free > 5 else "missing", f"{free:.0f} GB free in the home folder"),

@@ -5,26 +5,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from maporl.config import Config, ConfigError, load, to_yaml, unknown
+from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.engines.human import HumanEngine
 from maporl.evaluation import majority_credit
+from maporl.rollout import Seat
 from maporl.run import build_trainer, load_checkpoint_weights
 from maporl.run_folder import RunFolder
-from maporl.rollout import Seat
 from maporl.sections import WarmStartSection
-from maporl.sharing import find_run, weights_of
 from maporl.types import Dialogue, Example
 from maporl.words import visible
-
-
-def config_and_checkpoint(given: str, overrides: list[str], checkpoint: Path | None) -> tuple[Config, Path | None]:
-    """A YAML file or recipe; or a run's folder, or a team on the hub, with the weights it ended with."""
-    file = Path(given)
-    on_the_hub = "/" in given and not file.exists() and file.suffix not in (".yaml", ".yml")
-    if not file.is_dir() and not on_the_hub:
-        return load(given, overrides), checkpoint
-    folder = find_run(given)
-    return load(folder / "config.yaml", overrides), checkpoint or weights_of(folder)
 
 
 class Game:
@@ -73,7 +62,9 @@ class Game:
         seats = self.trainer.seats()
         own = seats[self.person]
         seats[self.person] = Seat("human", (self.person,), frozenset(), own.system, own.role)
-        played = self.trainer.play_with([example], self.task, self.trainer.protocol, seats, self.trainer.args.eval_temperature, scores=True)
+        played = self.trainer.play_with(
+            [example], self.task, self.trainer.protocol, seats, self.trainer.args.eval_temperature, scores=True
+        )
         return self.trainer.score(played)[0]
 
     def _claim(self, config: Config) -> None:
@@ -97,5 +88,7 @@ def told(dialogue: Dialogue) -> str:
                 lines.append(f"  turn {turn + 1}, {u.agent}: {answer}: {verdict}")
     grades = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None and u.grade.correct is not None]
     if len(grades) > 1:
-        lines.append(f"  the vote: {'right' if (credit := majority_credit(grades)) == 1 else 'tied' if credit else 'wrong'}")
+        lines.append(
+            f"  the vote: {'right' if (credit := majority_credit(grades)) == 1 else 'tied' if credit else 'wrong'}"
+        )
     return "\n".join(lines)

@@ -37,6 +37,13 @@ def recipe_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(recipe_folder().glob("*.yaml")) if path.stem != "common"}
 
 
+def configuration_files() -> dict[str, Path]:
+    """The other configurations that come with the package, by name: quickstart, smollm2_times, ..."""
+    installed = Path(__file__).parent / "configurations"
+    folder = installed if installed.is_dir() else Path(__file__).parent.parent / "configs" / "ppo"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml")) if path.stem not in ("base", "maporl_common")}
+
+
 def recipe_file(name: str) -> Path:
     """The file of the recipe ``name``."""
     files = recipe_files()

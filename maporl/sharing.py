@@ -1,6 +1,5 @@
 """Whole teams to and from the hub: adapters or models per policy, heads, the configuration, and a card with the results."""
 
-import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.agents import Team, policies_of
-from maporl.config import Config, load
+from maporl.config import Config, from_dict, read_values
 from maporl.report.read import Run, RunError, read_run
 from maporl.report.story import failures, story
 from maporl.sections import WITH_WEIGHTS
@@ -69,9 +68,15 @@ def find_run(name: str | Path) -> Path:
         return folder
     try:
         validate_repo_id(str(name))
-        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.yaml", "*.safetensors", "*.jinja", "*.txt", "*.model"]))
+        return Path(
+            snapshot_download(
+                str(name), allow_patterns=["*.json", "*.yaml", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+            )
+        )
     except (HFValidationError, HfHubHTTPError, OSError) as error:
-        raise RunError(f"{name}: is no folder here, and no team on the hub that can be read ({_first_line(error)})") from None
+        raise RunError(
+            f"{name}: is no folder here, and no team on the hub that can be read ({_first_line(error)})"
+        ) from None
 
 
 def weights_of(folder: Path) -> Path:
@@ -79,40 +84,40 @@ def weights_of(folder: Path) -> Path:
     return folder / "final" if (folder / "final").is_dir() else folder
 
 
+def team_config(folder: Path, overrides: list[str] | None = None) -> Config:
+    """The configuration of the team in ``folder``. Whole models are read from their own folders there: their base, which was only
+    their beginning, is not needed."""
+    file, root = folder / "config.yaml", weights_of(folder)
+    values = read_values(file, overrides)
+    agents: dict[str, dict[str, Any]] = values.get("agents") or {}
+    for name, section in agents.items():
+        own = root / (section.get("policy") or name)
+        whole = (
+            all(section.get(key) is None for key in ("tiny", "lora", "adapter")) and section.get("model") is not None
+        )
+        if whole and section.get("policy_per", "agent") == "agent" and own.is_dir():
+            section |= {"model": str(own), "tokenizer": None, "chat_template": None}
+    return from_dict(values, str(file))
+
+
 def load_team(name: str | Path) -> Team:
     """What :meth:`maporl.Team.from_pretrained` returns."""
     folder = find_run(name)
-    config, root = load(folder / "config.yaml"), weights_of(folder)
+    config, root = team_config(folder), weights_of(folder)
     missing = [policy for policy in _policies(config) if not (root / policy).is_dir()]
     if missing:
         raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is no team")
-    team = Team.from_config(_from_folders(config, root))
+    team = Team.from_config(config)
     for policy in team.policies.values():
-        load_weights(policy.model, policy.adapter, root / policy.name)
+        if (root / policy.name).is_dir():  # frozen ones are as they were
+            load_weights(policy.model, policy.adapter, root / policy.name)
     return team
 
 
-def _policies(config: Config) -> dict[str, str]:
-    """Policy by name, with the first agent that it speaks for."""
-    found: dict[str, str] = {}
-    for name, section in config.agents.items():
-        if section.engine in WITH_WEIGHTS and section.trainable:
-            for policy in policies_of(name, section, config.turns()):
-                found.setdefault(policy, name)
-    return found
-
-
-def _from_folders(config: Config, root: Path) -> Config:
-    """``config`` with whole models read from ``root``: their base, which was only their beginning, is not needed."""
-    agents = dict(config.agents)
-    for policy, agent in _policies(config).items():
-        section = agents[agent]
-        whole = section.tiny is None and section.lora is None and section.adapter is None
-        if whole and section.policy_per == "agent":
-            for other, own in agents.items():
-                if (own.policy or other) == policy:
-                    agents[other] = dataclasses.replace(own, model=str(root / policy), tokenizer=None, chat_template=None)
-    return dataclasses.replace(config, agents=agents)
+def _policies(config: Config) -> list[str]:
+    """The policies that were trained."""
+    trained = [(name, s) for name, s in config.agents.items() if s.engine in WITH_WEIGHTS and s.trainable]
+    return [policy for name, section in trained for policy in policies_of(name, section, config.turns())]
 
 
 def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> tuple[str, list[tuple[str, int]]]:
@@ -135,11 +140,17 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
             try:
                 api = HfApi()
                 api.create_repo(name, private=private, exist_ok=True)
-                address = str(api.upload_folder(repo_id=name, folder_path=staging, commit_message="Team trained with maporl").repo_url)
+                address = str(
+                    api.upload_folder(
+                        repo_id=name, folder_path=staging, commit_message="Team trained with maporl"
+                    ).repo_url
+                )
             except LocalTokenNotFoundError:
                 raise RunError(f"{name}: nobody is logged in; run: hf auth login") from None
             except (HfHubHTTPError, OSError) as error:
-                raise RunError(f"{name}: could not be pushed ({_first_line(error)}); nothing else was changed") from None
+                raise RunError(
+                    f"{name}: could not be pushed ({_first_line(error)}); nothing else was changed"
+                ) from None
     return address, files
 
 
@@ -156,7 +167,9 @@ def _pack(run: Run, name: str, staging: Path) -> list[tuple[str, int]]:
         if (run.folder / file).is_file():
             shutil.copy2(run.folder / file, staging / file)
     (staging / "README.md").write_text(card(run, name, policies), encoding="utf-8")
-    return [(str(path.relative_to(staging)), path.stat().st_size) for path in sorted(staging.rglob("*")) if path.is_file()]
+    return [
+        (str(path.relative_to(staging)), path.stat().st_size) for path in sorted(staging.rglob("*")) if path.is_file()
+    ]
 
 
 def _address(file: Path, policy: str, name: str) -> None:
@@ -171,7 +184,9 @@ def card(run: Run, name: str, policies: list[str]) -> str:
     config = run.config
     bases = sorted({a["model"] for a in (config.get("agents") or {}).values() if a and a.get("model")})
     data = ModelCardData(
-        library_name="maporl", base_model=bases or None, tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"]
+        library_name="maporl",
+        base_model=bases or None,
+        tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
     )
     told = "\n\n".join(f"**{part['title']}** {part['text']}" for part in story(run))
     failed = failures(run)
@@ -197,7 +212,9 @@ def _results(run: Run) -> str:
     rows = ["| turn | who | right, held out | 95% interval |", "|---|---|---|---|"]
     for number, turn in enumerate(run.after["turns"], 1):
         shares: dict[str, Any] = {**turn["agents"], "all agents": turn["team"], "majority vote": turn["majority"]}
-        rows += [f"| {number} | {who} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for who, s in shares.items()]
+        rows += [
+            f"| {number} | {who} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for who, s in shares.items()
+        ]
     return "\n".join(rows)
 
 

@@ -49,7 +49,9 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text that each token adds, special tokens included. A token that ends within a character adds nothing; the one that
     completes it adds it whole."""
     found: list[str] = []
-    before = done = 0  # ids[before:done] have been written and are decoded again, because some tokenizers join words by context
+    before = done = (
+        0  # ids[before:done] have been written and are decoded again, because some tokenizers join words by context
+    )
     for end in range(1, len(ids) + 1):
         known = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
         text = tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 from test_report import AFTER, HOSTILE, RIGHT, WRONG, debate, write_run
@@ -20,7 +21,9 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Chromium and ChromeDriver (Debian: chromium, chromium-driver)")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs Chromium and ChromeDriver (Debian: chromium, chromium-driver)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,9 @@ def open_page(browser, address):
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(address)
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script("return document.documentElement.dataset.ready") == "yes")
+    WebDriverWait(browser, 10).until(
+        lambda b: b.execute_script("return document.documentElement.dataset.ready") == "yes"
+    )
 
 
 def no_complaints(browser):
@@ -63,7 +68,9 @@ def traced(name):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    folder = write_run(tmp_path_factory.mktemp("runs") / "run", updates=30, dialogues=[traced(f"t{n}") for n in range(90)])
+    folder = write_run(
+        tmp_path_factory.mktemp("runs") / "run", updates=30, dialogues=[traced(f"t{n}") for n in range(90)]
+    )
     return f"file://{write_report([folder])}"
 
 
@@ -111,7 +118,10 @@ def test_a_dialogue_shows_answers_grades_rewards_and_tokens(browser, report):
     tokens = cells[0].find_elements(By.CSS_SELECTOR, ".tok")
     assert [t.text.strip() for t in tokens] == ["two", "is", "it"]
     webdriver.ActionChains(browser).move_to_element(tokens[1]).perform()
-    assert cells[0].find_element(By.CSS_SELECTOR, ".tip").text == '" is": log-probability -2 (13.5%), value 0.2, advantage -1'
+    assert (
+        cells[0].find_element(By.CSS_SELECTOR, ".tip").text
+        == '" is": log-probability -2 (13.5%), value 0.2, advantage -1'
+    )
     assert "rgba" in tokens[1].get_attribute("style")
     no_complaints(browser)
 
@@ -148,7 +158,9 @@ def test_a_phone_and_a_dark_page(browser, report):
     browser.set_window_size(500, 800)  # Chromium's narrowest window
     try:
         open_page(browser, report)
-        wide = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        wide = browser.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         assert wide <= 0, "nothing sticks out"
         button = browser.find_element(By.CSS_SELECTOR, "nav button")
         before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
@@ -162,7 +174,7 @@ def test_a_phone_and_a_dark_page(browser, report):
 def test_headings_labels_and_contrast_serve_a_screen_reader(browser, report):
     open_page(browser, report)
     levels = [int(h.tag_name[1]) for h in browser.find_elements(By.CSS_SELECTOR, "h1, h2, h3, h4")]
-    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
     unnamed = browser.execute_script("""
         return [...document.querySelectorAll("button, input, select, textarea, [role=img]")].filter((e) => !(e.innerText || e.ariaLabel || e.labels?.length)).length""")
     assert unnamed == 0

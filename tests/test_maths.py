@@ -141,6 +141,8 @@ def test_gradients_of_log_probabilities_are_those_of_cross_entropy_and_logits_st
     assert torch.autograd.gradcheck(lambda x: maths.token_logprobs(x, torch.tensor([0, 5, 10]), 0.5), (small,))
     half = before[:, :1000].bfloat16().requires_grad_()
     (found,) = torch.autograd.grad(maths.token_logprobs(half, tokens % 1000).sum(), half)
-    (expected,) = torch.autograd.grad(-torch.nn.functional.cross_entropy(half.float(), tokens % 1000, reduction="sum"), half)
+    (expected,) = torch.autograd.grad(
+        -torch.nn.functional.cross_entropy(half.float(), tokens % 1000, reduction="sum"), half
+    )
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-2)

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from maporl.cli import app
+from maporl.cli_common import load_team_config
 from maporl.config import from_dict, load
-from maporl.play import Game, config_and_checkpoint, told
+from maporl.play import Game, told
 from maporl.recipes import tiny_version
 from maporl.report.read import read_run
 from maporl.run_checks import tasks_of
@@ -40,7 +41,10 @@ def test_a_person_takes_a_seat_and_is_graded_and_recorded(tmp_path, settings):
     [line] = (tmp_path / "run-played/dialogues.jsonl").read_text().splitlines()
     record = json.loads(line)
     own = [u for u in record["utterances"] if u["agent"] == "bob"]
-    assert [(u["text"], u["grade"]["correct"], u["trainable"]) for u in own] == [(wrong, False, False), (right, True, False)]
+    assert [(u["text"], u["grade"]["correct"], u["trainable"]) for u in own] == [
+        (wrong, False, False),
+        (right, True, False),
+    ]
     assert all("credit" in u["rewards"] and "score" in u["rewards"] for u in record["utterances"])
     others = [u for u in record["utterances"] if u["agent"] == "ann"]
     assert all(u["response_ids"] for u in others) and not any(u["response_ids"] for u in own)
@@ -81,7 +85,7 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path, settings):
 def test_a_runs_folder_brings_its_configuration_and_final_weights(tmp_path):
     (tmp_path / "run/final").mkdir(parents=True)
     (tmp_path / "run/config.yaml").write_text(Path(QUICK).read_text())
-    config, checkpoint = config_and_checkpoint(str(tmp_path / "run"), ["updates=3"], None)
+    config, checkpoint = load_team_config([str(tmp_path / "run"), "updates=3"], None, None, None)
     assert config.updates == 3 and checkpoint == tmp_path / "run/final"
     result = play(str(tmp_path))
     assert result.exit_code == 2 and "has no config.yaml; give a run's output_dir" in result.output

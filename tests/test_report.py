@@ -101,7 +101,10 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
         "ann (tiny llama, 2 layers) and bob (org/model, LoRA) play debate, 2 turns on toy_sum; after 4 updates."
     )
     # 7 questions both right, one half right: 7.5 of 10; Wilson of 7.5 of 10 by hand: 0.6806 -+ 0.2384
-    assert "were right 0.0% (0.0 to 27.8%) of the time before training and 75.0% (44.2 to 91.9%) after it: +75.0 points" in told["What it learned"]
+    assert (
+        "were right 0.0% (0.0 to 27.8%) of the time before training and 75.0% (44.2 to 91.9%) after it: +75.0 points"
+        in told["What it learned"]
+    )
     assert "The intervals do not overlap" in told["What it learned"]
     assert told["Does talking help?"].startswith("Yes: answers of the first turn are right 45.0%")
     assert "7 answers were corrected and 1 were spoiled" in told["Does talking help?"]
@@ -114,13 +117,18 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
     ]
     [table] = failed["groups"]
     assert table["title"] == "characters of the right answer"
-    assert [(r["name"], r["questions"], round(r["now"], 3), r["before"]) for r in table["rows"]] == [("1", 9, 0.833, 0.0), ("2", 1, 0.0, 0.0)]
+    assert [(r["name"], r["questions"], round(r["now"], 3), r["before"]) for r in table["rows"]] == [
+        ("1", 9, 0.833, 0.0),
+        ("2", 1, 0.0, 0.0),
+    ]
 
 
 def test_common_distances_of_wrong_numbers_are_named(tmp_path):
     off = [debate(f"q{n}", (("12", False), ("12", False)), (("12", False), ("12", False))) for n in range(4)]
     lines = failures(read_run(write_run(tmp_path / "run", after=off)))["lines"]
-    assert "Where a wrong answer is a whole number, it is most often off by 10 (100%)." in [line["text"] for line in lines]
+    assert "Where a wrong answer is a whole number, it is most often off by 10 (100%)." in [
+        line["text"] for line in lines
+    ]
 
 
 def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
@@ -135,7 +143,9 @@ def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
     held_out = next(s for s in accuracy["series"] if s["name"] == "turn 2, held out")
     assert held_out["values"] == [None, 0.3, None, 0.3] and held_out["held_out"]
     kl = by_title["KL to the reference"]
-    assert {s["name"]: s["values"] for s in kl["series"]} == {"ann": [0.01, 0.02, 0.03, 0.04], "bob": [None] * 4}, "NaN is no number"
+    assert {s["name"]: s["values"] for s in kl["series"]} == {"ann": [0.01, 0.02, 0.03, 0.04], "bob": [None] * 4}, (
+        "NaN is no number"
+    )
     assert {"Reward, by name", "Gradient norm", "Tokens per second", "Memory", "Seconds per update"} <= by_title.keys()
 
 
@@ -183,7 +193,18 @@ def test_a_report_is_written_beside_the_run_and_again_over_itself_but_over_nothi
     assert file == folder / "report.html" and write_report([folder]) == file
     content = data_of(file.read_text())
     assert content["recorded"] == 30 and len(content["dialogues"]) == 30
-    assert [d["when"] for d in content["dialogues"]] == ["after"] * 10 + ["before"] * 10 + [4, 4, 3, 3, 2, 2, 2, 1, 1, 1]
+    assert [d["when"] for d in content["dialogues"]] == ["after"] * 10 + ["before"] * 10 + [
+        4,
+        4,
+        3,
+        3,
+        2,
+        2,
+        2,
+        1,
+        1,
+        1,
+    ]
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>")
     with pytest.raises(RunError, match="exists and is no report of maporl; nothing was overwritten"):
@@ -201,12 +222,18 @@ def test_text_of_models_is_data_and_nothing_else(tmp_path):
     shown = data_of(page)["dialogues"][0]["said"][0]["text"]
     assert shown == HOSTILE.replace("\u202e", "\u27e6U+202E\u27e7").replace("\x1b", "\u241b")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#39;", "'")
-    assert "default-src 'none'" in policy and "'unsafe-inline'" not in policy.split("style-src")[0] and "connect-src 'none'" in policy
+    assert (
+        "default-src 'none'" in policy
+        and "'unsafe-inline'" not in policy.split("style-src")[0]
+        and "connect-src 'none'" in policy
+    )
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     hashes = re.findall(r"'sha256-([^']*)'", policy)
     import hashlib
 
-    assert [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts] == hashes, "no other script runs"
+    assert [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts] == hashes, (
+        "no other script runs"
+    )
     assert not re.search(r'(src|href)="(https?:)?//', page), "nothing is fetched"
 
 
@@ -315,18 +342,25 @@ def test_the_live_page_is_data_that_grow_with_the_run(live):
     page = httpx2.get(url)
     assert 'data-live="yes"' in page.text and "connect-src &#39;self&#39;" in page.text
     first = httpx2.get(f"{url}data")
-    assert first.json()["recorded"] == 12 and httpx2.get(f"{url}data", headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
+    assert (
+        first.json()["recorded"] == 12
+        and httpx2.get(f"{url}data", headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
+    )
     with (folder / "dialogues.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, **json.loads(to_json(AFTER[9]))}) + "\n")
     again = httpx2.get(f"{url}data", headers={"If-None-Match": first.headers["ETag"]})
-    assert again.status_code == 200 and again.json()["recorded"] == 13 and again.headers["ETag"] != first.headers["ETag"]
+    assert (
+        again.status_code == 200 and again.json()["recorded"] == 13 and again.headers["ETag"] != first.headers["ETag"]
+    )
 
 
 def test_the_live_page_is_for_this_machine_and_for_its_own_page(live):
     _, _, url = live
     assert url.startswith("http://127.0.0.1:")
     assert httpx2.get(f"{url}data", headers={"Host": "evil.example"}).status_code == 403
-    assert httpx2.get(f"{url}config.yaml").status_code == 404 and httpx2.get(f"{url}../../etc/passwd").status_code == 404
+    assert (
+        httpx2.get(f"{url}config.yaml").status_code == 404 and httpx2.get(f"{url}../../etc/passwd").status_code == 404
+    )
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     assert httpx2.post(f"{url}seat", content="number=1&text=x", headers=form).status_code == 403
 
@@ -356,7 +390,9 @@ def test_a_port_in_use_is_named(live, tmp_path):
 
 
 def test_the_terminal_shows_a_run_in_60_columns(tmp_path, monkeypatch):
-    folder = write_run(tmp_path / "run", dialogues=[debate(HOSTILE, (WRONG, RIGHT), (RIGHT, RIGHT), text=HOSTILE)], after=None)
+    folder = write_run(
+        tmp_path / "run", dialogues=[debate(HOSTILE, (WRONG, RIGHT), (RIGHT, RIGHT), text=HOSTILE)], after=None
+    )
     monkeypatch.setenv("COLUMNS", "60")
     result = CliRunner().invoke(app, ["watch", str(folder), "--tui"])
     assert result.exit_code == 0, result.output
@@ -376,7 +412,10 @@ def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(webbrowser, "get", none)
     cli._open("http://127.0.0.1:1/", True)
-    assert capsys.readouterr().out.split("\n")[:2] == ["http://127.0.0.1:1/", "no browser was found here; open the address in one on this machine"]
+    assert capsys.readouterr().out.split("\n")[:2] == [
+        "http://127.0.0.1:1/",
+        "no browser was found here; open the address in one on this machine",
+    ]
 
 
 def test_a_live_page_has_no_data_and_a_written_one_no_address(tmp_path):

@@ -11,7 +11,6 @@ import uuid
 import pytest
 import torch
 from safetensors.torch import load_file
-
 from test_distributed import ARGS, ROOT, WORKER, launch
 
 HOSTS = ("10.213.77.1", "10.213.77.2", "10.213.77.3")

@@ -225,7 +225,10 @@ def loaded():
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 SERVED = pytest.param("server", marks=pytest.mark.skipif(not URL, reason="MAPORL_TEST_VLLM_URL names no vLLM server"))
 COLOCATED = pytest.param(
-    "colocated", marks=pytest.mark.skipif(not (HAS_VLLM and MODEL), reason="needs vLLM in this environment, and MAPORL_TEST_VLLM_MODEL")
+    "colocated",
+    marks=pytest.mark.skipif(
+        not (HAS_VLLM and MODEL), reason="needs vLLM in this environment, and MAPORL_TEST_VLLM_MODEL"
+    ),
 )
 
 

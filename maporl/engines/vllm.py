@@ -104,7 +104,9 @@ class VLLMEngine:
         self._servers: dict[str, Server] = {url: _Remote(url, self._section_of(url)) for url in urls}
         here = {name: s.colocate for name, s in self.sections.items() if s.colocate is not None}
         if len(set(here.values())) > 1:
-            raise ConfigError(f"policies {', '.join(here)}: vllm.colocate differs, and there is one vLLM in this process")
+            raise ConfigError(
+                f"policies {', '.join(here)}: vllm.colocate differs, and there is one vLLM in this process"
+            )
         if here:
             from maporl.engines.vllm_here import Here
 
@@ -138,7 +140,9 @@ class VLLMEngine:
         with ThreadPoolExecutor(len(by_server)) as pool:
             for url, found in zip(by_server, pool.map(ask, by_server), strict=True):
                 answers |= dict(zip(by_server[url], found, strict=True))
-        return [reply_of(r, v, p, answers[i]) for i, (r, v, p) in enumerate(zip(requests, voices, prompts, strict=True))]
+        return [
+            reply_of(r, v, p, answers[i]) for i, (r, v, p) in enumerate(zip(requests, voices, prompts, strict=True))
+        ]
 
     def start(self) -> None:
         """Send every policy's weights, and see whom one talks to; at the first answer, unless done before."""

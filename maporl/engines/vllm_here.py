@@ -31,7 +31,9 @@ class Here:
         base: Any = base_of(policies[0].model)
         ranks = [config.r for p in policies for config in getattr(p.model, "peft_config", {}).values()]
         # vLLM knows a few ranks only, and takes adapters up to the one it is given
-        highest = next((r for r in (8, 16, 32, 64, 128, 256, 320, 512) if r >= max(ranks, default=1)), max(ranks, default=1))
+        highest = next(
+            (r for r in (8, 16, 32, 64, 128, 256, 320, 512) if r >= max(ranks, default=1)), max(ranks, default=1)
+        )
         options: dict[str, Any] = {
             "model": base.config._name_or_path,
             "dtype": str(base.dtype).removeprefix("torch."),
@@ -64,7 +66,10 @@ class Here:
         )  # fmt: skip
         found = [output.outputs[0] for output in outputs]
         return [
-            Sampled(list(one.token_ids), [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)])
+            Sampled(
+                list(one.token_ids),
+                [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)],
+            )
             for one in found
         ]
 

@@ -25,13 +25,15 @@ class Series:
 
 @dataclass
 class Chart:
-    """Lines over the same updates. ``share``: the axis goes from 0 to 1; ``about`` says in words what is drawn."""
+    """Lines over the same updates. ``share``: numbers are shares, shown in %; ``whole``: the axis goes from 0 to 1. ``about`` says in
+    words what is drawn."""
 
     title: str
     about: str
     steps: list[int]
     series: list[Series]
     share: bool = False
+    whole: bool = False
     id: str = ""
 
 
@@ -43,7 +45,6 @@ class Panel:
     about: str
     pattern: str
     share: bool = False
-    scale: float = 1.0
     label: Callable[[str], str] = field(default=lambda name: name.replace("_", " "))
 
 
@@ -66,6 +67,7 @@ PANELS = [
     Panel("Seconds per update", "By phase.", r"time/(.+)"),
     Panel("Memory", "Peak of this process, in GiB.", r"memory/(peak)"),
 ]  # fmt: skip
+WHOLE = ("accuracy", "majority", "agreement", "finished")
 COMPARED = {
     "Final turn, held out": r"eval_accuracy/turn_(\d+)",
     "Final turn, in training": r"accuracy/turn_(\d+)",
@@ -86,48 +88,54 @@ def charts(run: Run) -> list[dict[str, Any]]:
                 one.low, one.high = _intervals(run, one.values, steps, held)
             series.append(one)
         if series:
-            found.append(Chart(panel.title, panel.about, steps, series, panel.share))
+            found.append(Chart(panel.title, panel.about, steps, series, panel.share, panel.pattern.startswith(WHOLE)))
     return [_numbered(chart) for chart in found]
 
 
 def compared(runs: list[Run]) -> list[dict[str, Any]]:
     """Charts that have a line for each run; policies' numbers are averaged over the policies of a run."""
+    named = list(zip(unique_names(runs), runs, strict=True))
     found = []
-    names = unique_names(runs)
     for title, pattern in COMPARED.items():
-        lines = []
-        for run in runs:
-            turns = [(int(m[1]), held, name) for held, name, m in _matching(run.metrics, pattern) if not held or "eval" in pattern]
-            if turns:
-                lines.append((run, [max(turns)[2]]))
-        found.append(_compare(title, "Share of answers, or votes, that are right.", lines, names, runs, True))
+        about = "Share of answers, or votes, that are right."
+        found.append(_compare(title, about, [(n, run, _last_turn(run, pattern)) for n, run in named], True, True))
     for panel in PANELS:
         if panel.pattern.startswith("(.+)/") or panel.title in ("Tokens per second", "Memory"):
-            lines = [(run, [n for _, n, _ in _matching(run.metrics, panel.pattern)]) for run in runs]
-            found.append(_compare(panel.title, f"{panel.about.replace(', by policy', '')} Mean over policies.", lines, names, runs, panel.share))
-    lines = [(run, ["reward/score"]) for run in runs]
-    found.append(_compare("Reward", "Mean score of an utterance.", lines, names, runs, False))
+            about = f"{panel.about.replace(', by policy', '')} Mean over policies."
+            lines = [(n, run, [key for _, key, _ in _matching(run.metrics, panel.pattern)]) for n, run in named]
+            found.append(_compare(panel.title, about, lines, panel.share))
+    lines = [(n, run, ["reward/score"]) for n, run in named]
+    found.append(_compare("Reward", "Mean score of an utterance.", lines))
     return [_numbered(chart) for chart in found if chart.series]
 
 
 def unique_names(runs: list[Run]) -> list[str]:
     """A name for each run: its folder's, with as many parents as it takes to tell them apart."""
-    for parts in range(1, 12):
-        names = ["/".join(run.folder.resolve().parts[-parts:]) for run in runs]
+    paths = [run.folder.resolve().parts for run in runs]
+    for parts in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-parts:]) for path in paths]
         if len(set(names)) == len(names):
-            break
-    return names
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # one run, given twice
 
 
-def _compare(title: str, about: str, lines: list[tuple[Run, list[str]]], names: list[str], runs: list[Run], share: bool) -> Chart:
-    steps = sorted({r["step"] for run, keys in lines for r in run.metrics if any(k in r for k in keys)})
+def _last_turn(run: Run, pattern: str) -> list[str]:
+    held_out = pattern.startswith("eval_")
+    turns = [(int(m[1]), key) for held, key, m in _matching(run.metrics, pattern) if held == held_out]
+    return [max(turns)[1]] if turns else []
+
+
+def _compare(
+    title: str, about: str, lines: list[tuple[str, Run, list[str]]], share: bool = False, whole: bool = False
+) -> Chart:
+    steps = sorted({r["step"] for _, run, keys in lines for r in run.metrics if any(k in r for k in keys)})
     series = []
-    for run, keys in lines:
+    for name, run, keys in lines:
         each = [_series(run, key, steps, "", False).values for key in keys]
         means = [_mean(column) for column in zip(*each, strict=True)]
         if any(value is not None for value in means):
-            series.append(Series(names[runs.index(run)], means))
-    return Chart(title, about, steps, series, share)
+            series.append(Series(name, means))
+    return Chart(title, about, steps, series, share, whole)
 
 
 def _mean(values: tuple[float | None, ...]) -> float | None:
@@ -155,7 +163,8 @@ def finite(value: Any) -> float | None:
 def _intervals(run: Run, values: Numbers, steps: list[int], held_out: bool) -> tuple[Numbers, Numbers]:
     """95% Wilson intervals over the questions of each update."""
     if held_out:
-        questions = dict.fromkeys(steps, (run.config.get("evaluation") or {}).get("questions") or 0)
+        wanted = (run.config.get("evaluation") or {}).get("questions") or 0
+        questions = dict.fromkeys(steps, min(wanted, (run.before or {}).get("questions", wanted)))
     else:
         episodes = {r["step"]: r["episode"] for r in run.metrics if "episode" in r}
         questions = {s: int(episodes[s] - episodes.get(s - 1, 0)) for s in episodes if s - 1 in episodes or s == 1}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli_common import known_errors, quiet_libraries
+from maporl.cli_common import known_errors, load_team_config, quiet_libraries
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The output_dir of a run.")]
 Port = Annotated[int, typer.Option("--port", help="Port of the page on 127.0.0.1; 0: any that is free.")]
@@ -56,16 +56,23 @@ def watch(
 def play(
     values: Annotated[
         list[str],
-        typer.Argument(metavar="CONFIG [KEY=VALUE]...", help="A YAML file, a recipe or a run's folder, and values to override."),
+        typer.Argument(
+            metavar="CONFIG [KEY=VALUE]...", help="A YAML file, a recipe or a run's folder, and values to override."
+        ),
     ],
-    person: Annotated[str | None, typer.Option("--as", help="Whose seat you take; by default the first agent's.", show_default=False)] = None,
+    person: Annotated[
+        str | None, typer.Option("--as", help="Whose seat you take; by default the first agent's.", show_default=False)
+    ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="A checkpoint-N or final folder for the others.", show_default=False)
+        Path | None,
+        typer.Option("--checkpoint", help="A checkpoint-N or final folder for the others.", show_default=False),
     ] = None,
     questions: Annotated[int, typer.Option("--questions", "-n", min=1, help="Dialogues to play.")] = 1,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for what is played; by default the run's with -played.", show_default=False),
+        typer.Option(
+            "--output", "-o", help="Folder for what is played; by default the run's with -played.", show_default=False
+        ),
     ] = None,
     page: Annotated[bool, typer.Option("--page", help="Play in a browser instead of here.")] = False,
     port: Port = 8600,
@@ -75,10 +82,10 @@ def play(
     with known_errors():
         quiet_libraries()
         from maporl.engines.human import SeatLeft
-        from maporl.play import Game, config_and_checkpoint, told
+        from maporl.play import Game, told
         from maporl.report.live import LivePage, PageSeat
 
-        config, checkpoint = config_and_checkpoint(values[0], values[1:], checkpoint)
+        config, checkpoint = load_team_config(values, None, None, checkpoint)
         folder = output or Path(f"{config.output_dir}-played")
         seat = PageSeat() if page else None
         game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, _line)))
@@ -86,7 +93,9 @@ def play(
         if served is not None:
             threading.Thread(target=served.serve_forever, daemon=True).start()
             _open(served.url, browser)
-        typer.echo(f"You are {game.person}, beside {', '.join(n for n in config.agents if n != game.person) or 'nobody'}.")
+        typer.echo(
+            f"You are {game.person}, beside {', '.join(n for n in config.agents if n != game.person) or 'nobody'}."
+        )
         try:
             for dialogue in game.play(questions):
                 typer.echo(told(dialogue))

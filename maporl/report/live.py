@@ -103,7 +103,9 @@ class LivePage(ThreadingHTTPServer):
 
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jsonl", ".yaml") or path.name == "final")
+    files = sorted(
+        path for path in folder.iterdir() if path.suffix in (".json", ".jsonl", ".yaml") or path.name == "final"
+    )
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
@@ -153,7 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _say(self) -> None:
         seat, length = self.server.seat, self.headers.get("Content-Length", "")
-        if seat is None or self.headers.get("Content-Type") != "application/json":  # forms of other sites cannot send that
+        if (
+            seat is None or self.headers.get("Content-Type") != "application/json"
+        ):  # forms of other sites cannot send that
             return self._send(HTTPStatus.FORBIDDEN, b"expected JSON, from this page")
         if not length.isdigit() or int(length) > LONGEST_ANSWER:
             return self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"an answer has at most 65536 bytes")
@@ -167,9 +171,17 @@ class _Handler(BaseHTTPRequestHandler):
         taken = seat.say(number, text)
         return self._send(HTTPStatus.OK if taken else HTTPStatus.CONFLICT, b"{}", "application/json")
 
-    def _send(self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8", **headers: str) -> None:
+    def _send(
+        self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8", **headers: str
+    ) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **headers}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)

@@ -95,7 +95,9 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _flat(content: Any, at: str = "") -> dict[str, str]:
     if isinstance(content, dict):
-        return {k: v for name, own in content.items() for k, v in _flat(own, f"{at}.{name}" if at else str(name)).items()}
+        return {
+            k: v for name, own in content.items() for k, v in _flat(own, f"{at}.{name}" if at else str(name)).items()
+        }
     return {at: json.dumps(content, ensure_ascii=False)}
 
 
@@ -103,14 +105,14 @@ def render(runs: Sequence[Run], live: bool = False, most: int = MOST) -> str:
     """The HTML page. ``live``: the data are not in it; it asks ``data`` beside it for them, again and again."""
     content = payload(runs, 0 if live else most)
     packed = b"" if live else gzip.compress(as_json(content), mtime=0)
-    scripts = [Markup(_asset(name)) for name in SCRIPTS]  # noqa: S704
+    scripts = [Markup(_asset(name)) for name in SCRIPTS]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     connect = "'self'" if live else "'none'"
     return _template().render(
         title=content["title"],
         generator=GENERATOR,
         scripts=scripts,
-        styles=[Markup(_asset(name)) for name in STYLES],  # noqa: S704
+        styles=[Markup(_asset(name)) for name in STYLES],
         policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; connect-src {connect}; form-action 'none'; base-uri 'none'",
         data=base64.b64encode(packed).decode(),
         live=live,

@@ -66,7 +66,9 @@ def _records(file: Path, needed: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         for number, record in enumerate(whole_lines(file), 1):
             missing = [key for key in needed if not isinstance(record, dict) or key not in record]
             if missing:
-                raise RunError(f"{file}: line {number} has no {missing[0]!r}; it was not written by this version of maporl")
+                raise RunError(
+                    f"{file}: line {number} has no {missing[0]!r}; it was not written by this version of maporl"
+                )
             yield record
     except ValueError as error:  # names file and line
         raise RunError(str(error)) from None

@@ -30,7 +30,9 @@ def failures(run: Run) -> dict[str, Any]:
     if not last:
         return {"scope": "", "when": when, "lines": [], "groups": []}
     lines = _failure_lines(last)
-    earlier = {r["example"].get("id"): r for w, r in run.dialogues if w == "before" and graded(r)} if when == "after" else {}
+    earlier = (
+        {r["example"].get("id"): r for w, r in run.dialogues if w == "before" and graded(r)} if when == "after" else {}
+    )
     return {"scope": scope, "when": when, "lines": lines, "groups": _groups(last, earlier)}
 
 
@@ -104,21 +106,42 @@ def _failure_lines(records: list[dict[str, Any]]) -> list[dict[str, str]]:
     some = sum(0 < sum(u["grade"]["correct"] for u in final) < len(final) for final in finals)
     declined = sum(_declined(r) for r in records)
     wrong = [(r, u) for r, final in zip(records, finals, strict=True) for u in final if not u["grade"]["correct"]]
-    lines = [{"text": f"Nobody is right at the end on {nobody} of {total} questions ({nobody / total:.0%}).", "flag": "wrong"}]
+    lines = [
+        {
+            "text": f"Nobody is right at the end on {nobody} of {total} questions ({nobody / total:.0%}).",
+            "flag": "wrong",
+        }
+    ]
     if some:
-        lines.append({"text": f"On {some} ({some / total:.0%}) one agent is right at the end and another wrong.", "flag": "some"})
+        lines.append(
+            {"text": f"On {some} ({some / total:.0%}) one agent is right at the end and another wrong.", "flag": "some"}
+        )
     if declined:
-        lines.append({"text": f"On {declined} ({declined / total:.0%}) an agent gave up a right answer on the way.", "flag": "declined"})
+        lines.append(
+            {
+                "text": f"On {declined} ({declined / total:.0%}) an agent gave up a right answer on the way.",
+                "flag": "declined",
+            }
+        )
     if wrong:
         unread = sum(u["grade"]["answer"] is None for _, u in wrong)
         cut = sum(u.get("stop") == "length" for _, u in wrong)
         if unread:
-            lines.append({"text": f"Of {len(wrong)} wrong last answers, {unread} ({unread / len(wrong):.0%}) could not be read.", "flag": "unread"})
+            lines.append(
+                {
+                    "text": f"Of {len(wrong)} wrong last answers, {unread} ({unread / len(wrong):.0%}) could not be read.",
+                    "flag": "unread",
+                }
+            )
         if cut:
-            lines.append({"text": f"{cut} of them ({cut / len(wrong):.0%}) were cut off at the length limit.", "flag": "cut"})
+            lines.append(
+                {"text": f"{cut} of them ({cut / len(wrong):.0%}) were cut off at the length limit.", "flag": "cut"}
+            )
         off = _offsets(wrong)
         if off:
-            lines.append({"text": f"Where a wrong answer is a whole number, it is most often off by {off}.", "flag": "wrong"})
+            lines.append(
+                {"text": f"Where a wrong answer is a whole number, it is most often off by {off}.", "flag": "wrong"}
+            )
     return lines
 
 
@@ -155,7 +178,13 @@ def _groups(records: list[dict[str, Any]], earlier: dict[Any, dict[str, Any]]) -
 
     def length(record: dict[str, Any]) -> str:
         own = len(record["example"].get("question", ""))
-        return f"up to {bounds[0]}" if own <= bounds[0] else f"up to {bounds[1]}" if own <= bounds[1] else f"over {bounds[1]}"
+        return (
+            f"up to {bounds[0]}"
+            if own <= bounds[0]
+            else f"up to {bounds[1]}"
+            if own <= bounds[1]
+            else f"over {bounds[1]}"
+        )
 
     properties = {
         "kind": kind_of,
@@ -180,7 +209,14 @@ def _row(name: str, records: list[dict[str, Any]], earlier: dict[Any, dict[str, 
     before = _right(known) if known else None
     now = _right(records)
     low, high = now.interval()
-    return {"name": name, "questions": len(records), "now": now.value, "low": low, "high": high, "before": None if before is None else before.value}
+    return {
+        "name": name,
+        "questions": len(records),
+        "now": now.value,
+        "low": low,
+        "high": high,
+        "before": None if before is None else before.value,
+    }
 
 
 def _right(records: list[dict[str, Any]]) -> Share:
@@ -211,10 +247,19 @@ def _model(section: dict[str, Any]) -> str:
         tiny = section["tiny"]
         what = f"tiny {tiny.get('architecture', 'llama')}, {tiny.get('layers', 2)} layers"
     else:
-        what = str(section.get("model") or (section.get("api") or {}).get("model") or f"speaks with {section.get('policy')}'s weights")
+        what = str(
+            section.get("model")
+            or (section.get("api") or {}).get("model")
+            or f"speaks with {section.get('policy')}'s weights"
+        )
     return what + (", LoRA" if section.get("lora") else "") + ("" if section.get("trainable", True) else ", frozen")
 
 
 def _last_turn(run: Run, prefix: str) -> str:
-    turns = [int(k.removeprefix(prefix)) for r in run.metrics for k in r if k.startswith(prefix) and k.removeprefix(prefix).isdigit()]
+    turns = [
+        int(k.removeprefix(prefix))
+        for r in run.metrics
+        for k in r
+        if k.startswith(prefix) and k.removeprefix(prefix).isdigit()
+    ]
     return f"{prefix}{max(turns, default=1)}"

@@ -1,6 +1,7 @@
 """A run in a terminal: its numbers, their course, and the last dialogue."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Group
@@ -29,7 +30,11 @@ def frame(run: Run, width: int) -> Group:
             last = next((v for v in reversed(series["values"]) if v is not None), None)
             if last is not None:
                 name = series["name"] if len(chart["series"]) > 1 else chart["title"].lower()
-                table.add_row(name, f"{last:.1%}" if chart["share"] else f"{last:.4g}", sparkline(series["values"], max(8, width // 3), chart["share"]))
+                table.add_row(
+                    name,
+                    f"{last:.1%}" if chart["share"] else f"{last:.4g}",
+                    sparkline(series["values"], max(8, width // 3), chart["share"]),
+                )
     if table.row_count:
         parts.append(table)
     played = [(when, record) for when, record in run.dialogues if isinstance(when, int)]
@@ -50,7 +55,7 @@ def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool 
         return ""
     width = min(width, len(known))
     cuts = [len(known) * i // width for i in range(width + 1)]
-    means = [sum(known[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(cuts)]
     low, high = (0.0, 1.0) if share else (min(means), max(means))
     span = (high - low) or 1.0
     return "".join(BLOCKS[min(len(BLOCKS) - 1, int((m - low) / span * len(BLOCKS)))] for m in means)

@@ -35,8 +35,8 @@
       const axis = { stroke: fg, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
       const options = {
         width: place.current.clientWidth, height: 220, legend: { show: false }, series, bands,
-        scales: { x: { time: false }, y: chart.share ? { range: [0, 1] } : {} },
-        axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => (chart.share ? Math.round(100 * t) + "%" : short(t))) }],
+        scales: { x: { time: false }, y: chart.whole ? { range: [0, 1] } : {} },
+        axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => (chart.share ? +(100 * t).toFixed(1) + "%" : short(t))) }],
         cursor: { sync: { key: "updates" }, points: { size: 6 }, drag: { x: true, y: false } },
         hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)] },
       };
@@ -89,9 +89,9 @@
 
   const Interval = ({ share }) => share && share.value != null ? html`${percent(share.value)} <span class="quiet">${(100 * share.low).toFixed(1)}–${(100 * share.high).toFixed(1)}</span>` : "–";
 
-  function Run({ run, level, show }) {
+  function Run({ run, level, show, children }) {
     const Title = level;
-    return html`${run.story.length > 0 && html`<div class="story">${run.story.map((part) => html`<section><${Title}>${part.title}<//><p>${part.text}</p></section>`)}</div>`}
+    return html`<div class="top"><div class="story">${run.story.map((part) => html`<section><${Title}>${part.title}<//><p>${part.text}</p></section>`)}</div>${children}</div>
       ${run.results.length > 0 && html`<details><summary>Held-out accuracy by turn and agent, with 95% intervals</summary><div class="scroll"><table>
         <thead><tr><th scope="col">turn</th><th scope="col">who</th><th scope="col">before</th><th scope="col">after</th></tr></thead>
         <tbody>${run.results.map((r) => html`<tr><td>${r.turn}</td><th scope="row">${r.who}</th><td><${Interval} share=${r.before} /></td><td><${Interval} share=${r.after} /></td></tr>`)}</tbody></table></div></details>`}
@@ -275,15 +275,16 @@
     const show = (flag, when) => { setView({ ...view, flags: [flag], when, words: "", kind: "" }); document.getElementById("dialogues").scrollIntoView(); };
     const turn = () => { const next = theme === "dark" ? "light" : "dark"; remembered.set("maporl-theme", next); setTheme(next); };
     const one = data.runs.length === 1;
+    const drawn = (chart) => html`<${Chart} key=${chart.id} chart=${chart} dark=${theme === "dark"} />`;
     const to = (id) => (event) => { event.preventDefault(); document.getElementById(id)?.scrollIntoView(); };
     return html`<header><h1>${data.title}${live && html` <span class=${lost ? "wrong" : "live"} role="status">${lost ? "connection lost" : "live"}</span>`}</h1>
         <nav aria-label="Parts of the page"><a href="#charts" onClick=${to("charts")}>Charts</a>${one && data.runs[0].flips.length > 0 && html`<a href="#flips" onClick=${to("flips")}>Changes of mind</a>`}<a href="#dialogues" onClick=${to("dialogues")}>Dialogues</a><button onClick=${turn}>${theme === "dark" ? "light" : "dark"}</button></nav></header>
       <main>
         ${live && html`<${Seat} />`}
-        ${one ? html`<${Run} run=${data.runs[0]} level="h2" show=${show} />` : data.runs.map((run) => html`<section><h2>${run.name}</h2><${Run} run=${run} level="h3" show=${show} /></section>`)}
+        ${one ? html`<${Run} run=${data.runs[0]} level="h2" show=${show}>${data.charts.slice(0, 1).map(drawn)}<//>` : data.runs.map((run) => html`<section><h2>${run.name}</h2><${Run} run=${run} level="h3" show=${show} /></section>`)}
         ${data.differences.length > 0 && html`<section><h2>What differs in the configurations</h2><div class="scroll"><table><thead><tr><th scope="col">key</th>${data.runs.map((r) => html`<th scope="col">${r.name}</th>`)}</tr></thead>
           <tbody>${data.differences.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></section>`}
-        <section id="charts" aria-label="Charts"><h2>Over the updates</h2>${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${data.charts.map((chart) => html`<${Chart} key=${chart.id} chart=${chart} dark=${theme === "dark"} />`)}</div></section>
+        <section id="charts" aria-label="Charts"><h2>Over the updates</h2>${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${data.charts.slice(one ? 1 : 0).map(drawn)}</div></section>
         ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changes of mind"><h2>Changes of mind between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
         <${Dialogues} data=${data} view=${view} setView=${setView} />
         ${data.runs.filter((r) => r.config).map((r) => html`<details><summary>Configuration${one ? "" : " of " + r.name}</summary><pre>${r.config}</pre></details>`)}

@@ -1,0 +1,105 @@
+"""The code of the documentation runs, its commands exist, and every metric of a run is defined."""
+
+import contextlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import typer
+import yaml
+
+from maporl.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    from maporl.advantages import BASELINES
+    from maporl.protocols import PROTOCOLS
+    from maporl.rewards.rules import RULES
+    from maporl.tasks import TASKS
+
+    for registry in (BASELINES, PROTOCOLS, RULES, TASKS):  # what a page adds is gone after it
+        for name, value in dict(registry).items():
+            monkeypatch.setitem(registry, name, value)
+    known = [(registry, set(registry)) for registry in (BASELINES, PROTOCOLS, RULES, TASKS)]
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks(page, "python"))
+    file = tmp_path / f"{page.stem}_page.py"
+    file.write_text(code)
+    names = {"__name__": "__page__", "__file__": str(file)}
+    try:
+        exec(compile(code, str(file), "exec"), names)
+    finally:
+        for registry, before in known:
+            for name in set(registry) - before:
+                del registry[name]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda p: p.stem)
+def test_the_commands_of_a_page_exist_with_their_options(page):
+    command = typer.main.get_command(app)
+    for block in blocks(page, "bash"):
+        for line in re.sub(r"\\\n\s*", " ", block).split("\n"):
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words.pop(0)
+            if words[:1] == ["maporl"] and "..." not in words:
+                _parse(command, words[1:])
+
+
+def _parse(command, words):
+    context = click.Context(command, info_name="maporl")
+    while isinstance(command, click.Group):
+        name, command, words = command.resolve_command(context, words)
+        assert command is not None, name
+        context = click.Context(command, info_name=name, parent=context)
+    with contextlib.suppress(click.exceptions.Exit):  # of --help and the like
+        command.parse_args(context, list(words))
+
+
+def test_every_page_is_in_the_navigation():
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert yaml.safe_load(config)["strict"] is True
+    for page in PAGES:
+        assert str(page.relative_to(ROOT / "docs")) in config, page
+
+
+def test_every_metric_of_a_run_is_defined(tmp_path):
+    from maporl import run
+    from maporl.config import from_dict
+
+    config = from_dict(
+        {
+            "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum", "largest": 9}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}},
+            "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"}, "updates": 1, "ppo": {"response_length": 4, "target_kl": 1.0},
+            "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True, "eval_steps": 1},
+            "reward": {"penalties": {}, "bonus": {"alpha": [1.0, 1.0, 1.0, 1.0]}}, "evaluation": {"questions": 4},
+        }
+    )  # fmt: skip
+    run.train(config, resume=False, quiet=True)
+    names = {k for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() for k in json.loads(line)}
+    first_column = [
+        line.split("|")[1] for line in (ROOT / "docs/metrics.md").read_text().split("\n") if line.startswith("| `")
+    ]
+    patterns = [re.escape(name) for column in first_column for name in re.findall(r"`([^`]+)`", column)]
+    for word, pattern in (
+        ("POLICY", "[^/]+"),
+        ("AGENT", "[^/]+"),
+        ("NAME", ".+"),
+        (r"\.\.\.", ".+"),
+        ("turn_N", r"turn_\d+"),
+        ("N_to_M", r"\d+_to_\d+"),
+    ):
+        patterns = [p.replace(word, pattern) for p in patterns]
+    undefined = [name for name in names if not any(re.fullmatch(f"(eval_)?{p}", name) for p in patterns)]
+    assert not undefined, sorted(undefined)

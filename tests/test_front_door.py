@@ -1,0 +1,106 @@
+"""The command line as a page, doctor, the schema of configurations."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from maporl import __version__
+from maporl.cli import app
+from maporl.config import json_schema
+from maporl.doctor import FEATURES, examine
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_help_reads_like_a_page():
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100", "TERM": "dumb"})
+    assert result.exit_code == 0
+    for words in (
+        "Train teams of language models",
+        "maporl train configs/ppo/quickstart.yaml",
+        "Look and play",
+        "Share and set up",
+        "Exit status: 0 done",
+    ):
+        assert words in result.output, words
+    where = [result.output.index(word) for word in ("│ train ", "│ watch ", "│ push ")]
+    assert where == sorted(where)
+    assert CliRunner().invoke(app, ["--version"]).output == f"{__version__}\n"
+
+
+def test_help_and_import_take_less_than_a_second():
+    for command in (["-m", "maporl", "--help"], ["-c", "import maporl"]):
+        best = min(_seconds([sys.executable, *command]) for _ in range(3))
+        assert best < 1.0, (command, best)
+
+
+def _seconds(command):
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    return time.perf_counter() - started
+
+
+def test_no_colour_off_a_terminal_and_none_where_it_is_unwanted():
+    for variables in ({}, {"NO_COLOR": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "maporl", "doctor"],
+            capture_output=True,
+            text=True,
+            env={**__import__("os").environ, **variables},
+        )
+        assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr, done.stderr
+
+
+def test_doctor_names_what_is_missing_and_the_command(monkeypatch):
+    import importlib.util
+
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in {p for _, p, _ in FEATURES} else known(name, *rest),
+    )
+    found = {finding.what: finding for finding in examine()}
+    for what, _, extra in FEATURES:
+        assert found[what].state == "missing" and f"pip install 'maporl[{extra}]'" in found[what].detail
+    assert found["torch"].state == found["python"].state == "fine" and "cores" in found["processor"].detail
+
+
+def test_doctor_ends_with_1_where_a_package_is_broken(monkeypatch):
+    from maporl import doctor
+
+    known = doctor.importlib.import_module
+
+    def broken(name, *rest):
+        if name == "peft":
+            raise ImportError("libfoo.so: cannot open shared object file")
+        return known(name, *rest)
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1 and "libfoo.so" in result.output
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("configs/ppo/**/*.yaml")), ids=lambda f: f.stem)
+def test_every_configuration_satisfies_the_schema(file):
+    jsonschema.validate(yaml.safe_load(file.read_text()), json_schema())
+
+
+def test_the_schema_refuses_what_the_reader_refuses():
+    for values in (
+        {"updates": "many"},
+        {"agents": {"ann": {"modle": "x"}}},
+        {"unknown": 1},
+        {"ppo": {"kl_in": "nowhere"}},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(values, json_schema())
+    printed = CliRunner().invoke(app, ["schema"])
+    assert json.loads(printed.output) == json_schema()

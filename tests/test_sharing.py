@@ -1,0 +1,193 @@
+"""A trained team leaves the machine and comes back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from maporl import Team
+from maporl.agents import load_tokenizers
+from maporl.cli import app
+from maporl.config import from_dict, to_yaml
+from maporl.report.read import RunError
+from maporl.run import train
+from maporl.sharing import load_team, push
+
+LETTERS = "0123456789+=;"
+SHORT = {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"}
+
+
+def trained(folder, agents):
+    config = from_dict(
+        {
+            "output_dir": str(folder), "task": {"name": "toy_sum", "largest": 9}, "agents": agents, "updates": 1,
+            "protocol": SHORT, "ppo": {"response_length": 4, "num_ppo_epochs": 1}, "evaluation": {"questions": 8},
+            "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-2},
+        }
+    )  # fmt: skip
+    train(config, resume=False, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a small model as one would have it from the hub, and its tokenizer."""
+    from maporl.sections import TinySection
+    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+
+    torch.manual_seed(3)
+    section, folder = (
+        TinySection(alphabet="".join(sorted({*LETTERS, *map(chr, range(97, 123)), " ", ".", "?", ":", "A", "\n"}))),
+        tmp_path_factory.mktemp("base"),
+    )
+    tokenizer = build_tiny_tokenizer(section)
+    build_tiny_model(section, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, saved):
+    """A tiny model, a whole model read from a folder, and two LoRA agents on that folder's model."""
+    lora = {"r": 4, "target_modules": "all-linear"}
+    agents = {
+        "ann": {"tiny": {"alphabet": LETTERS}, "policy_per": "turn"}, "bob": {"model": saved},
+        "cat": {"model": saved, "lora": lora}, "dan": {"model": saved, "lora": lora},
+    }  # fmt: skip
+    return trained(tmp_path_factory.mktemp("runs") / "run", agents)
+
+
+def test_a_team_comes_back_as_it_was_trained(run, saved):
+    team = Team.from_pretrained(run)
+    assert list(team.agents) == ["ann", "bob", "cat", "dan"]
+    assert set(team.policies) == {"ann-turn1", "ann-turn2", "bob", "cat", "dan"}
+    from safetensors.torch import load_file
+
+    for name in ("ann-turn1", "ann-turn2", "bob"):
+        written, own = load_file(run / f"final/{name}/model.safetensors"), team.policies[name].model.state_dict()
+        assert written and all(torch.equal(value, own[key]) for key, value in written.items()), name
+    for name in ("cat", "dan"):
+        written = load_file(run / f"final/{name}/adapter_model.safetensors")
+        own = {
+            k.replace(f".{name}.", "."): v
+            for k, v in team.policies[name].model.state_dict().items()
+            if f".{name}." in k
+        }
+        assert {k.split("base_model.model.")[-1] for k in written} == {k.split("base_model.model.")[-1] for k in own}
+        assert all(torch.equal(v, own[k]) for k, v in written.items())
+    assert team.policies["cat"].model is team.policies["dan"].model, "one base"
+    assert team.policies["bob"].model.config._name_or_path == str(run / "final/bob"), "whole models need no base"
+
+
+def test_a_whole_model_needs_its_base_no_more(tmp_path, saved):
+    import shutil
+
+    base = tmp_path / "base"
+    shutil.copytree(saved, base)
+    folder = trained(tmp_path / "run", {"bob": {"model": str(base)}})
+    shutil.rmtree(base)
+    assert load_team(folder).policies["bob"].model.num_parameters() > 0
+
+
+def test_the_team_trains_on(run, tmp_path):
+    from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer
+
+    args = MultiAgentPPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, total_episodes=4, response_length=4, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    MultiAgentPPOTrainer(
+        args,
+        Team.from_pretrained(run),
+        Arithmetic(largest=9),
+        Debate(turns=2, later="{others};{question}", quote="{text}", separator=";"),
+    ).train()
+
+
+def test_a_dry_run_says_what_would_be_pushed(run):
+    result = CliRunner().invoke(app, ["report", str(run)])
+    assert result.exit_code == 0
+    result = CliRunner().invoke(app, ["push", str(run), "org/team", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "would go to https://huggingface.co/org/team" in result.output
+    for file in (
+        "README.md",
+        "config.yaml",
+        "report.html",
+        "evaluation_after.json",
+        "bob/model.safetensors",
+        "bob/value_head.safetensors",
+        "cat/adapter_model.safetensors",
+    ):
+        assert file in result.output, file
+
+
+def test_the_card_has_results_method_and_citation_and_policies_say_where_they_are(run, tmp_path):
+    from maporl.report.read import read_run
+    from maporl.sharing import _pack
+
+    _pack(read_run(run), "org/team", tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert front["library_name"] == "maporl" and "multi-agent" in front["tags"] and len(front["base_model"]) == 1
+    final = json.loads((run / "evaluation_after.json").read_text())["turns"][1]["team"]
+    assert f"| 2 | all agents | {final['value']:.1%} | {final['low']:.1%} to {final['high']:.1%} |" in card
+    for words in (
+        'Team.from_pretrained("org/team")',
+        "maporl play org/team",
+        "protocol `debate`",
+        "ACL\n2025",
+        "What it learned",
+    ):
+        assert words in card, words
+    assert 'from_pretrained("org/team", subfolder="bob")' in (tmp_path / "bob/README.md").read_text()
+    team = load_team(tmp_path)
+    assert set(team.policies) == {"ann-turn1", "ann-turn2", "bob", "cat", "dan"}, "what is pushed can be read"
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda run, empty: push(run, "not a name!"), "is no hub name"),
+        (lambda run, empty: push(empty, "org/team"), "is no run: it has neither"),
+        (lambda run, empty: push(run, "org/team"), "org/team: could not be pushed|org/team: nobody is logged in"),
+        (
+            lambda run, empty: load_team("org/none-such-team"),
+            "is no folder here, and no team on the hub that can be read",
+        ),
+        (lambda run, empty: load_team(empty), "has no config.yaml"),
+    ],
+)
+def test_what_cannot_be_shared_is_said(run, tmp_path, call, message):
+    with pytest.raises(RunError, match=message):
+        call(run, tmp_path)
+
+
+def test_a_run_that_has_not_ended_is_no_team(tmp_path):
+    config = from_dict(
+        {
+            "output_dir": str(tmp_path),
+            "task": {"name": "toy_sum"},
+            "agents": {"ann": {"tiny": {}}},
+            "evaluation": {"questions": 0},
+        }
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    with pytest.raises(RunError, match="has no folder for policy 'ann'; the run has not ended"):
+        load_team(tmp_path)
+    with pytest.raises(RunError, match=r"has no final weights and config\.yaml; push a run that has ended"):
+        push(tmp_path, "org/team")
+    assert load_tokenizers(config)["ann"].eos_token_id is not None
+
+
+def test_eval_and_play_take_a_runs_folder(run):
+    result = CliRunner().invoke(app, ["eval", str(run), "evaluation.questions=4", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output[result.output.index("{") :])["questions"] == 4
+    result = CliRunner().invoke(
+        app, ["play", str(run), "--as", "bob", "-o", str(Path(run).parent / "played")], input="1\n2\n"
+    )
+    assert result.exit_code == 0 and "You are bob, beside ann, cat, dan." in result.output, result.output

@@ -1,0 +1,70 @@
+"""What is recorded of single tokens is what training saw."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
+from maporl.traces import pieces
+
+
+def bytes_tokenizer():
+    """A token for every byte, as GPT-2's tokenizer without its merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+def test_a_token_within_a_character_adds_nothing_and_the_last_one_all_of_it():
+    tokenizer = bytes_tokenizer()
+    ids = tokenizer.encode("aé👍b")
+    assert pieces(tokenizer, ids) == ["a", "", "é", "", "", "", "👍", "b"]
+    cut = ids[:-2]  # ends within the thumb
+    assert "".join(pieces(tokenizer, cut)) == tokenizer.decode(cut) and len(pieces(tokenizer, cut)) == len(cut)
+    assert pieces(tokenizer, []) == []
+
+
+@pytest.mark.parametrize("critic", ["head", "none"])
+def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path, critic):
+    agents = [Agent(name, *tiny(architecture, alphabet="0123456789+=;")) for name, architecture in (("ann", "llama"), ("bob", "qwen3"))]
+    args = MultiAgentPPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, total_episodes=8, response_length=5, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no", dialogues_logged=3, critic=critic,
+    )  # fmt: skip
+    debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
+    odd = {"label": lambda dialogues, task: [[float(sum(u.response_ids) % 3) for u in d.utterances] for d in dialogues]}
+    trainer = MultiAgentPPOTrainer(args, Team(agents), Arithmetic(largest=9), debate, sources=odd)
+    kept = {}
+    advantage = trainer.advantage
+
+    def look(answers, everybody=None):
+        rows, metrics = advantage(answers, everybody)
+        kept.update(answers=answers, rows=rows)
+        return rows, metrics
+
+    trainer.advantage = look
+    trainer.train()
+    for number, dialogue in enumerate(kept["answers"]):
+        for u in dialogue.utterances:
+            if number >= 3:
+                assert u.trace is None
+                continue
+            rows = kept["rows"][u.policy]
+            [row] = [i for i in range(len(rows)) if rows.labels[i].endswith(f"turn {u.turn + 1}, dialogue {dialogue.example.id}.0")]
+            mask = rows.action_mask[row]
+            assert u.trace.logprobs == pytest.approx(rows.logprobs[row][mask].tolist(), abs=6e-5)
+            assert u.trace.advantages == pytest.approx(rows.advantages[row][mask].tolist(), abs=6e-5)
+            assert any(value != 0 for value in u.trace.advantages)
+            if critic == "none":
+                assert u.trace.values is None
+            else:
+                assert u.trace.values == pytest.approx(rows.values[row][mask].tolist(), abs=6e-5)
+            tokenizer = agents[0 if u.agent == "ann" else 1].tokenizer
+            assert "".join(u.trace.pieces) == tokenizer.decode(u.response_ids)
+            assert len(u.trace.pieces) == len(u.response_ids)
+    written = [json.loads(line) for line in (tmp_path / "dialogues.jsonl").read_text().splitlines()]
+    assert len(written) == 3
+    assert [u["trace"]["logprobs"] for u in written[0]["utterances"]] == [u.trace.logprobs for u in kept["answers"][0].utterances]
