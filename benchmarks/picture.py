@@ -1,6 +1,6 @@
 """A picture of a run's report, as the README shows it: Chromium, driven by Selenium.
 
-    python benchmarks/picture.py runs/quickstart-... docs/images/report.png [--height 1150]
+python benchmarks/picture.py runs/quickstart-... docs/images/report.png [--height 1150]
 """
 
 import argparse
@@ -24,7 +24,13 @@ def main() -> None:
     chromium = webdriver.ChromeOptions()
     chromium.binary_location = shutil.which("chromium") or shutil.which("chromium-browser") or ""
     with tempfile.TemporaryDirectory() as profile:
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"):
+        for flag in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+        ):
             chromium.add_argument(flag)
         chromium.add_argument("--disable-component-update")
         chromium.add_argument(f"--window-size=1000,{options.height}")

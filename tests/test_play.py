@@ -88,7 +88,7 @@ def test_a_runs_folder_brings_its_configuration_and_final_weights(tmp_path):
     config, checkpoint = load_team_config([str(tmp_path / "run"), "updates=3"], None, None, None)
     assert config.updates == 3 and checkpoint == tmp_path / "run/final"
     result = play(str(tmp_path))
-    assert result.exit_code == 2 and "has no config.yaml; give a run's output_dir" in result.output
+    assert result.exit_code == 1 and "has no config.yaml; give a run's output_dir" in result.output
 
 
 @pytest.mark.parametrize("recipe", ["agentpo_hint", "spiral", "matpo"])  # collaboration, game, call_return

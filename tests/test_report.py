@@ -245,6 +245,17 @@ def test_control_characters_long_texts_and_other_scripts_are_shown():
     assert len(long) < LONGEST + 200 and "[... 980,000 characters are left out here" in long
 
 
+def test_a_transcript_of_200_000_tokens_is_shown_with_its_middle_left_out(tmp_path):
+    words = ["word "] * 200_000
+    numbers = [0.5] * len(words)
+    long = debate("q", (RIGHT, RIGHT), (RIGHT, RIGHT), text="".join(words), trace=Trace(words, numbers, numbers))
+    folder = write_run(tmp_path / "run", dialogues=[long], before=None, after=None)
+    file = write_report([folder])
+    [dialogue] = data_of(file.read_text())["dialogues"]
+    assert "980,000 characters are left out" in dialogue["said"][0]["text"] and dialogue["said"][0]["trace"] is None
+    assert file.stat().st_size < 1e6
+
+
 def test_a_report_of_500_dialogues_is_under_five_megabytes_and_one_of_5000_under_twenty_seconds(tmp_path):
     import random
 

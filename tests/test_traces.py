@@ -29,7 +29,10 @@ def test_a_token_within_a_character_adds_nothing_and_the_last_one_all_of_it():
 
 @pytest.mark.parametrize("critic", ["head", "none"])
 def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path, critic):
-    agents = [Agent(name, *tiny(architecture, alphabet="0123456789+=;")) for name, architecture in (("ann", "llama"), ("bob", "qwen3"))]
+    agents = [
+        Agent(name, *tiny(architecture, alphabet="0123456789+=;"))
+        for name, architecture in (("ann", "llama"), ("bob", "qwen3"))
+    ]
     args = MultiAgentPPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=8, total_episodes=8, response_length=5, report_to=[], use_cpu=True,
         disable_tqdm=True, save_strategy="no", dialogues_logged=3, critic=critic,
@@ -53,7 +56,11 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
                 assert u.trace is None
                 continue
             rows = kept["rows"][u.policy]
-            [row] = [i for i in range(len(rows)) if rows.labels[i].endswith(f"turn {u.turn + 1}, dialogue {dialogue.example.id}.0")]
+            [row] = [
+                i
+                for i in range(len(rows))
+                if rows.labels[i].endswith(f"turn {u.turn + 1}, dialogue {dialogue.example.id}.0")
+            ]
             mask = rows.action_mask[row]
             assert u.trace.logprobs == pytest.approx(rows.logprobs[row][mask].tolist(), abs=6e-5)
             assert u.trace.advantages == pytest.approx(rows.advantages[row][mask].tolist(), abs=6e-5)
@@ -67,4 +74,6 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
             assert len(u.trace.pieces) == len(u.response_ids)
     written = [json.loads(line) for line in (tmp_path / "dialogues.jsonl").read_text().splitlines()]
     assert len(written) == 3
-    assert [u["trace"]["logprobs"] for u in written[0]["utterances"]] == [u.trace.logprobs for u in kept["answers"][0].utterances]
+    assert [u["trace"]["logprobs"] for u in written[0]["utterances"]] == [
+        u.trace.logprobs for u in kept["answers"][0].utterances
+    ]

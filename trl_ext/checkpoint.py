@@ -203,7 +203,8 @@ def save_learner(learner: Learner, folder: Path) -> None:
 def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[str, Any]) -> None:
     """An optimizer's ``state``, by number of the parameter, and its groups' options as safetensors and JSON; ``more`` goes
     beside."""
-    tensors, numbers = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, Any] = {}
     for index, entries in state.items():
         for key, value in entries.items():
             if isinstance(value, dict):  # bitsandbytes keeps its tensors here, some of them one for all parameters

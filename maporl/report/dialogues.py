@@ -24,7 +24,7 @@ KINDS = ("task", "subject", "type", "category", "level", "game", "source")
 
 def entries(run: Run, number: int = 0, most: int = MOST) -> list[dict[str, Any]]:
     """The dialogues of the ``number``-th run of a page, evaluations first, then updates from the last to the first."""
-    order = {"after": 0, "before": 1}
+    order: dict[int | str, int] = {"after": 0, "before": 1}
     chosen = sorted(run.dialogues, key=lambda d: (order.get(d[0], 2), -d[0] if isinstance(d[0], int) else 0))
     last = [d for d in chosen if d[0] == "after"]
     others = [d for d in chosen if d[0] != "after"]
@@ -54,7 +54,7 @@ def entry(when: int | str, record: dict[str, Any], number: int = 0) -> dict[str,
 def kind_of(record: dict[str, Any]) -> str | None:
     """The task, subject, level, ... that the example says it is of."""
     meta = record["example"].get("meta") or {}
-    tags = next((u.get("tags") for u in record["utterances"] if u.get("tags")), {})
+    tags: dict[str, Any] = next((u.get("tags") for u in record["utterances"] if u.get("tags")), {})
     for name in KINDS:
         value = meta.get(name, tags.get(name))
         if isinstance(value, str | int) and str(value):

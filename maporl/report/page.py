@@ -146,7 +146,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
 
 @cache
 def _asset(name: str) -> str:
-    return files("maporl.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("maporl.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
