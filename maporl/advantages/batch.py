@@ -18,12 +18,15 @@ class TurnBatch:
     Args:
         reward: what each utterance is worth.
         value: the critic's value of the state before each utterance.
-        prompt, rollout: the question, and which of its dialogues; ``game`` and ``seed`` of a game tell them apart too.
-        agent, role: who spoke, and as what.
+        prompt: the question; ``game`` and ``seed`` of a game tell questions apart too.
+        rollout: which of its dialogues.
+        agent: who spoke.
+        role: as what.
         turn: the agent's own turn; ``order``: the place in the dialogue.
         parent: the row number of the utterance from whose outcome this one was branched, None at a root.
         caller: the row number of the utterance that called this one, None for one that nobody called.
-        state, action: names of the situation in which it was said, and of what was done in it; equal names, equal ones.
+        state: a name of the situation in which it was said; equal names, equal situations.
+        action: a name of what was done in it.
         mask: false at padding, which enters no statistic and gets 0.
     """
 
