@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# tests at a time, each on one thread: trainings that share cores wait for each other's threads
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -26,7 +28,7 @@ quickstart: $(VENV)/installed
 		train_multi_agent.py --config configs/ppo/quickstart.yaml --set output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu and not vllm"
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow
@@ -40,7 +42,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -x -m "not slow and not gpu and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -x -n $(WORKERS) --dist worksteal -m "not slow and not gpu and not vllm"
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

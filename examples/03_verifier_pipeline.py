@@ -58,6 +58,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/verifier_pipeline"))
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--samples", type=int, default=32, help="of each question by each agent")
+    parser.add_argument(
+        "--teacher-epochs", type=int, default=80, help="of the larger model, which becomes the verifier"
+    )
     options = parser.parse_args()
     folder = options.folder
     folder.mkdir(parents=True)  # an earlier run is never overwritten
@@ -75,7 +78,7 @@ def main() -> None:
         *("sft", configuration("small"), "--output", pupils, "--epochs", 12, *learn),
     )
     large = configuration("large", agents={"judge": {"tiny": {**TINY, "hidden_size": 128}}})
-    step("and a larger one more", "sft", large, "--output", teachers, "--epochs", 80, *learn)
+    step("and a larger one more", "sft", large, "--output", teachers, "--epochs", options.teacher_epochs, *learn)
     agents = {name: {"model": str(pupils / name)} for name in TEAM["agents"]}
     answering = configuration("answering", agents=agents)
     step(

@@ -8,6 +8,7 @@ from pathlib import Path
 from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.engines.human import HumanEngine
 from maporl.evaluation import majority_credit
+from maporl.protocols import speakers
 from maporl.rollout import Seat
 from maporl.run import build_trainer, load_checkpoint_weights
 from maporl.run_folder import RunFolder
@@ -31,10 +32,10 @@ class Game:
         show: Callable[[str], None],
         read: Callable[[str], str],
     ):
-        speakers = list(config.agents)
-        self.person = person or speakers[0]
-        if self.person not in speakers:
-            raise ConfigError(f"--as: {unknown(self.person, speakers)}")
+        seats = speakers(config.protocol, tuple(config.agents))
+        self.person = person or seats[0]
+        if self.person not in seats:
+            raise ConfigError(f"--as: {unknown(self.person, seats)}")
         self.output, self.show = output, show
         self.scratch = tempfile.TemporaryDirectory()
         settings = dataclasses.replace(config, output_dir=self.scratch.name)
@@ -50,8 +51,8 @@ class Game:
     def play(self, questions: int) -> Iterator[Dialogue]:
         """One dialogue after the other, each recorded as soon as it has ended."""
         folder = RunFolder(self.output)
-        folder.go_on()
         first = 1 + max((record["step"] for record in folder.read_dialogues()), default=0)
+        folder.rewind(first)  # drops nothing but a line that a crash has cut off
         for number in range(questions):
             example = self.task[(first - 1 + number) % len(self.task)]
             dialogue = self._one(example)
@@ -70,6 +71,8 @@ class Game:
     def _claim(self, config: Config) -> None:
         """Make ``output`` a run folder of this configuration, or see that it is."""
         file = self.output / "config.yaml"
+        if (self.output / "metrics.jsonl").exists():
+            raise ConfigError(f"{self.output}: holds a training run, which is left as it is; give another --output")
         if not file.exists():
             if self.output.exists() and any(self.output.iterdir()):
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")

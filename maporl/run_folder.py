@@ -51,13 +51,9 @@ class RunFolder:
         """All whole lines of ``dialogues.jsonl``; none where there is no such file."""
         return list(whole_lines(self.dialogues)) if self.dialogues.exists() else []
 
-    def go_on(self) -> None:
-        """Add to what the folder holds, as one who knows what that is."""
-        self._checked = True
-
     def rewind(self, step: int) -> None:
         """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
-        self.go_on()
+        self._checked = True
         for path in (self.metrics, self.dialogues):
             if path.exists() and world.is_main():
                 kept = [json.dumps(record) for record in whole_lines(path) if record["step"] <= step]

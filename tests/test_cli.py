@@ -234,7 +234,10 @@ def test_the_verifiers_pipeline_runs_end_to_end(tmp_path):
     pytest.importorskip("fastapi")
     folder = tmp_path / "pipeline"
     done = subprocess.run(
-        [sys.executable, "examples/03_verifier_pipeline.py", "--folder", str(folder), "--updates", "2", "--samples", "4"],
+        [
+            sys.executable, "examples/03_verifier_pipeline.py", "--folder", str(folder), "--updates", "2", "--samples", "4",
+            "--teacher-epochs", "4",
+        ],
         capture_output=True, text=True, cwd=ROOT, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

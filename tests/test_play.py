@@ -80,6 +80,10 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path, settings):
     result = play(QUICK, *settings, "-o", str(tmp_path / "mine"))
     assert result.exit_code == 2 and "is not empty and holds no played dialogues" in result.output
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    result = play(QUICK, *settings, "-o", str(tmp_path / "run"))
+    assert result.exit_code == 2 and "holds a training run, which is left as it is" in result.output
 
 
 def test_a_runs_folder_brings_its_configuration_and_final_weights(tmp_path):
