@@ -1,6 +1,7 @@
 """Rollouts by vLLM. The real server is tested where there is one: ``make test-vllm``, with MAPORL_TEST_VLLM_URL and the folder of
 the model that it serves in MAPORL_TEST_VLLM_MODEL. The server needs ``--enable-lora --max-loras 2 --max-lora-rank 16
---logprobs-mode processed_logprobs`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."""
+--logprobs-mode processed_logprobs`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. vLLM in this process is tested where it is installed
+beside maporl, with MAPORL_TEST_VLLM_MODEL alone (on CPUs also VLLM_ENABLE_V1_MULTIPROCESSING=0 and VLLM_CPU_KVCACHE_SPACE=2)."""
 
 import importlib.util
 import json
