@@ -1,7 +1,8 @@
 """One update of a team of LoRA agents on one base model, here and in the naive way; and what turns and agents cost.
 
     python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds 2] [--json]
-    python benchmarks/debate_step.py sweep --model DIR --plot docs/images/debate_cost.png | --json > points.json
+    python benchmarks/debate_step.py sweep --model DIR --json > points.json
+    python benchmarks/debate_step.py sweep --model DIR --points points.json --plot docs/images/debate_cost.png
 
 ``compare``: the naive way samples with one call of generate for each agent and turn, reads every prompt anew, and trains on one
 row for each agent and turn. Both ways get the same questions and random numbers and force every answer to its full length, so
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
@@ -44,6 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--plot", default=None)
+    parser.add_argument("--points", default=None, help="of an earlier sweep, in place of measuring")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -141,36 +144,30 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def sweep(options: argparse.Namespace) -> None:
+    """Measure (or read) twelve points: turns 1 to 6, then agents 1 to 6, two of the other each."""
     import numpy as np
 
-    variant = "and conversations read once"
-    points = {}
-    for what in ("turns", "agents"):
-        fixed = {"agents": 2, "turns": 2}
-        points[what] = [run(options, variant, **(fixed | {what: n})) for n in range(1, 7)]
-        tokens = [p["tokens_read_by_the_update"] for p in points[what]]
-        seconds = [p["seconds"] for p in points[what]]
-        if options.json:
-            continue
+    if options.points:
+        every = json.loads(Path(options.points).read_text())
+    else:
+        shapes = [{"agents": 2, "turns": n} for n in range(1, 7)] + [{"agents": n, "turns": 2} for n in range(1, 7)]
+        every = [run(options, "and conversations read once", **shape) for shape in shapes]
+    if options.json:
+        print(json.dumps(every))
+    points = {"turns": every[:6], "agents": every[6:]}
+    for what, found in points.items() if not options.json else ():
+        tokens, seconds = [p["tokens_read_by_the_update"] for p in found], [p["seconds"] for p in found]
         slope, start = np.polyfit(tokens, seconds, 1)
         explained = np.corrcoef(tokens, seconds)[0, 1] ** 2
-        print(f"{what} 1..6: seconds {[round(s, 1) for s in seconds]}, tokens {tokens}: {1000 * slope:.2f} ms a token + {start:.1f} s, R^2 {explained:.3f}", flush=True)  # fmt: skip
-    if options.json:
-        print(json.dumps([*points["turns"], *points["agents"]]))
-        return
+        print(f"{what} 1..6: seconds {[round(s, 1) for s in seconds]}, tokens {tokens}: {1000 * slope:.2f} ms a token + {start:.1f} s, R^2 {explained:.3f}")  # fmt: skip
     if options.plot:
-        import matplotlib
+        from matplotlib.figure import Figure
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
-        for axis, (what, found) in zip(axes, points.items(), strict=True):
+        figure = Figure(figsize=(8, 3), layout="constrained")
+        for axis, (what, found) in zip(figure.subplots(1, 2, sharey=True), points.items(), strict=True):
             axis.plot([p["tokens_read_by_the_update"] for p in found], [p["seconds"] for p in found], "o-")
-            axis.set(title=f"1 to 6 {what}", xlabel="tokens read by the update")
-        axes[0].set_ylabel("seconds per update")
-        figure.tight_layout()
-        figure.savefig(options.plot, dpi=110)
+            axis.set(title=f"1 to 6 {what}", xlabel="tokens read by the update", ylabel="seconds per update")
+        figure.savefig(options.plot, dpi=90)
 
 
 if __name__ == "__main__":

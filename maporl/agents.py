@@ -311,7 +311,7 @@ def _load_policy(
     agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: dict[tuple, PeftModel], weights: bool
 ) -> PreTrainedModel | PeftModel:
     """The model of a policy; policies with a LoRA on the same model and dtype share its base."""
-    key = (section.model, section.dtype, section.load_in_4bit)
+    key = (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
     if section.tiny is None and key in bases and (section.lora or section.adapter):
         return _add_adapter(bases[key], policy, section)
     base = build_tiny_model(section.tiny, tokenizer) if section.tiny else _load_base(agent, section, weights)
@@ -350,6 +350,8 @@ def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedMo
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
         )
+    if section.load_in_8bit:
+        options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", **options)
 
 

@@ -86,9 +86,12 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
             raise ConfigError(
                 f"{where}: agents.{name}.{key}: no folder {value!r}; expected a folder or a hub name like org/name"
             )
-    if agent.load_in_4bit and agent.lora is None and agent.adapter is None and agent.trainable:
+    bits = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(agent, key)]
+    if len(bits) > 1:
+        raise ConfigError(f"{where}: agents.{name}: load_in_4bit and load_in_8bit exclude each other; set one of them")
+    if bits and agent.lora is None and agent.adapter is None and agent.trainable:
         raise ConfigError(
-            f"{where}: agents.{name}.load_in_4bit: quantised weights cannot be trained; add lora: {{}} or set trainable: false"
+            f"{where}: agents.{name}.{bits[0]}: quantised weights cannot be trained; add lora: {{}} or set trainable: false"
         )
 
 
@@ -119,7 +122,7 @@ def _check_policies(config: Config, where: str) -> None:
         policy = agent.policy or name
         other = first.setdefault(policy, name)
         for key in (
-            "model", "tiny", "lora", "adapter", "dtype", "load_in_4bit", "policy_per", "trainable", "learning_rate", "critic",
+            "model", "tiny", "lora", "adapter", "dtype", "load_in_4bit", "load_in_8bit", "policy_per", "trainable", "learning_rate", "critic",
         ):  # fmt: skip
             mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
             if mine != theirs:

@@ -69,7 +69,8 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
             key = (section.model, section.dtype) if adapter and section.tiny is None else policy
             if key in bases and not adapter:
                 continue
-            parts["weights"] += 0 if key in bases else shape.parameters * shape.bytes
+            stored = 0.56 if section.load_in_4bit else 1.06 if section.load_in_8bit else shape.bytes
+            parts["weights"] += 0 if key in bases else shape.parameters * stored
             bases.add(key)
             parts["weights"] += own * shape.bytes if adapter else 0
             if not section.trainable:

@@ -102,7 +102,11 @@ def _check_placement(config: Config) -> None:
     for name, section in config.agents.items():
         if section.engine in WITH_WEIGHTS:
             shares = section.tiny is None and (section.lora or section.adapter)
-            base = (section.model, section.dtype, section.load_in_4bit) if shares else (section.policy or name,)
+            base = (
+                (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
+                if shares
+                else (section.policy or name,)
+            )
             owners.setdefault(base, name)
     try:
         split(list(owners.values()))

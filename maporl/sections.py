@@ -140,6 +140,7 @@ class AgentSection:
     lora: LoraSection | None = None
     adapter: str | None = None
     load_in_4bit: bool = False
+    load_in_8bit: bool = False
     policy: str | None = None
     policy_per: Literal["agent", "turn", "first_and_rest"] = "agent"
     role: str | None = None

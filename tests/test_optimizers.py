@@ -1,4 +1,4 @@
-"""``training.optim``: which optimizer steps, what a checkpoint keeps of it, and what is refused."""
+"""``training.optim`` and quantised bases: what steps, what a checkpoint keeps, and what is refused."""
 
 import importlib.util
 import json
@@ -106,3 +106,51 @@ def test_the_estimate_of_memory_knows_eight_bit_moments():
 
     whole, small = (estimate(from_dict(settings(o)), 20)["optimizer"] for o in ("adamw_torch", "adamw_bnb_8bit"))
     assert small == pytest.approx(whole * (1 + 4 / 256) / 4)
+
+
+# -- quantised bases ----------------------------------------------------------------------------------------------
+
+
+@with_bitsandbytes
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_adapters_train_on_a_quantised_base_that_stays_as_it_is(tiny, tmp_path, bits):
+    from maporl import run as runs
+    from maporl.agents import Team
+
+    model, tokenizer = tiny(
+        alphabet="0123456789+=;", hidden_size=384, layers=1
+    )  # kernels for CPUs want multiples of 32
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    agent = {"model": str(tmp_path / "base"), "lora": {"r": 4}, bits: True}
+    config = from_dict(
+        {
+            "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum", "largest": 9}, "agents": {"ann": agent, "bob": agent},
+            "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"},
+            "updates": 2, "ppo": {"response_length": 4}, "evaluation": {"questions": 4}, "reward": {"sources": {"near": 1.0}},
+            "training": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-2},
+        }
+    )  # fmt: skip
+    runs.train(config, resume=False, quiet=True)
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert all(r["ann/val/first_ratio"] == pytest.approx(1.0, abs=1e-3) for r in records if "ann/val/first_ratio" in r)
+    team = Team.from_pretrained(tmp_path / "run")
+    shared = team.policies["ann"].model
+    assert shared is team.policies["bob"].model and shared.get_base_model().is_quantized
+    kinds = {type(module).__name__ for module in shared.modules()}
+    assert kinds & {"Linear4bit", "Linear8bitLt"} == {"Linear4bit" if bits == "load_in_4bit" else "Linear8bitLt"}
+    for name in ("ann", "bob"):
+        learned = load_file(tmp_path / f"run/final/{name}/adapter_model.safetensors")
+        assert max(float(v.abs().max()) for k, v in learned.items() if "lora_B" in k) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "agent, message",
+    [
+        ({"load_in_8bit": True}, r"agents\.ann\.load_in_8bit: quantised weights cannot be trained; add lora"),
+        ({"load_in_4bit": True, "load_in_8bit": True, "lora": {}}, "load_in_4bit and load_in_8bit exclude each other"),
+    ],
+)
+def test_quantised_weights_that_would_train_are_refused(agent, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict(settings("adamw_torch") | {"agents": {"ann": {"model": "org/model", **agent}}})
