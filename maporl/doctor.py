@@ -32,7 +32,9 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything that is looked at, in order."""
-    return [*_versions(), *_devices(), *_features(), *_surroundings()]
+    versions = _versions()
+    torch_works = all(found.state == "fine" for found in versions if found.what == "torch")
+    return [*versions, *(_devices() if torch_works else []), *_features(), *_surroundings()]
 
 
 def _versions() -> list[Finding]:
@@ -55,10 +57,8 @@ def _versions() -> list[Finding]:
 
 
 def _devices() -> list[Finding]:
-    try:
-        import torch
-    except Exception:
-        return []  # said above
+    import torch
+
     threads = Finding("processor", "fine", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]

@@ -25,11 +25,15 @@ class RecipeCard:
     differs: str
 
 
-def recipe_folder() -> Path:
-    """Where the files are: installed within the package, or in the checkout."""
+def _folder(installed: str, in_checkout: str) -> Path:
+    """Where files are: installed within the package, or in the checkout."""
     here = Path(__file__).parent
-    installed = here / "recipe_files"
-    return installed if installed.is_dir() else here.parent / "configs" / "ppo" / "recipes"
+    return here / installed if (here / installed).is_dir() else here.parent / in_checkout
+
+
+def recipe_folder() -> Path:
+    """Where the recipes are."""
+    return _folder("recipe_files", "configs/ppo/recipes")
 
 
 def recipe_files() -> dict[str, Path]:
@@ -39,9 +43,8 @@ def recipe_files() -> dict[str, Path]:
 
 def configuration_files() -> dict[str, Path]:
     """The other configurations that come with the package, by name: quickstart, smollm2_times, ..."""
-    installed = Path(__file__).parent / "configurations"
-    folder = installed if installed.is_dir() else Path(__file__).parent.parent / "configs" / "ppo"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml")) if path.stem not in ("base", "maporl_common")}
+    files = sorted(_folder("configurations", "configs/ppo").glob("*.yaml"))
+    return {path.stem: path for path in files if path.stem not in ("base", "maporl_common")}
 
 
 def recipe_file(name: str) -> Path:

@@ -98,7 +98,7 @@ def compared(runs: list[Run]) -> list[dict[str, Any]]:
     found = []
     for title, pattern in COMPARED.items():
         about = "Share of answers, or votes, that are right."
-        found.append(_compare(title, about, [(n, run, _last_turn(run, pattern)) for n, run in named], True, True))
+        found.append(_compare(title, about, [(n, run, last_turn(run, pattern)) for n, run in named], True, True))
     for panel in PANELS:
         if panel.pattern.startswith("(.+)/") or panel.title in ("Tokens per second", "Memory"):
             about = f"{panel.about.replace(', by policy', '')} Mean over policies."
@@ -119,7 +119,8 @@ def unique_names(runs: list[Run]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # one run, given twice
 
 
-def _last_turn(run: Run, pattern: str) -> list[str]:
+def last_turn(run: Run, pattern: str) -> list[str]:
+    """The metric of the last turn among those that match, in a list; its first group is the turn. Empty where there is none."""
     held_out = pattern.startswith("eval_")
     turns = [(int(m[1]), key) for held, key, m in _matching(run.metrics, pattern) if held == held_out]
     return [max(turns)[1]] if turns else []
@@ -173,8 +174,8 @@ def _intervals(run: Run, values: Numbers, steps: list[int], held_out: bool) -> t
     for step, value in zip(steps, values, strict=True):
         n = questions.get(step, 0)
         bounds = Share(value * n, n).interval() if value is not None and n and 0 <= value <= 1 else (None, None)
-        low.append(finite(bounds[0]) if bounds[0] is not None else None)
-        high.append(finite(bounds[1]) if bounds[1] is not None else None)
+        low.append(finite(bounds[0]))
+        high.append(finite(bounds[1]))
     return low, high
 
 

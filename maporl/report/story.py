@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from maporl.evaluation import Share
+from maporl.report.charts import last_turn
 from maporl.report.dialogues import graded, kind_of
 from maporl.report.read import Run
 from maporl.words import visible
@@ -72,8 +73,8 @@ def _learned(run: Run) -> str:
             f"On {now.total} held-out questions, answers of the last turn were right {_percent(was)} of the time before training and "
             f"{_percent(now)} after it: {gain:+.1f} points. {verdict}"
         )
-    key = _last_turn(run, "accuracy/turn_")
-    points = [(r["step"], r[key]) for r in run.updates() if key in r]
+    keys = last_turn(run, r"accuracy/turn_(\d+)")
+    points = [(r["step"], r[key]) for r in run.updates() for key in keys if key in r]
     if not points:
         return "Nothing has been trained yet."
     few = max(1, min(10, len(points) // 4))
@@ -253,13 +254,3 @@ def _model(section: dict[str, Any]) -> str:
             or f"speaks with {section.get('policy')}'s weights"
         )
     return what + (", LoRA" if section.get("lora") else "") + ("" if section.get("trainable", True) else ", frozen")
-
-
-def _last_turn(run: Run, prefix: str) -> str:
-    turns = [
-        int(k.removeprefix(prefix))
-        for r in run.metrics
-        for k in r
-        if k.startswith(prefix) and k.removeprefix(prefix).isdigit()
-    ]
-    return f"{prefix}{max(turns, default=1)}"
