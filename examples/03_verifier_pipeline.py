@@ -92,13 +92,13 @@ def main() -> None:
     step(
         "train a verifier on them",
         *("verifier", "train", balanced, "--model", teachers / "judge", "--output", verifier, "--epochs", 12),
-        *("--learning-rate", 1e-3, "--batch-size", 64, "--use-cpu", "-q"),
+        *("--learning-rate", 1e-3, "--batch-size", 64, "--use-cpu"),
     )
     server, url = serve(verifier)
     try:
         reward = {"sources": {"verifier": 1.0}, "verifier": {"urls": [url], "on_failure": "wait"}}
         team = configuration("team", agents=agents, reward=reward, warm_start={"steps": 60})
-        step("teach the team to debate, and train it with the verifier's scores", "train", team, "-q")
+        step("teach the team to debate, and train it with the verifier's scores", "train", team)
     finally:
         server.terminate()
         server.wait()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli_common import known_errors, load_config, load_team_config, quiet_libraries
+from maporl.cli_common import Quiet, known_errors, load_config, load_team_config, quiet_libraries
 from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.recipe_commands import app as recipes_app
 from maporl.report.cli import play, report, watch
@@ -79,10 +79,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and parameter counts only.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a team. Writes everything into output_dir of the configuration and never overwrites a run."""
-    with known_errors():
+    with known_errors(quiet):
         settings = load_config(values, config, set_)
         if dry_run:
             return _dry_run(settings)
@@ -189,10 +189,10 @@ def sft(
     epochs: Annotated[float, typer.Option("--epochs")] = 1.0,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 5e-5,
     batch_size: Annotated[int, typer.Option("--batch-size")] = 8,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a team's policies by supervision, on the task's solutions or on the best of recorded debates."""
-    with known_errors():
+    with known_errors(quiet):
         settings = load_config(values, config, set_)
         quiet_libraries()
         from transformers import set_seed

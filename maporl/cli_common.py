@@ -3,12 +3,16 @@
 import errno
 import os
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from maporl.config import Config, ConfigError, load
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 
 
 def load_config(values: list[str] | None, config: Path | None, set_: list[str] | None) -> Config:
@@ -60,12 +64,19 @@ def quiet_libraries() -> None:
 
 
 class known_errors:
-    """Known errors become one line and an exit code: 2 for a configuration, 1 for a run; others keep their trace."""
+    """Known errors become one line and an exit code: 2 for a configuration, 1 for a run; others keep their trace.
+
+    ``quiet``: what is printed on standard output meanwhile is not shown.
+    """
+
+    def __init__(self, quiet: bool = False):
+        self._stdout = redirect_stdout(StringIO() if quiet else sys.stdout)
 
     def __enter__(self) -> None:
-        return None
+        self._stdout.__enter__()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
+        self._stdout.__exit__(kind, error, trace)
         if error is None or isinstance(error, (typer.Exit, SystemExit)):
             return False
         if _is(error, "trl_ext.interruptions", "Interrupted"):  # it has said where the run is saved

@@ -1,6 +1,7 @@
 """The command line as a page, doctor, the schema of configurations."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -53,7 +54,7 @@ def test_no_colour_off_a_terminal_and_none_where_it_is_unwanted():
             [sys.executable, "-m", "maporl", "doctor"],
             capture_output=True,
             text=True,
-            env={**__import__("os").environ, **variables},
+            env={**os.environ, **variables},
         )
         assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr, done.stderr
 

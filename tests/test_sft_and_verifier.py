@@ -83,7 +83,7 @@ def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
 def test_the_sft_command_saves_policies_and_overwrites_nothing(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text(json.dumps(CONFIG))  # JSON is YAML
-    command = ["sft", str(config), "--output", str(tmp_path / "out"), "--limit", "4", "-q"]
+    command = ["sft", str(config), "--output", str(tmp_path / "out"), "--limit", "4"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "ann: 4 dialogues, mean loss" in done.output and (tmp_path / "out" / "ann" / "model.safetensors").exists()

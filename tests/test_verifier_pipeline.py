@@ -347,16 +347,14 @@ def test_balance_on_the_command_line_with_a_model_that_is_given_hints(tmp_path):
     rows = [Sample(e.id, e.question, "99", False) for e in (TASK[i] for i in range(4))]
     (folder / "samples-0.jsonl").write_text("".join(row.line() for row in rows))
     output = tmp_path / "b.jsonl"
-    command = ["balance", folder, config, "--output", output, "--per-question", 1, "--rounds", 1, "-q"]
+    command = ["balance", folder, config, "--output", output, "--per-question", 1, "--rounds", 1]
     result = invoke(*command)
     assert result.exit_code == 0, result.output
     assert [s.correct for s in read_samples([output])] == [True, False] * 4
     assert "reference: 4 right, 0 wrong" in result.output and "questions: full 4" in result.output
     again = invoke(*command)
     assert again.exit_code == 1 and "nothing was overwritten" in again.output
-    hinted = invoke(
-        "balance", folder, config, "--output", tmp_path / "h.jsonl", "--per-question", 2, "--rounds", 1, "-q"
-    )
+    hinted = invoke("balance", folder, config, "--output", tmp_path / "h.jsonl", "--per-question", 2, "--rounds", 1)
     assert hinted.exit_code == 0 and "answers not used: hint" in hinted.output
     bare = invoke("balance", folder, "--output", tmp_path / "n.jsonl")
     assert bare.exit_code == 1 and "no question has a right and a wrong answer" in bare.output
@@ -471,7 +469,7 @@ def separable(tmp_path, questions=40, name="toy.jsonl", both=True):
 def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(base, tmp_path, loss):
     file, folder = separable(tmp_path), tmp_path / "v"
     arguments = ["--model", base, "--loss", loss, "--learning-rate", 2e-2, "--epochs", 4, "--held-out", 0.25]
-    result = invoke("train", file, "--output", folder, *arguments, "--use-cpu", "-q")
+    result = invoke("train", file, "--output", folder, *arguments, "--use-cpu")
     assert result.exit_code == 0, result.output
     record = json.loads((folder / "verifier.json").read_text())
     assert record["metrics"]["held_out"]["auc"] > 0.9 and record["metrics"]["by_question"]["mean_auc_within"] > 0.9

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from maporl.cli_common import known_errors, load_config, quiet_libraries
+from maporl.cli_common import Quiet, known_errors, load_config, quiet_libraries
 from maporl.config import ConfigError
 from maporl.verifier.options import BalanceOptions, GenerateOptions, SamplingOptions, TrainOptions
 
@@ -27,7 +27,6 @@ Judge = Annotated[
     str | None,
     typer.Option("--judge", help="This agent labels by yes or no, in place of the grader.", show_default=False),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
 @app.command()
@@ -53,7 +52,7 @@ def generate(
 
     Under `accelerate launch` each process takes its share of the questions.
     """
-    with known_errors():
+    with known_errors(quiet):
         options = GenerateOptions(
             temperature_low, temperature_high, top_p, batch_size, per_question, limit, tuple(agent or ()), judge
         )
@@ -113,7 +112,7 @@ def balance(
     quiet: Quiet = False,
 ) -> None:
     """As many right as wrong answers of every question, so that the question does not give the label away."""
-    with known_errors():
+    with known_errors(quiet):
         options = BalanceOptions(
             temperature_low, temperature_high, top_p, batch_size, per_question, rounds, per_round, short, free_form,
             repeats, agent, judge, seed,
@@ -170,7 +169,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
-    with known_errors():
+    with known_errors(quiet):
         options = TrainOptions(
             model, loss, lora_r, lora_alpha, learning_rate, batch_size, epochs, longest, held_out, bf16, use_cpu,
             chat_template, seed,
