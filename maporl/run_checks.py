@@ -3,6 +3,7 @@
 No model is loaded.
 """
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -20,6 +21,7 @@ from maporl.protocols import build_protocol, speakers
 from maporl.rollout import Seat, play_dialogues
 from maporl.sections import WITH_WEIGHTS, AgentSection
 from maporl.tasks import Task, build_task
+from trl_ext import world
 from trl_ext.chat import Tokenizer
 
 
@@ -91,6 +93,20 @@ def check_run(config: Config) -> list[str]:
         memory.line(config, longest),
         f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
         *warnings,
+        *_idle_cores(config),
+    ]
+
+
+def _idle_cores(config: Config) -> list[str]:
+    """A line where a launcher leaves cores of this machine unused: ``accelerate launch`` gives a process on CPUs one thread."""
+    threads, cores = os.environ.get("OMP_NUM_THREADS", ""), os.cpu_count() or 1
+    on_cpu = config.training.use_cpu or not torch.accelerator.is_available()
+    tiny = all(agent.tiny is not None for agent in config.agents.values())  # those are as fast on one core
+    if not on_cpu or tiny or world.size() > 1 or not threads.isdigit() or int(threads) >= cores:
+        return []
+    return [
+        f"warning: OMP_NUM_THREADS={threads} leaves some of {cores} cores unused; `accelerate launch` sets it where it is not set: "
+        f"give it --num_cpu_threads_per_process {cores}, or start with `maporl train`"
     ]
 
 

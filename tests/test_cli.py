@@ -163,6 +163,24 @@ def test_a_base_model_needs_a_template_and_a_tokenizer_a_padding_token(tiny, wri
     assert refused.returncode == 2 and "set agents.ann.pad_token: '<eos>'" in refused.stderr
 
 
+def test_cores_that_a_launcher_leaves_unused_are_named(tiny, written, tmp_path, monkeypatch):
+    model, tokenizer = tiny(alphabet="0123456789+=; ")
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    real = load(written(agents={"ann": {"model": str(tmp_path / "base")}}, warm_start={"steps": 0}))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+    def named(config):
+        return [line for line in check_run(config) if "OMP_NUM_THREADS" in line]
+
+    for threads, lines in (("1", 1), ("4", 0), ("", 0)):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        assert len(named(real)) == lines, threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert "--num_cpu_threads_per_process 4" in named(real)[0]
+    assert not named(load(written()))  # tiny models are as fast on one core
+
+
 def test_metrics_go_to_tensorboard_when_asked(written, tmp_path, monkeypatch):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     training = {**TINY["training"], "report_to": ["tensorboard"]}
