@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from stopping import StopAfter
 from transformers import AutoModelForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
@@ -395,14 +396,7 @@ def test_resuming_ends_bit_identical_with_the_same_records(pair, tmp_path):
     def run(folder, resume=None, die_after=None):
         team = pair()
         trainer = trainer_of(team, folder, save_strategy="steps", save_steps=2, total_episodes=40)
-        if die_after:
-            finish = trainer._finish_update
-
-            def dying(*arguments):
-                finish(*arguments)
-                trainer.control.should_training_stop = trainer.state.global_step == die_after
-
-            trainer._finish_update = dying
+        trainer.add_callback(StopAfter(die_after))
         trainer.train(resume_from_checkpoint=resume)
         return team
 

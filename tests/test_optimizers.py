@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from stopping import StopAfter
 
 from maporl.config import ConfigError, from_dict
 from maporl.run_checks import training_arguments
@@ -32,14 +33,7 @@ def run(tiny, folder, stop_at=None, resume=None, **options):
         arguments(folder, **options), tokenizer, model, train_dataset=questions,
         reward_funcs=lambda prompts, completions, **columns: [float(text.count("1")) for text in completions],
     )  # fmt: skip
-    if stop_at:
-        finish = trainer._finish_update
-
-        def stopping(*values):
-            finish(*values)
-            trainer.control.should_training_stop = trainer.state.global_step == stop_at
-
-        trainer._finish_update = stopping
+    trainer.add_callback(StopAfter(stop_at))
     trainer.train(resume_from_checkpoint=resume)
     return model
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
+from stopping import StopAfter
 from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
@@ -414,14 +415,7 @@ def test_a_resumed_run_ends_bit_identical(tiny, tmp_path):
         model, tokenizer = tiny()
         args = config(folder, total_episodes=16 * steps, save_strategy="steps", save_steps=2, num_mini_batches=2)
         trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
-        if stop_at:
-            finish = trainer._finish_update
-
-            def stopping(*arguments):
-                finish(*arguments)
-                trainer.control.should_training_stop = trainer.state.global_step == stop_at
-
-            trainer._finish_update = stopping
+        trainer.add_callback(StopAfter(stop_at))
         trainer.train(resume_from_checkpoint=resume)
         return {**model.state_dict(), "head": trainer.learners["policy"].value_head.linear.weight}
 
