@@ -1,6 +1,6 @@
 """Agents and the team: whose weights speak for whom. Agents are not policies: several agents may share one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -189,11 +189,14 @@ class Team:
         return cls._load(config, tokenizers, weights)
 
     @classmethod
-    def from_pretrained(cls, name: str | Path) -> "Team":
-        """The trained team of a run's folder, or of a hub repository that ``maporl push`` made, for evaluation or further training."""
+    def from_pretrained(cls, name: str | Path, overrides: Sequence[str] = ()) -> "Team":
+        """The trained team of a run's folder, or of a hub repository that ``maporl push`` made, for evaluation or further training.
+
+        ``overrides`` are ``KEY=VALUE`` as on the command line: ``["agents.ann.model=org/base"]`` where an adapter's base has moved.
+        """
         from maporl.sharing import load_team  # it needs this module
 
-        return load_team(name)
+        return load_team(name, overrides)
 
     @classmethod
     def _load(cls, config: Config, tokenizers: dict[str, Tokenizer], weights: bool) -> "Team":

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli_common import Quiet, known_errors, load_config, load_team_config, quiet_libraries
+from maporl.cli_common import (
+    Quiet,
+    known_errors,
+    load_config,
+    load_team_config,
+    quiet_environment,
+    quiet_libraries,
+)
 from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.recipe_commands import app as recipes_app
 from maporl.report.cli import play, report, watch
@@ -90,29 +97,49 @@ def train(
         from rich.console import Console
 
         from maporl import run, run_checks
-        from maporl.plots import plot_run
-        from maporl.report.page import write_report
-        from maporl.run_folder import RunFolder
         from maporl.tables import before_after, flip_lines
         from trl_ext import world
+        from trl_ext.interruptions import Interrupted
 
-        console = Console()
+        console, folder = Console(markup=False, highlight=False), Path(settings.output_dir)
+        if resume and (folder / "final").is_dir():
+            typer.echo(f"{folder}: its run has ended; there is nothing to go on with")
+            return None
         checked = run_checks.check_run(settings)
         for line in checked if world.is_main() else ():
-            console.print(line, highlight=False, soft_wrap=True)
-        before, after = run.train(settings, resume, quiet)
+            console.print(line, soft_wrap=True)
+        try:
+            before, after = run.train(settings, resume, quiet)
+        except Interrupted:
+            _look(folder)
+            raise
         if not world.is_main():
             return None
-        folder = Path(settings.output_dir)
-        plots = plot_run(RunFolder(folder).read_metrics(), folder)
         if after is not None:
             console.print(before_after(before, after))
             for line in flip_lines(after):
-                console.print(line, highlight=False, soft_wrap=True)
-        page = write_report([folder])
-        for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", *plots, folder / "final", page]:
-            console.print(str(path), highlight=False, soft_wrap=True)
+                console.print(line, soft_wrap=True)
+        for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", folder / "final", *_look(folder)]:
+            console.print(str(path), soft_wrap=True)
     return None
+
+
+def _look(folder: Path) -> list[Path]:
+    """Draw the run and write its report. The run is saved: what fails here is said, and nothing is lost."""
+    from maporl.plots import plot_run
+    from maporl.report.page import write_report
+    from maporl.run_folder import RunFolder
+    from trl_ext import world
+
+    if not world.is_main() or not (folder / "metrics.jsonl").exists():
+        return []
+    try:
+        return [*plot_run(RunFolder(folder).read_metrics(), folder), write_report([folder])]
+    except Exception as error:
+        typer.echo(
+            f"warning: no report was written ({type(error).__name__}: {error}); try: maporl report {folder}", err=True
+        )
+        return []
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -167,10 +194,10 @@ def evaluate(
         if as_json:
             typer.echo(json.dumps(evaluation.to_json()))
             return
-        console = Console()
+        console = Console(markup=False, highlight=False)
         console.print(evaluation_table(evaluation))
         for line in flip_lines(evaluation):
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
     return None
 
 
@@ -228,35 +255,47 @@ def push(
         quiet_libraries()
         from maporl import sharing
 
-        address, files = sharing.push(run, name, private, dry_run)
-        for path, size in files:
-            typer.echo(f"{size / 1e6:10.2f} MB  {path}")
-        typer.echo(f"{'would go to' if dry_run else 'pushed to'} {address}")
+        pushed = sharing.push(run, name, private, dry_run)
+        for path, size in pushed.files:
+            typer.echo(f"{size / 1e6:10.2f} MB  {path}" if size >= 1e5 else f"{size / 1e3:10.1f} kB  {path}")
+        for note in pushed.notes:
+            typer.echo(note)
+        typer.echo(f"{'would go to' if dry_run else 'pushed to'} {pushed.address}")
 
 
 @app.command(rich_help_panel=SHARE)
 def doctor() -> None:
     """Print versions and devices, and what is missing for which feature, with the command that installs it."""
     with known_errors():
-        quiet_libraries()
+        quiet_environment()  # what is broken is for it to say
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         from maporl.doctor import examine
 
         table = Table(box=None, show_header=False, padding=(0, 1))
+        table.add_column(no_wrap=True)
+        table.add_column()
+        table.add_column(overflow="fold")
         findings = examine()
         colours = {"fine": "green", "missing": "yellow", "broken": "red"}
         for finding in findings:
-            table.add_row(f"[{colours[finding.state]}]{finding.state}[/]", finding.what, finding.detail)
-        Console().print(table)
+            table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))
+        console = Console()
+        console.print(table, width=console.width if console.is_terminal else 200)
         if any(finding.state == "broken" for finding in findings):
             raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=SHARE)
 def schema() -> None:
-    """Print the JSON schema of configurations, with which editors complete their keys."""
+    """Print the JSON schema of configurations, with which editors complete and check their keys.
+
+    With VS Code's YAML extension and others: maporl schema > schema.json
+
+    and on a configuration's first line: # yaml-language-server: $schema=schema.json
+    """
     from maporl.config import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=1))

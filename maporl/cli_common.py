@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
@@ -17,28 +18,37 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but wa
 
 def load_config(values: list[str] | None, config: Path | None, set_: list[str] | None) -> Config:
     """The one configuration among ``values`` and ``config``; the other values, and ``set_``, override it."""
-    files = [v for v in values or [] if "=" not in v]
-    files += [str(config)] if config is not None else []
+    files = _files(values) + ([str(config)] if config is not None else [])
     if len(files) != 1:
         raise ConfigError(
-            f"expected one configuration file, got {files or 'none'}; for example: maporl train configs/ppo/quickstart.yaml"
+            f"expected one configuration and KEY=VALUE words, got {' and '.join(map(repr, files)) or 'none'}; for example: "
+            "configs/ppo/quickstart.yaml updates=10"
         )
-    return load(files[0], [*(set_ or []), *(v for v in values or [] if "=" in v)])
+    return load(files[0], [*(set_ or []), *_overrides(values)])
+
+
+def _overrides(values: list[str] | None) -> list[str]:
+    """Those of the command's words that are KEY=VALUE, and no file with such a name."""
+    return [v for v in values or [] if re.match(r"[\w.]+=", v) and not Path(v).exists()]
+
+
+def _files(values: list[str] | None) -> list[str]:
+    overrides = _overrides(values)
+    return [v for v in values or [] if v not in overrides]
 
 
 def load_team_config(
     values: list[str] | None, config: Path | None, set_: list[str] | None, checkpoint: Path | None
 ) -> tuple[Config, Path | None]:
     """As :func:`load_config`; where a run's folder or a team on the hub is named, its configuration and final weights."""
-    given = next((v for v in values or [] if "=" not in v), None)
+    given = next(iter(_files(values)), None)
     if config is not None or given is None or not names_a_team(given):
         return load_config(values, config, set_), checkpoint
     quiet_libraries()
-    from maporl.sharing import find_run, team_config, weights_of
+    from maporl.sharing import team_config, weights_of
 
-    folder = find_run(given)
-    overrides = [*(set_ or []), *(v for v in values or [] if "=" in v)]
-    return team_config(folder, overrides), checkpoint or weights_of(folder)
+    settings, folder = team_config(given, [*(set_ or []), *_overrides(values)])
+    return settings, checkpoint or weights_of(folder)
 
 
 def names_a_team(given: str) -> bool:
@@ -49,18 +59,22 @@ def names_a_team(given: str) -> bool:
 
 def quiet_libraries() -> None:
     """Libraries' own progress bars and notices would bury ours."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    quiet_environment()
     import warnings
-
-    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))):
-        # else DeepSpeed, where it is installed, says on stdout that it chose that
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
     import transformers
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+
+
+def quiet_environment() -> None:
+    """What libraries read before they are imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))):
+        # else DeepSpeed, where it is installed, says on stdout that it chose that
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 class known_errors:
@@ -88,6 +102,7 @@ class known_errors:
                 ("maporl.agents", "PromptTooLong"),
                 ("maporl.engines.openai", "ApiFailure"),
                 ("maporl.engines.vllm", "VLLMFailure"),
+                ("maporl.records", "DamagedRecord"),
                 ("maporl.report.read", "RunError"),
                 ("maporl.run_folder", "RunExists"),
                 ("maporl.rewards.sources", "RewardFailure"),

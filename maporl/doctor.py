@@ -2,13 +2,18 @@
 
 import importlib
 import importlib.util
+import json
 import os
 import platform
 import shutil
 import sys
+import warnings
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 PACKAGES = ("maporl", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "sympy", "numpy", "pydantic")
 FEATURES = (
@@ -41,7 +46,9 @@ def _versions() -> list[Finding]:
     found = [Finding("python", "fine", f"{platform.python_version()}, {sys.executable}")]
     for package in PACKAGES:
         try:
-            importlib.import_module(package)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(package)
             found.append(Finding(package, "fine", version(package)))
         except PackageNotFoundError:
             found.append(Finding(package, "fine", "not installed as a package: this is a checkout"))
@@ -76,16 +83,25 @@ def _features() -> list[Finding]:
         if importlib.util.find_spec(package) is not None:
             found.append(Finding(what, "fine", f"{package} {_version(package)}"))
         else:
-            found.append(Finding(what, "missing", f"pip install 'maporl[{extra}]'"))
+            found.append(Finding(what, "missing", install(extra)))
     from maporl.rewards.bubblewrap import find_bubblewrap
 
     program, why = find_bubblewrap()
     detail = (
-        str(program)
-        if program
-        else f"{why}; pip install 'maporl[sandbox]' (without it, code runs in a restricted process only)"
+        str(program) if program else f"{why}; {install('sandbox')} (without it, code runs in a restricted process only)"
     )
     return [*found, Finding("sandbox inside bubblewrap", "fine" if program else "missing", detail)]
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra: from the checkout, where maporl was installed from one."""
+    try:
+        source = json.loads(distribution("maporl").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        source = {}
+    if not source.get("dir_info", {}).get("editable"):
+        return f"pip install 'maporl[{extra}]'"
+    return f"pip install -e '{url2pathname(urlsplit(source['url']).path)}[{extra}]'"
 
 
 def _version(package: str) -> str:
@@ -98,7 +114,9 @@ def _version(package: str) -> str:
 def _surroundings() -> list[Finding]:
     from huggingface_hub import constants, get_token
 
-    free = shutil.disk_usage(os.path.expanduser("~")).free / 2**30
+    home = Path(os.path.expanduser("~"))
+    there = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(there).free / 2**30
     hub = (
         "offline (HF_HUB_OFFLINE)"
         if constants.HF_HUB_OFFLINE
@@ -106,5 +124,5 @@ def _surroundings() -> list[Finding]:
     )
     return [
         Finding("hub", "fine", f"{hub}; cache {constants.HF_HUB_CACHE}"),
-        Finding("disk", "fine" if free > 5 else "missing", f"{free:.0f} GB free in the home folder"),
+        Finding("disk", "fine" if free > 5 else "missing", f"{free:.0f} GB free in {there}"),
     ]

@@ -113,7 +113,8 @@ class Evaluation:
         def plain(value: Any) -> Any:
             if isinstance(value, Share):
                 low, high = value.interval()
-                return {"count": value.count, "total": value.total, "value": value.value, "low": low, "high": high}
+                known = {"value": value.value, "low": low, "high": high} if value.total else {}  # JSON has no NaN
+                return {"count": value.count, "total": value.total, "value": None, "low": None, "high": None, **known}
             if isinstance(value, dict):
                 return {k: plain(v) for k, v in value.items()}
             return value

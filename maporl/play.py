@@ -1,6 +1,7 @@
 """A person at the table: any agent's seat, in any protocol; what is played is graded, scored and recorded like any other."""
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +10,12 @@ from maporl.config import Config, ConfigError, to_yaml, unknown
 from maporl.engines.human import HumanEngine
 from maporl.evaluation import majority_credit
 from maporl.protocols import speakers
+from maporl.report.dialogues import game_of, outcome_of
 from maporl.rollout import Seat
 from maporl.run import build_trainer, load_checkpoint_weights
 from maporl.run_folder import RunFolder
 from maporl.sections import WarmStartSection
-from maporl.types import Dialogue, Example
+from maporl.types import Dialogue, Example, to_json
 from maporl.words import visible
 
 
@@ -37,6 +39,7 @@ class Game:
         if self.person not in seats:
             raise ConfigError(f"--as: {unknown(self.person, seats)}")
         self.output, self.show = output, show
+        self._claim(config)
         self.scratch = tempfile.TemporaryDirectory()
         settings = dataclasses.replace(config, output_dir=self.scratch.name)
         if checkpoint is not None:  # whatever a warm start would do is in the checkpoint
@@ -46,7 +49,6 @@ class Game:
             load_checkpoint_weights(self.trainer, checkpoint)
         self.trainer.engines["human"] = HumanEngine(show, read)
         self.task = self.trainer.eval_task or self.trainer.task
-        self._claim(config)
 
     def play(self, questions: int) -> Iterator[Dialogue]:
         """One dialogue after the other, each recorded as soon as it has ended."""
@@ -66,31 +68,53 @@ class Game:
         played = self.trainer.play_with(
             [example], self.task, self.trainer.protocol, seats, self.trainer.args.eval_temperature, scores=True
         )
-        return self.trainer.score(played)[0]
+        [dialogue] = self.trainer.score(played)
+        for utterance in dialogue.utterances:
+            if utterance.agent == self.person:
+                utterance.tags["person"] = True
+        return dialogue
 
     def _claim(self, config: Config) -> None:
         """Make ``output`` a run folder of this configuration, or see that it is."""
-        file = self.output / "config.yaml"
+        file, text = self.output / "config.yaml", to_yaml(config)
         if (self.output / "metrics.jsonl").exists():
             raise ConfigError(f"{self.output}: holds a training run, which is left as it is; give another --output")
         if not file.exists():
             if self.output.exists() and any(self.output.iterdir()):
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
-            file.write_text(to_yaml(config))
+            file.write_text(text)
+        elif file.read_text() != text:
+            raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
+
+
+def welcome(game: Game, config: Config) -> str:
+    """What a person is told who takes a seat."""
+    others = [name for name in config.agents if name != game.person]
+    turns = f" of {config.turns()} turns" if config.turns() > 1 else ""
+    return (
+        f"You are {game.person}, beside {', '.join(others) or 'nobody'}: {config.protocol.get('name', 'debate')}{turns} on "
+        f"{config.task['name']}.\nYou read what the model in your seat would read; what others said is in it. Enter sends your answer, Ctrl-D "
+        "leaves."
+    )
 
 
 def told(dialogue: Dialogue) -> str:
     """How a dialogue ended, for the person who was in it."""
-    lines = [f"The right answer is {visible(dialogue.example.answer)}." if dialogue.example.answer else "It is over."]
+    record = json.loads(to_json(dialogue))
+    game, outcome = game_of(record) is not None, outcome_of(record)
+    label = dialogue.example.answer
+    lines = [
+        f"It is over: {outcome}." if outcome else f"The right answer is {visible(label)}." if label else "It is over."
+    ]
+    words = {True: "won" if game else "right", False: "did not win" if game else "wrong", None: "not graded"}
     for turn in range(dialogue.turns()):
         for u in dialogue.at(turn):
             if u.grade is not None:
-                verdict = {True: "right", False: "wrong", None: "not graded"}[u.grade.correct]
                 answer = "nothing that could be read" if u.grade.answer is None else visible(u.grade.answer)
-                lines.append(f"  turn {turn + 1}, {u.agent}: {answer}: {verdict}")
+                lines.append(f"  turn {turn + 1}, {u.agent}: {answer}: {words[u.grade.correct]}")
     grades = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None and u.grade.correct is not None]
-    if len(grades) > 1:
+    if len(grades) > 1 and not game:
         lines.append(
             f"  the vote: {'right' if (credit := majority_credit(grades)) == 1 else 'tied' if credit else 'wrong'}"
         )

@@ -166,10 +166,16 @@ def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
     dialogues = trainer.play_evaluation()
     evaluation = evaluate_dialogues(dialogues)
     if world.is_main():
-        with file.with_suffix(".jsonl").open("w", encoding="utf-8") as played:
-            played.writelines(to_json(without_tokens(d)) + "\n" for d in dialogues)
-        file.write_text(json.dumps(evaluation.to_json(), indent=1))
+        _replace(file.with_suffix(".jsonl"), "".join(to_json(without_tokens(d)) + "\n" for d in dialogues))
+        _replace(file, json.dumps(evaluation.to_json(), indent=1))
     return evaluation
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file that is there whole or not at all; somebody may be watching."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
 
 
 def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:

@@ -45,18 +45,18 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines of ``metrics.jsonl``."""
-        return list(whole_lines(self.metrics))
+        return [record for _, record in whole_lines(self.metrics)]
 
     def read_dialogues(self) -> list[dict[str, Any]]:
         """All whole lines of ``dialogues.jsonl``; none where there is no such file."""
-        return list(whole_lines(self.dialogues)) if self.dialogues.exists() else []
+        return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
     def rewind(self, step: int) -> None:
         """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
         self._checked = True
         for path in (self.metrics, self.dialogues):
             if path.exists() and world.is_main():
-                kept = [json.dumps(record) for record in whole_lines(path) if record["step"] <= step]
+                kept = [json.dumps(record) for _, record in whole_lines(path) if record["step"] <= step]
                 replacement = path.with_suffix(".tmp")
                 replacement.write_text("".join(line + "\n" for line in kept))
                 replacement.replace(path)

@@ -1,22 +1,28 @@
 """Whole teams to and from the hub: adapters or models per policy, heads, the configuration, and a card with the results."""
 
-import shutil
-import tempfile
+import dataclasses
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
-from huggingface_hub import HfApi, ModelCardData, snapshot_download
+import yaml
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.agents import Team, policies_of
 from maporl.config import Config, from_dict, read_values
+from maporl.report.failures import failures
+from maporl.report.page import payload, render, results
 from maporl.report.read import Run, RunError, read_run
-from maporl.report.story import failures, story
+from maporl.report.story import story
 from maporl.sections import WITH_WEIGHTS
 from trl_ext.checkpoint import load_weights
 
-RECORDS = ("config.yaml", "evaluation_before.json", "evaluation_after.json", "report.html")
+EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
+TEXTS = (".json", ".md", ".jinja", ".txt")
 
 _CARD = """---
 {data}
@@ -84,33 +90,68 @@ def weights_of(folder: Path) -> Path:
     return folder / "final" if (folder / "final").is_dir() else folder
 
 
-def team_config(folder: Path, overrides: list[str] | None = None) -> Config:
-    """The configuration of the team in ``folder``. Whole models are read from their own folders there: their base, which was only
-    their beginning, is not needed."""
-    file, root = folder / "config.yaml", weights_of(folder)
-    values = read_values(file, overrides)
-    agents: dict[str, dict[str, Any]] = values.get("agents") or {}
-    for name, section in agents.items():
-        own = root / (section.get("policy") or name)
-        whole = (
-            all(section.get(key) is None for key in ("tiny", "lora", "adapter")) and section.get("model") is not None
-        )
-        if whole and section.get("policy_per", "agent") == "agent" and own.is_dir():
-            section |= {"model": str(own), "tokenizer": None, "chat_template": None}
-    return from_dict(values, str(file))
-
-
-def load_team(name: str | Path) -> Team:
-    """What :meth:`maporl.Team.from_pretrained` returns."""
+def team_config(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
+    """The configuration of the team ``name``, and its folder. Whole models are read from their own folders there: their base, which
+    was only their beginning, is not needed. A configuration from the hub may not reach out of its repository."""
     folder = find_run(name)
-    config, root = team_config(folder), weights_of(folder)
+    file, root = folder / "config.yaml", weights_of(folder)
+    values = read_values(file, list(overrides))
+    for agent, section in (values.get("agents") or {}).items():
+        own = root / ((section or {}).get("policy") or agent)
+        alone = section and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
+        if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
+            section |= {"model": str(own), "tokenizer": None, "chat_template": None}
+    config = from_dict(values, str(file))
+    local = Path(name).is_dir()
+    if not local and (reach := _reaches_out(config, root)):
+        raise RunError(
+            f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
+            f"override it, or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
+        )
+    return dataclasses.replace(config, output_dir=str(folder) if local else Path(str(name)).name), folder
+
+
+def _reaches_out(config: Config, root: Path) -> str:
+    """What of a configuration of a stranger sends something to an address, or reads a file by its path; empty where nothing does."""
+    for name, section in config.agents.items():
+        paths = {key: getattr(section, key) for key in ("model", "tokenizer", "adapter", "chat_template")}
+        for key, value in paths.items():
+            if (
+                value is not None
+                and Path(value).parent != root
+                and (_is_path(value) or (key == "chat_template" and value != "fallback"))
+            ):
+                return f"agents.{name}.{key}={value!r:.60}"
+        for key in ("api", "vllm"):
+            if getattr(section, key) is not None:
+                return f"agents.{name}.{key}"
+    for key in ("source", "eval_source"):
+        if _is_path(str(config.task.get(key) or "")):
+            return f"task.{key}={config.task[key]!r:.60}"
+    verifier = config.reward.verifier
+    if verifier is not None and (verifier.urls or _is_path(verifier.model or "")):
+        return "reward.verifier"
+    return ""
+
+
+def _is_path(value: str) -> bool:
+    """Whether ``value`` names a place of this machine rather than one of the hub."""
+    return value.startswith(("/", "~", ".", "file:")) or "\\" in value or ".." in Path(value).parts
+
+
+def load_team(name: str | Path, overrides: Sequence[str] = ()) -> Team:
+    """What :meth:`maporl.Team.from_pretrained` returns."""
+    config, folder = team_config(name, overrides)
+    root = weights_of(folder)
     missing = [policy for policy in _policies(config) if not (root / policy).is_dir()]
     if missing:
         raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is no team")
     team = Team.from_config(config)
     for policy in team.policies.values():
-        if (root / policy.name).is_dir():  # frozen ones are as they were
-            load_weights(policy.model, policy.adapter, root / policy.name)
+        own = root / policy.name
+        known = policy.adapter is None and policy.model.config._name_or_path == str(own)
+        if own.is_dir() and not known:  # frozen ones are as they were
+            load_weights(policy.model, policy.adapter, own)
     return team
 
 
@@ -120,69 +161,139 @@ def _policies(config: Config) -> list[str]:
     return [policy for name, section in trained for policy in policies_of(name, section, config.turns())]
 
 
-def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> tuple[str, list[tuple[str, int]]]:
-    """Upload the team of a finished run as ``name``; returns its address, and (path, bytes) of what it holds.
+@dataclasses.dataclass(frozen=True)
+class Pushed:
+    """What a push holds: its address, (path, bytes) of its files, and what everybody can read, or cannot, in them."""
 
-    With ``dry_run`` nothing leaves this machine. What a repository holds besides stays.
-    """
+    address: str
+    files: list[tuple[str, int]]
+    notes: list[str]
+
+
+def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
+    """Upload the team of a finished run as ``name``. With ``dry_run`` nothing leaves this machine. What a repository holds besides
+    stays. Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:
         raise RunError(f"{name!r}: is no hub name ({_first_line(error)}); expected ORG/NAME") from None
-    folder = Path(run)
-    record = read_run(folder)
-    if not (folder / "final").is_dir() or not record.config:
-        raise RunError(f"{folder}: has no final weights and config.yaml; push a run that has ended")
-    with tempfile.TemporaryDirectory() as staging:
-        files = _pack(record, name, Path(staging))
-        address = f"https://huggingface.co/{name}"
-        if not dry_run:
-            try:
-                api = HfApi()
-                api.create_repo(name, private=private, exist_ok=True)
-                address = str(
-                    api.upload_folder(
-                        repo_id=name, folder_path=staging, commit_message="Team trained with maporl"
-                    ).repo_url
-                )
-            except LocalTokenNotFoundError:
-                raise RunError(f"{name}: nobody is logged in; run: hf auth login") from None
-            except (HfHubHTTPError, OSError) as error:
-                raise RunError(
-                    f"{name}: could not be pushed ({_first_line(error)}); nothing else was changed"
-                ) from None
-    return address, files
+    if "/" not in name:
+        raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
+    record = read_run(run)
+    if not (record.folder / "final").is_dir() or not record.config:
+        raise RunError(f"{run}: has no final weights and config.yaml; push a run that has ended")
+    contents, notes = pack(record, name)
+    files = [(path, len(c) if isinstance(c, bytes) else c.stat().st_size) for path, c in sorted(contents.items())]
+    address = f"https://huggingface.co/{name}"
+    if dry_run:
+        return Pushed(address, files, notes)
+    try:
+        api = HfApi()
+        repository = api.create_repo(name, private=private, exist_ok=True).repo_id
+        operations = [CommitOperationAdd(path, c if isinstance(c, bytes) else str(c)) for path, c in contents.items()]
+        done = api.create_commit(repository, operations, commit_message="Team trained with maporl")
+        address = str(done.repo_url)
+    except LocalTokenNotFoundError:
+        raise RunError(f"{name}: nobody is logged in; run: hf auth login") from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise RunError(
+            f"{name}: could not be pushed ({_first_line(error)}); an empty repository may have been made"
+        ) from None
+    return Pushed(address, files, notes)
 
 
-def _pack(run: Run, name: str, staging: Path) -> list[tuple[str, int]]:
-    """Lay out the repository in ``staging``."""
+def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
+    """The repository: by path, a file's new content, or the file that goes there as it is; and what is to be noted."""
     final = run.folder / "final"
     policies = sorted(path.name for path in final.iterdir() if path.is_dir())
     if not policies:
         raise RunError(f"{final}: holds no policy; push a run that has ended")
-    for policy in policies:
-        shutil.copytree(final / policy, staging / policy)
-        _address(staging / policy / "README.md", policy, name)
-    for file in RECORDS:
-        if (run.folder / file).is_file():
-            shutil.copy2(run.folder / file, staging / file)
-    (staging / "README.md").write_text(card(run, name, policies), encoding="utf-8")
-    return [
-        (str(path.relative_to(staging)), path.stat().st_size) for path in sorted(staging.rglob("*")) if path.is_file()
+    places: dict[str, str] = {}
+    config = _public({**run.config, "output_dir": name.split("/")[1]}, places)
+    for section in config.get("agents", {}).values():
+        if section.get("engine") == "vllm":  # a server of the one who trained
+            section |= {"engine": "transformers", "vllm": None}
+    shown = dataclasses.replace(run, config=config)
+    contents: dict[str, bytes | Path] = {
+        "config.yaml": yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode(),
+        "report.html": render(payload([shown])).encode(),
+        "README.md": card(shown, name, policies).encode(),
+    }
+    contents |= {file: run.folder / file for file in EVALUATIONS if (run.folder / file).is_file()}
+    for file in (file for policy in policies for file in sorted((final / policy).rglob("*")) if file.is_file()):
+        contents[str(file.relative_to(final))] = _public_text(file, name, places) if file.suffix in TEXTS else file
+    bases = [
+        n
+        for n, s in config.get("agents", {}).items()
+        if s.get("model") in places.values() and (s.get("lora") or not s.get("trainable", True))
     ]
+    notes = [f"taken out: {place}" for place in places]
+    notes += [
+        f"agents.{n}: its base is a folder of this machine; who loads the team must give agents.{n}.model"
+        for n in bases
+    ]
+    notes += [f"everybody can read: {address}" for address in _addresses(config)]
+    return contents, [*notes, f"everybody can read: the {run.recorded} recorded dialogues, in report.html"]
 
 
-def _address(file: Path, policy: str, name: str) -> None:
-    """Let a policy's card say where the policy is now."""
-    if file.is_file():
-        text = file.read_text(encoding="utf-8")
-        file.write_text(text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")'), encoding="utf-8")
+def _public(value: Any, places: dict[str, str]) -> Any:
+    """``value`` without paths of this machine, of which the last part stays, and without credentials in addresses. ``places``
+    collects what was replaced, and by what."""
+    if isinstance(value, dict):
+        return {key: _public(own, places) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_public(own, places) for own in value]
+    if not isinstance(value, str):
+        return value
+    parts = urlsplit(value) if "://" in value else None
+    if parts is not None and parts.scheme in ("http", "https"):
+        host = parts.netloc.rpartition("@")[2]
+        public = urlunsplit(parts._replace(netloc=host))
+    else:
+        public = Path(value).name if value.startswith(("/", "~")) else value
+    if public != value:
+        places[value] = public
+    return public
+
+
+def _public_text(file: Path, name: str, places: dict[str, str]) -> bytes:
+    """A policy's text file, without ``places``, and with the address that the policy has now."""
+    text, policy = file.read_text(encoding="utf-8"), file.parent.name
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, places[place])
+    if file.name == "README.md":
+        text = re.sub(r"^(?:base_model:.*\n)(?:- .*\n)*", _hub_names, text, flags=re.MULTILINE)
+        text = text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")')
+    return text.encode()
+
+
+def _hub_names(found: re.Match[str]) -> str:
+    """The front matter's base models, those that the hub may know."""
+    known = (
+        [base for base in yaml.safe_load(found[0])["base_model"] or [] if _hub_name(base)] if "\n-" in found[0] else []
+    )
+    alone = yaml.safe_load(found[0])["base_model"]
+    known += [alone] if isinstance(alone, str) and _hub_name(alone) else []
+    return yaml.safe_dump({"base_model": known}) if known else ""
+
+
+def _hub_name(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+
+
+def _addresses(value: Any, at: str = "") -> list[str]:
+    """The addresses of a configuration."""
+    if isinstance(value, dict):
+        return [found for key, own in value.items() for found in _addresses(own, f"{at}.{key}" if at else str(key))]
+    if isinstance(value, list):
+        return [found for own in value for found in _addresses(own, at)]
+    return [f"{at}={value}"] if isinstance(value, str) and "://" in value else []
 
 
 def card(run: Run, name: str, policies: list[str]) -> str:
     """The README of a pushed team."""
     config = run.config
-    bases = sorted({a["model"] for a in (config.get("agents") or {}).values() if a and a.get("model")})
+    bases = sorted({a["model"] for a in run.agents().values() if _hub_name(a.get("model") or "")})
     data = ModelCardData(
         library_name="maporl",
         base_model=bases or None,
@@ -207,15 +318,12 @@ def card(run: Run, name: str, policies: list[str]) -> str:
 
 
 def _results(run: Run) -> str:
-    if run.after is None:
+    """The table of the report."""
+    shown = [(row, row["after"]) for row in results(run) if row["after"] and row["after"]["value"] is not None]
+    if not shown:
         return ""
-    rows = ["| turn | who | right, held out | 95% interval |", "|---|---|---|---|"]
-    for number, turn in enumerate(run.after["turns"], 1):
-        shares: dict[str, Any] = {**turn["agents"], "all agents": turn["team"], "majority vote": turn["majority"]}
-        rows += [
-            f"| {number} | {who} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for who, s in shares.items()
-        ]
-    return "\n".join(rows)
+    rows = [f"| {r['turn']} | {r['who']} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for r, s in shown]
+    return "\n".join(["| turn | who | right, held out | 95% interval |", "|---|---|---|---|", *rows])
 
 
 def _first_line(error: BaseException) -> str:

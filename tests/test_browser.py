@@ -82,7 +82,9 @@ def test_a_page_opens_from_a_file_without_a_complaint_and_says_what_was_learned(
     open_page(browser, report)
     text = browser.find_element(By.TAG_NAME, "main").text
     assert "What it learned" in text and "+75.0 points" in text and "Where it still fails" in text
-    assert len(browser.find_elements(By.CSS_SELECTOR, "figure canvas")) == 7, "charts are drawn"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "figure canvas")) == 4, "charts are drawn"
+    browser.find_element(By.XPATH, "//summary[starts-with(., 'Speed, memory')]").click()
+    WebDriverWait(browser, 5).until(lambda b: len(b.find_elements(By.CSS_SELECTOR, "figure canvas")) == 7)
     assert len(browser.find_elements(By.CSS_SELECTOR, "#flips path")) > 0
     no_complaints(browser)
 
@@ -90,12 +92,20 @@ def test_a_page_opens_from_a_file_without_a_complaint_and_says_what_was_learned(
 def test_filters_search_and_keys_work_and_the_address_keeps_them(browser, report):
     open_page(browser, report)
     assert count(browser) == 110
-    buttons = {b.text: b for b in browser.find_elements(By.CSS_SELECTOR, "[aria-label='Show only'] button")}
-    buttons["declined"].click()
-    assert count(browser) == 1 and buttons["declined"].get_attribute("aria-pressed") == "true"
+    buttons = {
+        b.text.rsplit(" ", 1)[0]: b for b in browser.find_elements(By.CSS_SELECTOR, "[aria-label='Show only'] button")
+    }
+    assert buttons["spoiled"].text == "spoiled 1" and "penalised" not in buttons, "what no dialogue has is not offered"
+    buttons["spoiled"].click()
+    assert count(browser) == 1 and buttons["spoiled"].get_attribute("aria-pressed") == "true"
+    assert not buttons["all right"].is_enabled() and buttons["all right"].text == "all right 0"
     address = browser.current_url
-    assert "show=declined" in address
-    buttons["declined"].click()
+    assert "show=spoiled" in address
+    browser.back()
+    WebDriverWait(browser, 5).until(lambda b: count(b) == 110)
+    browser.forward()
+    WebDriverWait(browser, 5).until(lambda b: count(b) == 1)
+    buttons["spoiled"].click()
     Select(browser.find_elements(By.CSS_SELECTOR, "select")[0]).select_by_value("train")
     assert count(browser) == 90
     press(browser, "/")
@@ -108,6 +118,36 @@ def test_filters_search_and_keys_work_and_the_address_keeps_them(browser, report
     press(browser, "j")
     press(browser, "k")
     assert "dialogue=0%2Fafter%2Fq1" in browser.current_url
+    browser.find_element(By.CSS_SELECTOR, "input[type=search]").send_keys("no such words")
+    assert count(browser) == 0
+    browser.find_element(By.XPATH, "//button[.='clear the filters']").click()
+    assert count(browser) == 110
+    no_complaints(browser)
+
+
+def test_show_them_shows_the_dialogues_that_were_counted(browser, report):
+    open_page(browser, report)
+    lines = browser.find_elements(By.CSS_SELECTOR, "[aria-label='Where it still fails'] li")
+    assert lines[0].text.startswith("Nobody is right at the end on 2 of 10 questions")
+    for line, expected in ((lines[0], 2), (lines[3], 1)):
+        line.find_element(By.TAG_NAME, "button").click()
+        WebDriverWait(browser, 5).until(lambda b, n=expected: count(b) == n)
+    assert "Of 5 wrong last answers" in browser.find_element(By.ID, "dialogues").text
+    address = browser.current_url
+    open_page(browser, address)
+    assert count(browser) == 1
+    browser.find_element(By.XPATH, "//button[.='show all']").click()
+    assert count(browser) == 110
+    no_complaints(browser)
+
+
+def test_runs_are_compared_side_by_side(browser, tmp_path):
+    one, two = write_run(tmp_path / "one", dialogues=[traced("t")]), write_run(tmp_path / "two", task={"name": "gsm8k"})
+    open_page(browser, f"file://{write_report([one, two], tmp_path / 'both.html')}")
+    text = browser.find_element(By.TAG_NAME, "main").text
+    assert "Side by side" in text and "cannot be compared" in text and count(browser) == 41
+    Select(browser.find_elements(By.CSS_SELECTOR, "select")[1]).select_by_visible_text("two")
+    assert count(browser) == 20
     no_complaints(browser)
 
 

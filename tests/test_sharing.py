@@ -1,20 +1,22 @@
 """A trained team leaves the machine and comes back."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from test_report import data_of
 from typer.testing import CliRunner
 
 from maporl import Team
 from maporl.agents import load_tokenizers
 from maporl.cli import app
 from maporl.config import from_dict, to_yaml
-from maporl.report.read import RunError
+from maporl.report.read import RunError, read_run
 from maporl.run import train
-from maporl.sharing import load_team, push
+from maporl.sharing import load_team, pack, push
 
 LETTERS = "0123456789+=;"
 SHORT = {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"}
@@ -83,8 +85,6 @@ def test_a_team_comes_back_as_it_was_trained(run, saved):
 
 
 def test_a_whole_model_needs_its_base_no_more(tmp_path, saved):
-    import shutil
-
     base = tmp_path / "base"
     shutil.copytree(saved, base)
     folder = trained(tmp_path / "run", {"bob": {"model": str(base)}})
@@ -125,14 +125,11 @@ def test_a_dry_run_says_what_would_be_pushed(run):
         assert file in result.output, file
 
 
-def test_the_card_has_results_method_and_citation_and_policies_say_where_they_are(run, tmp_path):
-    from maporl.report.read import read_run
-    from maporl.sharing import _pack
-
-    _pack(read_run(run), "org/team", tmp_path)
+def test_the_card_has_results_method_and_citation_and_policies_say_where_they_are(run, saved, tmp_path):
+    unpacked(run, tmp_path)
     card = (tmp_path / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
-    assert front["library_name"] == "maporl" and "multi-agent" in front["tags"] and len(front["base_model"]) == 1
+    assert front["library_name"] == "maporl" and "multi-agent" in front["tags"] and "base_model" not in front
     final = json.loads((run / "evaluation_after.json").read_text())["turns"][1]["team"]
     assert f"| 2 | all agents | {final['value']:.1%} | {final['low']:.1%} to {final['high']:.1%} |" in card
     for words in (
@@ -144,14 +141,74 @@ def test_the_card_has_results_method_and_citation_and_policies_say_where_they_ar
     ):
         assert words in card, words
     assert 'from_pretrained("org/team", subfolder="bob")' in (tmp_path / "bob/README.md").read_text()
-    team = load_team(tmp_path)
+    team = load_team(tmp_path, [f"agents.{name}.model={saved}" for name in ("cat", "dan")])
     assert set(team.policies) == {"ann-turn1", "ann-turn2", "bob", "cat", "dan"}, "what is pushed can be read"
+
+
+def unpacked(run, folder):
+    """What a push of the run holds, in a folder; returns what was noted."""
+    contents, notes = pack(read_run(run), "org/team")
+    for path, content in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    return notes
+
+
+def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    file = tmp_path / "run/config.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["agents"]["eve"] = {
+        "engine": "openai",
+        "api": {"model": "m", "base_url": "https://alice:s3cr3t@llm.corp/v1"},
+    }
+    file.write_text(yaml.safe_dump(config))
+    notes = unpacked(tmp_path / "run", tmp_path / "out")
+    texts = {p: p.read_text() for p in (tmp_path / "out").rglob("*") if p.suffix in (".json", ".md", ".yaml", ".html")}
+    page = next(text for path, text in texts.items() if path.name == "report.html")
+    texts["the page's data"] = json.dumps(data_of(page))
+    for path, text in texts.items():
+        assert saved not in text and str(tmp_path) not in text and str(run) not in text and "s3cr3t" not in text, path
+    assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["output_dir"] == "team"
+    for note in (
+        f"taken out: {saved}",
+        "agents.cat: its base is a folder of this machine; who loads the team must give agents.cat.model",
+        "everybody can read: agents.eve.api.base_url=https://llm.corp/v1",
+    ):
+        assert note in notes, notes
+    assert not any("agents.bob:" in note for note in notes), "whole models need no base"
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        {"ann": {"engine": "openai", "api": {"model": "m", "base_url": "http://evil.example", "key_variable": "AWS_SECRET_ACCESS_KEY"}}},
+        {"ann": {"model": "org/m", "engine": "vllm", "vllm": {"colocate": {"options": {"trust_remote_code": True}}}}},
+        {"ann": {"tiny": {}, "chat_template": "fallback"}, "bob": {"model": "org/m", "chat_template": "secrets.txt"}},
+    ],
+)  # fmt: skip
+def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, reach):
+    from maporl import sharing
+
+    config = {"output_dir": "/home/someone", "task": {"name": "toy_sum"}, "agents": {**reach, "zoe": {"tiny": {}}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sharing, "snapshot_download", lambda name, **options: str(tmp_path))
+    name = next(iter(reach)) if "chat_template" not in reach["ann"] else "bob"
+    with pytest.raises(
+        RunError, match=rf"org/team: its config.yaml sets agents\.{name}\.\w+.*if you trust it: hf download"
+    ):
+        sharing.team_config("org/team")
+    harmless = {**config, "agents": {"ann": {"tiny": {}}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(harmless))
+    assert sharing.team_config("org/team")[0].output_dir == "team", "and not where its author had it"
+    assert sharing.team_config(tmp_path)[0].output_dir == str(tmp_path)
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
         (lambda run, empty: push(run, "not a name!"), "is no hub name"),
+        (lambda run, empty: push(run, "team"), "'team': expected ORG/NAME"),
         (lambda run, empty: push(empty, "org/team"), "is no run: it has neither"),
         (lambda run, empty: push(run, "org/team"), "org/team: could not be pushed|org/team: nobody is logged in"),
         (
@@ -190,4 +247,4 @@ def test_eval_and_play_take_a_runs_folder(run):
     result = CliRunner().invoke(
         app, ["play", str(run), "--as", "bob", "-o", str(Path(run).parent / "played")], input="1\n2\n"
     )
-    assert result.exit_code == 0 and "You are bob, beside ann, cat, dan." in result.output, result.output
+    assert result.exit_code == 0 and "You are bob, beside ann, cat, dan: " in result.output, result.output

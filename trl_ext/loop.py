@@ -141,7 +141,9 @@ class PPOLoop(Trainer):
             write_checkpoint(target, self.learners, state, self.checkpoint_others())
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         where = (
-            f"in {target}; go on with it by resuming" if self.state.global_step else "nothing yet: there was no update"
+            f"in {target}; to go on: --resume, or train(resume_from_checkpoint=True)"
+            if self.state.global_step
+            else "nothing yet: there was no update"
         )
         if world.is_main():
             print(f"{name}: stopped after update {self.state.global_step}; saved {where}", file=sys.stderr, flush=True)

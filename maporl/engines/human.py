@@ -29,10 +29,13 @@ class HumanEngine:
         self.show(f"\n[{request.ask.agent}, turn {request.turn + 1}]")
         for message in request.ask.messages:
             self.show(visible(message["content"]))
-        text = ""
-        while not text.strip():
+        while True:
             try:
                 text = self.read(f"{request.ask.agent}> ")
             except EOFError:
                 raise SeatLeft(f"{request.label}: the input ended before this agent answered") from None
-        return text
+            if text.strip():
+                return text.encode("utf-8", "surrogateescape").decode(
+                    "utf-8", "replace"
+                )  # a terminal may send anything
+            self.show("(type an answer, or Ctrl-D to leave)")

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,12 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write; for one run report.html in it.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file to write; by default report.html in the run, comparison.html here for several.",
+            show_default=False,
+        ),
     ] = None,
     most: Annotated[int, typer.Option("--dialogues", min=0, help="Most dialogues in the page.")] = 5000,
 ) -> None:
@@ -82,36 +88,32 @@ def play(
     with known_errors():
         quiet_libraries()
         from maporl.engines.human import SeatLeft
-        from maporl.play import Game, told
+        from maporl.play import Game, told, welcome
         from maporl.report.live import LivePage, PageSeat
 
         config, checkpoint = load_team_config(values, None, None, checkpoint)
         folder = output or Path(f"{config.output_dir}-played")
         seat = PageSeat() if page else None
-        game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, _line)))
+        game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, input)))
         served = LivePage(folder, port, seat) if seat else None
         if served is not None:
             threading.Thread(target=served.serve_forever, daemon=True).start()
             _open(served.url, browser)
-        typer.echo(
-            f"You are {game.person}, beside {', '.join(n for n in config.agents if n != game.person) or 'nobody'}."
-        )
+        (seat.show if seat else typer.echo)(welcome(game, config))
+        played = 0
         try:
             for dialogue in game.play(questions):
-                typer.echo(told(dialogue))
-                if seat is not None:
-                    seat.show(told(dialogue))
-            if served is not None:
+                played += 1
+                (seat.show if seat else typer.echo)(told(dialogue))
+            if seat is not None:
+                seat.close()
                 typer.echo("That was the last one. Ctrl-C ends the page.")
                 while True:
                     time.sleep(1)
         except (KeyboardInterrupt, SeatLeft):
             typer.echo("\nYou have left; a dialogue that had not ended is not recorded.")
-        typer.echo(str(folder / "dialogues.jsonl"))
-
-
-def _line(prompt: str) -> str:
-    return input(prompt)
+        if played:
+            typer.echo(str(folder / "dialogues.jsonl"))
 
 
 def _open(url: str, browser: bool) -> None:
@@ -134,17 +136,20 @@ def _in_the_terminal(folder: Path) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from maporl.report.read import read_run
+    from maporl.report.read import RunError, RunReader
     from maporl.report.terminal import frame
 
-    console = Console()
+    console, reader = Console(), RunReader(folder, keep=100)
+    first = frame(reader.read(), console.width)
     if not sys.stdout.isatty():
-        console.print(frame(read_run(folder), console.width))
+        console.print(first)
         return
-    with Live(frame(read_run(folder), console.width), console=console, auto_refresh=False, screen=True) as view:
+    with Live(first, console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as view:
         try:
             while True:
-                time.sleep(1)
-                view.update(frame(read_run(folder), console.width), refresh=True)
+                began = time.monotonic()
+                with suppress(RunError):  # a file that is being replaced is there the next time
+                    view.update(frame(reader.read(), console.width), refresh=True)
+                time.sleep(max(1.0, 10 * (time.monotonic() - began)))
         except KeyboardInterrupt:
             return

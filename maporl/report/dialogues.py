@@ -3,52 +3,86 @@
 from typing import Any
 
 from maporl.report.charts import finite
-from maporl.report.read import Run
+from maporl.report.read import Run, When
 from maporl.words import LONGEST, visible
 
 MOST = 5000
-"""Dialogues of a report; of longer runs, all of the last evaluation and an even selection of the others."""
+"""Dialogues of a report; of longer runs, the last evaluation, the last updates, and an even selection of the others."""
+LAST_UPDATES = 10
+"""Of a run without an evaluation at its end, the updates that stand for what the team can do now."""
 FLAGS = {
-    "improved": "an agent went from wrong to right",
-    "declined": "an agent went from right to wrong",
+    "corrected": "an agent went from wrong to right",
+    "spoiled": "an agent went from right to wrong",
     "disagreed": "the last answers differ",
     "penalised": "a penalty was given",
-    "right": "every last answer is right",
-    "some": "some last answers are right, some wrong",
-    "wrong": "every last answer is wrong",
-    "unread": "no answer could be read from a text",
-    "cut": "an answer was cut off at the length limit",
+    "all right": "every last answer is right",
+    "mixed": "some last answers are right, some wrong",
+    "all wrong": "every last answer is wrong",
+    "unreadable": "no answer could be read from a text",
+    "cut off": "an answer was cut off at the length limit",
+    "illegal": "an illegal move ended the game",
 }
 KINDS = ("task", "subject", "type", "category", "level", "game", "source")
+UNGRADED = ("disagreed", "all right", "mixed", "all wrong", "corrected", "spoiled", "unreadable")
+"""Flags that say nothing of a game, where players answer different questions."""
+
+
+def newest(run: Run) -> list[dict[str, Any]]:
+    """What the team says now: the evaluation after training, else the dialogues of the last updates."""
+    after = run.of("after")
+    steps = [when for when, _ in run.dialogues if isinstance(when, int)]
+    return after or [r for w, r in run.dialogues if steps and isinstance(w, int) and w > max(steps) - LAST_UPDATES]
 
 
 def entries(run: Run, number: int = 0, most: int = MOST) -> list[dict[str, Any]]:
     """The dialogues of the ``number``-th run of a page, evaluations first, then updates from the last to the first."""
-    order: dict[int | str, int] = {"after": 0, "before": 1}
+    order: dict[When, int] = {"after": 0, "before": 1}
     chosen = sorted(run.dialogues, key=lambda d: (order.get(d[0], 2), -d[0] if isinstance(d[0], int) else 0))
-    last = [d for d in chosen if d[0] == "after"]
-    others = [d for d in chosen if d[0] != "after"]
-    room = max(0, most - len(last))
+    now = {id(record) for record in newest(run)}
+    others = [record for _, record in chosen if id(record) not in now]
+    room = max(0, most - len(now))
     if len(others) > room:
         others = [others[i * len(others) // room] for i in range(room)]
-    return [entry(when, record, number) for when, record in last[:most] + others]
+    kept = {id(record) for record in others} | now
+    return [entry(when, record, number) for when, record in chosen if id(record) in kept][:most]
 
 
-def entry(when: int | str, record: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """One dialogue."""
+def entry(when: When, record: dict[str, Any], number: int = 0) -> dict[str, Any]:
+    """One dialogue. Its ``key`` is the same in every report of the run."""
     example = record["example"]
-    said = [_utterance(u) for u in record["utterances"]]
+    game = game_of(record)
     return {
         "run": number,
+        "key": f"{number}/{visible(record.get('key', example.get('id')))}",
         "when": when,
-        "id": str(example.get("id", "")),
-        "question": visible(example.get("question", "")),
-        "label": visible(example.get("answer", "")),
+        "id": visible(example.get("id")),
+        "question": visible(example.get("question")) or (f"{game}: {_state(record)}" if game else ""),
+        "label": visible(example.get("answer")),
         "kind": kind_of(record),
-        "outcome": None if record.get("outcome") is None else visible(str(record["outcome"])),
+        "game": game is not None,
+        "outcome": outcome_of(record),
         "flags": flags_of(record),
-        "said": said,
+        "said": [_utterance(u) for u in record["utterances"]],
     }
+
+
+def game_of(record: dict[str, Any]) -> str | None:
+    """The name of the game that was played, None where the dialogue is no game."""
+    names = [u["tags"]["game"] for u in record["utterances"] if "game" in (u.get("tags") or {})]
+    return visible(names[0]) if names else None
+
+
+def _state(record: dict[str, Any]) -> str:
+    """What the players saw, as it went on."""
+    return " | ".join(visible(u["tags"].get("state")) for u in record["utterances"] if u.get("tags"))
+
+
+def outcome_of(record: dict[str, Any]) -> str | None:
+    """How the dialogue ended, in words; what each player was paid, where it was a game."""
+    outcome = record.get("outcome")
+    if isinstance(outcome, dict):
+        return ", ".join(f"{visible(agent)} {paid:+g}" for agent, paid in outcome.items() if finite(paid) is not None)
+    return None if outcome is None else visible(outcome)
 
 
 def kind_of(record: dict[str, Any]) -> str | None:
@@ -58,7 +92,7 @@ def kind_of(record: dict[str, Any]) -> str | None:
     for name in KINDS:
         value = meta.get(name, tags.get(name))
         if isinstance(value, str | int) and str(value):
-            return visible(str(value))
+            return visible(value)
     return None
 
 
@@ -72,31 +106,40 @@ def graded(record: dict[str, Any]) -> list[list[dict[str, Any]]]:
     return [turns[t] for t in sorted(turns)]
 
 
+def last_answers(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The graded answers of the last turn; in a game each player's own last move."""
+    turns = graded(record)
+    if game_of(record) is not None:
+        return list({u["agent"]: u for turn in turns for u in turn}.values())
+    return turns[-1] if turns else []
+
+
 def flags_of(record: dict[str, Any]) -> list[str]:
     """Those of :data:`FLAGS` that hold."""
     found = set()
-    turns = graded(record)
     right: dict[str, bool] = {}
-    for turn in turns:
-        for u in turn:
-            now, before = u["grade"]["correct"], right.get(u["agent"])
-            if before is not None and before != now:
-                found.add("improved" if now else "declined")
-            right[u["agent"]] = now
-    if turns:
-        grades = [u["grade"] for u in turns[-1]]
+    for u in (u for turn in graded(record) for u in turn):
+        now, before = u["grade"]["correct"], right.get(u["agent"])
+        if before is not None and before != now:
+            found.add("corrected" if now else "spoiled")
+        right[u["agent"]] = now
+    grades = [u["grade"] for u in last_answers(record)]
+    if grades:
         share = sum(g["correct"] for g in grades)
-        found.add("right" if share == len(grades) else "some" if share else "wrong")
-        if len({g["answer"] for g in grades}) > 1:
+        found.add("all right" if share == len(grades) else "mixed" if share else "all wrong")
+        if len({str(g["answer"]) for g in grades}) > 1:
             found.add("disagreed")
     for u in record["utterances"]:
         rewards = u.get("rewards") or {}
         if any(value and (n.startswith("penalty/") or n == "missing_eos") for n, value in rewards.items()):
             found.add("penalised")
         if u.get("answers", True) and (u.get("grade") or {"answer": ""})["answer"] is None:
-            found.add("unread")
+            found.add("unreadable")
         if u.get("stop") == "length":
-            found.add("cut")
+            found.add("cut off")
+    if game_of(record) is not None:
+        found -= set(UNGRADED)
+        found |= {"illegal"} if record.get("outcome") == "illegal" else set()
     return [name for name in FLAGS if name in found]
 
 
@@ -105,19 +148,23 @@ def _utterance(u: dict[str, Any]) -> dict[str, Any]:
     trace = u.get("trace")
     return {
         "agent": visible(u["agent"]),
-        "role": u.get("role"),
+        "role": visible(u.get("role")) or None,
         "turn": u["turn"] + 1,
-        "text": visible(u.get("text", "")),
+        "text": visible(u.get("text")),
         "restated": None if u.get("restated") is None else visible(u["restated"]),
-        "answer": None if grade.get("answer") is None else visible(str(grade["answer"])),
+        "answer": None if grade.get("answer") is None else visible(grade["answer"]),
         "correct": grade.get("correct"),
-        "reason": visible(grade.get("reason", "")),
-        "rewards": {name: finite(value) for name, value in (u.get("rewards") or {}).items()},
-        "stop": u.get("stop"),
-        "heard": [[m["role"], visible(m["content"])] for m in u.get("messages", [])],
-        "trace": None if trace is None or len(u.get("text", "")) > LONGEST else _trace(trace),
+        "reason": visible(grade.get("reason")),
+        "rewards": {visible(name): finite(value) for name, value in (u.get("rewards") or {}).items()},
+        "stop": visible(u.get("stop")),
+        "heard": [[visible(m.get("role")), visible(m.get("content"))] for m in u.get("messages") or []],
+        "trace": None if not trace or len(u.get("text") or "") > LONGEST else _trace(trace),
     }
 
 
 def _trace(trace: dict[str, Any]) -> dict[str, Any]:
-    return {**trace, "pieces": [visible(piece) for piece in trace["pieces"]]}
+    numbers = {name: trace.get(name) for name in ("logprobs", "advantages", "values")}
+    return {
+        "pieces": [visible(piece) for piece in trace["pieces"]],
+        **{name: None if own is None else [finite(x) for x in own] for name, own in numbers.items()},
+    }

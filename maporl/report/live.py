@@ -3,20 +3,33 @@
 import errno
 import hashlib
 import json
+import re
+import secrets
+import sys
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
-from maporl.report.page import as_json, payload, render
-from maporl.report.read import RunError, read_run
+from maporl.report.dialogues import entry
+from maporl.report.page import about, as_json, render
+from maporl.report.read import Run, RunError, RunReader
 
 MOST = 1000
-"""Dialogues of a page that is sent again whenever the run has grown."""
+"""Of training, the newest dialogues that a page gets."""
+SHARE = 0.1
+"""Of the time, at most, that goes into answering a page: a run needs the machine more than its spectators."""
 LONGEST_ANSWER = 2**16
 """Bytes of an answer that is typed into the page."""
+
+
+Answer = tuple[HTTPStatus, bytes, str]
+"""Of a request: status, content, and its kind."""
+TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 
 
 class PageSeat:
@@ -47,9 +60,9 @@ class PageSeat:
             return self._answer
 
     def asked(self) -> dict[str, Any]:
-        """What is asked right now; empty while others speak."""
+        """What is asked right now; empty while others speak, ``over`` once nobody is asked any more."""
         with self._turn:
-            return dict(self._asked)
+            return {"over": True, "lines": self._lines} if self.closed else dict(self._asked)
 
     def say(self, number: int, text: str) -> bool:
         """Answer question ``number``; False where that is not what is asked."""
@@ -61,19 +74,22 @@ class PageSeat:
             return True
 
     def close(self) -> None:
+        """Nobody is asked any more; whoever waits for an answer gets EOFError."""
         with self._turn:
             self.closed = True
             self._turn.notify_all()
 
 
 class LivePage(ThreadingHTTPServer):
-    """Serves ``/`` and ``/data`` of the run in ``folder``, and with a ``seat`` ``/seat``, to this machine alone."""
+    """Serves a page, and ``data`` and with a ``seat`` ``seat`` beside it, of the run in ``folder``: to this machine alone, and there
+    to who knows the address, which has a token in it."""
 
     daemon_threads = True
 
     def __init__(self, folder: str | Path, port: int = 8600, seat: PageSeat | None = None):
-        self.folder, self.seat = Path(folder), seat
-        read_run(folder)  # what is no run is refused before anything listens
+        self.reader, self.seat = RunReader(folder, keep=MOST), seat
+        self.reader.read()  # what is no run is refused before anything listens
+        self.token = secrets.token_urlsafe(12)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OverflowError:
@@ -84,22 +100,38 @@ class LivePage(ThreadingHTTPServer):
             what = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
             raise RunError(f"port {port} {what}; choose another with --port, or 0 for any that is free") from None
         self._lock = threading.Lock()
-        self._known: tuple[str, bytes] = ("", b"")
+        self._run: Run | None = None
+        self._about: dict[str, Any] = {}
+        self._state = ""
+        self._next = 0.0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/"
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def page(self) -> bytes:
-        return render([read_run(self.folder)], live=True).encode()
+        return render({"title": self.reader.folder.resolve().name, "runs": []}, live=True).encode()
 
-    def data(self) -> tuple[str, bytes]:
-        """(a name for this state of the folder, the page's data)."""
+    def data(self, epoch: int, after: int) -> dict[str, Any]:
+        """The page's data, with the dialogues that came after number ``after`` of reading ``epoch``."""
         with self._lock:
-            state = hashlib.sha256(repr(_state(self.folder)).encode()).hexdigest()[:16]
-            if state != self._known[0]:
-                self._known = (state, as_json(payload([read_run(self.folder)], MOST)))
-            return self._known
+            state = hashlib.sha256(repr(_state(self.reader.folder)).encode()).hexdigest()[:16]
+            began = time.monotonic()
+            if self._run is None or (state != self._state and began >= self._next):
+                self._run = self.reader.read()
+                self._about, self._state = about([self._run]), state
+                now = time.monotonic()
+                self._next = now + (now - began) / SHARE
+            if epoch != self.reader.epoch:
+                after = -1
+            new = [entry(when, record) for number, when, record in self.reader.arrived if number > after]
+            last = self.reader.arrived[-1][0] if self.reader.arrived else -1
+            return {**self._about, "dialogues": new, "epoch": self.reader.epoch, "last": last, "fresh": after == -1}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing for a page that went away while it was answered; anything else is shown."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:
@@ -119,68 +151,71 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: the terminal is for the person."""
 
     def do_GET(self) -> None:
-        routes: dict[str, Callable[[], None]] = {"/": self._page, "/data": self._data, "/seat": self._seat}
-        self._route(routes)
+        self._route({"": self._page, "data": self._data, "seat": self._seat})
 
     def do_POST(self) -> None:
-        self._route({"/seat": self._say})
+        self._route({"seat": self._say})
 
-    def _route(self, routes: dict[str, Callable[[], None]]) -> None:
-        own = {f"127.0.0.1:{self.server.server_port}", f"localhost:{self.server.server_port}"}
-        if self.headers.get("Host") not in own:  # another site's name that was made to point here
-            return self._send(HTTPStatus.FORBIDDEN, b"this page is for 127.0.0.1 alone")
-        answer = routes.get(self.path.split("?")[0])
-        if answer is None:
-            return self._send(HTTPStatus.NOT_FOUND, b"there is / and /data")
-        try:
-            answer()
-        except (RunError, OSError) as error:
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode())
-        return None
+    def _route(self, routes: dict[str, Callable[[], Answer]]) -> None:
+        asked = urlsplit(self.path)
+        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        _, token, name = (*asked.path.split("/", 2), "", "")[:3]
+        if host not in ("127.0.0.1", "localhost", "::1"):  # another site's name that was made to point here
+            answer = HTTPStatus.FORBIDDEN, b"this page is for 127.0.0.1 alone", TEXT
+        elif name not in routes or not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            answer = (
+                HTTPStatus.NOT_FOUND,
+                b"there is nothing here; the address is the one that maporl has printed",
+                TEXT,
+            )
+        else:
+            self.query = dict(parse_qsl(asked.query))
+            try:
+                answer = routes[name]()
+            except (RunError, OSError) as error:
+                answer = HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode(), TEXT
+        self._send(*answer)
 
-    def _page(self) -> None:
-        self._send(HTTPStatus.OK, self.server.page(), "text/html; charset=utf-8")
+    def _page(self) -> Answer:
+        return HTTPStatus.OK, self.server.page(), "text/html; charset=utf-8"
 
-    def _data(self) -> None:
-        tag, content = self.server.data()
-        if self.headers.get("If-None-Match") == f'"{tag}"':
-            return self._send(HTTPStatus.NOT_MODIFIED, b"")
-        return self._send(HTTPStatus.OK, content, "application/json", ETag=f'"{tag}"')
+    def _data(self) -> Answer:
+        known = [self.query.get(name, "-1") for name in ("epoch", "after")]
+        epoch, after = (int(k) if re.fullmatch(r"-?[0-9]{1,9}", k) else -1 for k in known)
+        return HTTPStatus.OK, as_json(self.server.data(epoch, after)), JSON
 
-    def _seat(self) -> None:
-        seat = self.server.seat
-        if seat is None:
-            return self._send(HTTPStatus.NOT_FOUND, b"nobody plays here; start maporl play --page")
-        return self._send(HTTPStatus.OK, json.dumps(seat.asked()).encode(), "application/json")
+    def _seat(self) -> Answer:
+        if self.server.seat is None:
+            return HTTPStatus.NOT_FOUND, b"nobody plays here; start maporl play --page", TEXT
+        return HTTPStatus.OK, json.dumps(self.server.seat.asked()).encode(), JSON
 
-    def _say(self) -> None:
+    def _say(self) -> Answer:
         seat, length = self.server.seat, self.headers.get("Content-Length", "")
-        if (
-            seat is None or self.headers.get("Content-Type") != "application/json"
-        ):  # forms of other sites cannot send that
-            return self._send(HTTPStatus.FORBIDDEN, b"expected JSON, from this page")
-        if not length.isdigit() or int(length) > LONGEST_ANSWER:
-            return self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"an answer has at most 65536 bytes")
+        kind = self.headers.get("Content-Type", "").split(";")[0].strip()
+        if seat is None or kind != "application/json":  # forms of other sites cannot send that
+            return HTTPStatus.FORBIDDEN, b"expected JSON, from this page", TEXT
+        if not re.fullmatch(r"[0-9]{1,6}", length) or int(length) > LONGEST_ANSWER:
+            self.close_connection = True  # what it sends is not read
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"an answer has at most 65536 bytes", TEXT
         try:
             body = json.loads(self.rfile.read(int(length)))
             number, text = int(body["number"]), str(body["text"])
-        except (ValueError, KeyError, TypeError):
-            return self._send(HTTPStatus.BAD_REQUEST, b'expected {"number": N, "text": "..."}')
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return HTTPStatus.BAD_REQUEST, b'expected {"number": N, "text": "..."}', TEXT
         if not text.strip():
-            return self._send(HTTPStatus.BAD_REQUEST, b"an answer has at least one character")
-        taken = seat.say(number, text)
-        return self._send(HTTPStatus.OK if taken else HTTPStatus.CONFLICT, b"{}", "application/json")
+            return HTTPStatus.BAD_REQUEST, b"an answer has at least one character", TEXT
+        if not seat.say(number, text):
+            return HTTPStatus.CONFLICT, b"that is not what is asked any more", TEXT
+        return HTTPStatus.OK, b"{}", JSON
 
-    def _send(
-        self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8", **headers: str
-    ) -> None:
+    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)
         for name, value in {
             "Content-Type": kind,
             "Content-Length": str(len(content)),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
-            **headers,
+            "X-Frame-Options": "DENY",
         }.items():
             self.send_header(name, value)
         self.end_headers()

@@ -15,28 +15,55 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from maporl.evaluation import Share
 from maporl.report.charts import charts, compared, finite, unique_names
 from maporl.report.dialogues import FLAGS, MOST, entries
+from maporl.report.failures import failures
+from maporl.report.health import health
+from maporl.report.language import Difference, percent
 from maporl.report.read import Run, RunError, read_run
-from maporl.report.story import failures, story
+from maporl.report.story import paired_gain, story, talking_gain
+from maporl.words import visible
 
 SCRIPTS = ("vendor/uplot.js", "vendor/preact.js", "page.js")
 STYLES = ("vendor/uplot.css", "page.css")
 GENERATOR = "maporl report"
 
 
+REWARDS = {
+    "label": "1 where the answer is right, else 0",
+    "verifier": "the learned verifier's score",
+    "env": "what the game paid",
+    "legal": "1 where the move was legal",
+    "score": "weighted sum of the sources",
+    "credit": "the score with what later answers earned, after rules and penalties: what is trained on",
+    "missing_eos": "for an answer that did not end by itself",
+}
+"""What the names of rewards mean, where they are not the user's own."""
+
+
 def payload(runs: Sequence[Run], most: int = MOST) -> dict[str, Any]:
     """Everything that a page shows, as JSON can say it."""
+    return {
+        **about(runs),
+        "dialogues": [e for number, run in enumerate(runs) for e in entries(run, number, most // len(runs))],
+    }
+
+
+def about(runs: Sequence[Run]) -> dict[str, Any]:
+    """What a page shows besides dialogues."""
     one = runs[0] if len(runs) == 1 else None
     names = unique_names(list(runs))
     return {
         "title": names[0] if one else f"{len(runs)} runs compared",
         "charts": charts(one) if one else compared(list(runs)),
         "flags": FLAGS,
+        "rewards": REWARDS,
         "runs": [_about(run, name) for run, name in zip(runs, names, strict=True)],
+        "summary": [] if one else [_summary(run) for run in runs],
+        "comparable": len({json.dumps(run.section("task"), sort_keys=True, default=str) for run in runs}) == 1,
         "differences": [] if one else differences(runs),
-        "dialogues": [e for number, run in enumerate(runs) for e in entries(run, number, most // len(runs))],
-        "recorded": sum(len(run.dialogues) for run in runs),
+        "recorded": sum(run.recorded for run in runs),
     }
 
 
@@ -45,19 +72,42 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "name": name,
         "finished": run.finished,
         "story": story(run),
+        "health": health(run),
         "failures": failures(run),
-        "results": _results(run),
+        "results": results(run),
         "flips": _flips(run),
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else "",
     }
 
 
-def _results(run: Run) -> list[dict[str, Any]]:
-    """Held-out accuracy by turn and speaker, before and after training."""
+def _summary(run: Run) -> dict[str, str]:
+    """A run's row in a comparison."""
+
+    def last(report: dict[str, Any] | None) -> str:
+        own = report["turns"][-1]["team"] if report else {"total": 0}
+        return percent(Share(own["count"], own["total"])) if own["total"] else "-"
+
+    def gain(difference: Difference | None) -> str:
+        return "-" if difference is None else difference.brief()
+
+    updates = run.updates()
+    return {
+        "task": str(run.section("task").get("name", "-")),
+        "protocol": str(run.section("protocol").get("name", "debate")),
+        "updates": str(updates[-1]["step"] if updates else 0),
+        "before": last(run.before),
+        "after": last(run.after),
+        "gain": gain(paired_gain(run)),
+        "by talking": gain(talking_gain(run)),
+    }
+
+
+def results(run: Run) -> list[dict[str, Any]]:
+    """Held-out accuracy by turn and speaker, before and after training. A vote of two is no news."""
     last = run.after or run.before
     rows = []
     for number, turn in enumerate(last["turns"] if last else ()):
-        for who in (*turn["agents"], "all agents", "majority vote"):
+        for who in (*turn["agents"], "all agents", *(["majority vote"] if len(turn["agents"]) > 2 else [])):
             own = [_share_of(report, number, who) for report in (run.before, run.after)]
             rows.append({"turn": number + 1, "who": who, "before": own[0], "after": own[1]})
     return rows
@@ -82,9 +132,9 @@ def _flips(run: Run) -> list[dict[str, Any]]:
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The keys of the configurations that are not the same in all ``runs``, and what each run has there."""
-    flat = [_flat(run.config) for run in runs]
-    keys = sorted({key for one in flat for key in one} - {"output_dir"})
+    """The keys of the configurations that are not the same in all ``runs``, and what each run has there; null is as good as none."""
+    flat = [_flat({k: v for k, v in run.config.items() if k != "output_dir"}) for run in runs]
+    keys = sorted({key for one in flat for key in one})
     absent = "-"
     return [
         {"key": key, "values": [one.get(key, absent) for one in flat]}
@@ -98,12 +148,11 @@ def _flat(content: Any, at: str = "") -> dict[str, str]:
         return {
             k: v for name, own in content.items() for k, v in _flat(own, f"{at}.{name}" if at else str(name)).items()
         }
-    return {at: json.dumps(content, ensure_ascii=False)}
+    return {} if content is None else {at: visible(json.dumps(content, ensure_ascii=False, default=str))}
 
 
-def render(runs: Sequence[Run], live: bool = False, most: int = MOST) -> str:
-    """The HTML page. ``live``: the data are not in it; it asks ``data`` beside it for them, again and again."""
-    content = payload(runs, 0 if live else most)
+def render(content: dict[str, Any], live: bool = False) -> str:
+    """The HTML page of :func:`payload`. ``live``: the data are not in it; it asks ``data`` beside it for them, again and again."""
     packed = b"" if live else gzip.compress(as_json(content), mtime=0)
     scripts = [Markup(_asset(name)) for name in SCRIPTS]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
@@ -126,21 +175,27 @@ def as_json(content: dict[str, Any]) -> bytes:
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path | None = None, most: int = MOST) -> Path:
-    """Write the report of the runs in ``folders``; ``output`` is by default ``report.html`` in the folder of a single run.
+    """Write the report of the runs in ``folders``; ``output`` is by default ``report.html`` in the folder of a single run, and
+    ``comparison.html`` here for several.
 
     A file that is no report is never overwritten.
     """
     runs = [read_run(folder) for folder in folders]
     if output is None:
-        if len(runs) > 1:
-            raise RunError("a report of several runs needs a place: give --output FILE")
-        output = runs[0].folder / "report.html"
+        output = runs[0].folder / "report.html" if len(runs) == 1 else Path("comparison.html")
     output = Path(output)
+    if output.is_dir():
+        raise RunError(f"{output}: is a folder; give --output a file's name")
     if output.exists() and f'content="{GENERATOR}"' not in output.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise RunError(f"{output}: exists and is no report of maporl; nothing was overwritten. Give another --output")
     partial = output.with_name(f".{output.name}.{os.getpid()}")
-    partial.write_text(render(runs, most=most), encoding="utf-8")
-    partial.replace(output)
+    try:
+        partial.write_text(render(payload(runs, most)), encoding="utf-8")
+        partial.replace(output)
+    except OSError as error:
+        raise RunError(f"{output}: cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
     return output
 
 

@@ -1,244 +1,207 @@
-"""What a run's numbers say, in sentences: what the team is, what it learned, whether talking helps, where it still fails."""
+"""What a run's numbers say, in sentences: what the team is, how it was trained, what it learned, whether talking helps."""
 
 from collections import Counter
 from typing import Any
 
 from maporl.evaluation import Share
-from maporl.report.charts import last_turn
-from maporl.report.dialogues import graded, kind_of
+from maporl.report.charts import finite, last_turn
+from maporl.report.dialogues import game_of, graded, last_answers, newest
+from maporl.report.failures import right_share
+from maporl.report.language import Difference, counted, listed, percent
 from maporl.report.read import Run
 from maporl.words import visible
+
+FEW = 6
+"""Updates below which there is no course to speak of."""
 
 
 def story(run: Run) -> list[dict[str, str]]:
     """Headed paragraphs, in plain words."""
-    parts = [("The team", _team(run)), ("What it learned", _learned(run)), ("Does talking help?", _talking(run))]
+    game = is_game(run)
+    parts = [
+        ("The team", _team(run)),
+        ("How it was trained", _training(run)),
+        ("What it learned", _games(run) if game else _learned(run)),
+        ("Does talking help?", "" if game else _talking(run)),
+    ]
     return [{"title": title, "text": visible(text)} for title, text in parts if text]
 
 
-def failures(run: Run) -> dict[str, Any]:
-    """Where the team is still wrong: on the held-out questions after training, else on the last update that was recorded.
-
-    ``groups``: tables of accuracy by a property of the question; ``lines``: sentences, each with the flag that shows its dialogues.
-    """
-    last = [record for when, record in run.dialogues if when == "after"]
-    scope, when = f"the {len(last)} held-out questions after training", "after"
-    if not last:
-        steps = [w for w, _ in run.dialogues if isinstance(w, int)]
-        last = [record for w, record in run.dialogues if steps and isinstance(w, int) and w > max(steps) - 10]
-        scope, when = f"the {len(last)} dialogues recorded of the last updates", "train"
-    last = [record for record in last if graded(record)]
-    if not last:
-        return {"scope": "", "when": when, "lines": [], "groups": []}
-    lines = _failure_lines(last)
-    earlier = (
-        {r["example"].get("id"): r for w, r in run.dialogues if w == "before" and graded(r)} if when == "after" else {}
-    )
-    return {"scope": scope, "when": when, "lines": lines, "groups": _groups(last, earlier)}
-
-
-# -- sentences ----------------------------------------------------------------------------------------------------
+def is_game(run: Run) -> bool:
+    """Whether the dialogues are games."""
+    return any(game_of(record) is not None for _, record in run.dialogues[:1])
 
 
 def _team(run: Run) -> str:
-    agents = run.config.get("agents") or {}
-    protocol, task = run.config.get("protocol") or {}, run.config.get("task") or {}
-    updates = run.updates()
-    done, wanted = (updates[-1]["step"] if updates else 0), run.config.get("updates")
-    names = [f"{name} ({_model(section or {})})" for name, section in agents.items()]
+    people = {u["agent"] for _, r in run.dialogues for u in r["utterances"] if (u.get("tags") or {}).get("person")}
+    names = [f"{name} ({'a person' if name in people else _model(section)})" for name, section in run.agents().items()]
     if not names:
         names = sorted({u["agent"] for _, record in run.dialogues for u in record["utterances"]})
-    who = _listed(names) or "agents that have not spoken yet"
-    turns = f", {protocol['turns']} turns" if protocol.get("turns") else ""
-    what = f" play {protocol.get('name', 'debate')}{turns} on {task['name']}" if task.get("name") else " talk"
-    how_far = f"{done} updates" if run.finished or wanted is None else f"update {done} of {wanted}"
-    state = "after" if run.finished else "so far"
-    return f"{who}{what}; {state} {how_far}."
+    who = listed(names) or "Agents that have not spoken yet"
+    protocol, task = run.section("protocol"), run.section("task")
+    turns = f" of {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
+    told = f"{who}. Protocol: {protocol.get('name', 'debate')}{turns}." if protocol or names else f"{who}."
+    what = "" if is_game(run) else task.get("name", "")
+    if what:
+        told += f" Task: {what}{_example(run)}."
+    return told
+
+
+def _example(run: Run) -> str:
+    """A question of the run, as short as there is one."""
+    examples = [record["example"] for _, record in run.dialogues[:500] if record["example"].get("question")]
+    if not examples:
+        return ""
+    one = min(examples, key=lambda e: (len(str(e["question"])), str(e["question"])))
+    question = " ".join(str(one["question"]).split())
+    short = question if len(question) <= 160 else f"{question[:157]}..."
+    return f", for example \u201c{short}\u201d (right answer: {one.get('answer', '-')})"
+
+
+def _training(run: Run) -> str:
+    updates = run.updates()
+    wanted = run.config.get("updates")
+    if not updates:
+        return "No update has been made." if wanted is not None and not run.dialogues else ""
+    last = updates[-1]
+    done = counted(last["step"], "update")
+    if not run.finished and wanted is not None:
+        done = f"So far {last['step']} of {counted(wanted, 'update')}"
+    each = last["episode"] / last["step"] if finite(last.get("episode")) and last["step"] else 0
+    told = done + (f", each of {counted(round(each), 'game' if is_game(run) else 'question')}" if each else "")
+    ppo, reward = run.section("ppo"), run.section("reward")
+    if ppo.get("objective"):
+        told += f"; objective {ppo['objective']}"
+    if reward.get("sources"):
+        terms = [name if weight == 1 else f"{weight:g} {name}" for name, weight in reward["sources"].items()]
+        told += f"; reward: {' + '.join(terms)}"
+    told += "."
+    warm = run.section("warm_start")
+    if warm.get("steps"):
+        told += (
+            f" Before that {counted(warm['steps'], 'step')} of supervised warm start on written answers, {warm.get('wrong', 0):.0%} of them "
+            "wrong on purpose; \u201cbefore training\u201d means after the warm start."
+        )
+    return told
+
+
+# -- what it learned ----------------------------------------------------------------------------------------------
 
 
 def _learned(run: Run) -> str:
-    if run.after is not None:
-        now = _share(run.after["turns"][-1]["team"])
-        if run.before is None or not run.before["turns"]:
-            return f"After training, the last turn is right on {_percent(now)} of {now.total} held-out questions."
-        was = _share(run.before["turns"][-1]["team"])
-        gain = 100 * (now.value - was.value)
-        apart = now.interval()[0] > was.interval()[1] or now.interval()[1] < was.interval()[0]
-        verdict = (
-            "The intervals do not overlap: that is more than chance."
-            if apart
-            else "The intervals overlap: chance may be all there is to it."
+    now = _share(run.after, -1)
+    if now is not None:
+        was = _share(run.before, -1)
+        how = _how_drawn(run)
+        if was is None:
+            return f"After training, the last turn is right on {percent(now)} of {now.total} held-out questions.{how}"
+        told = (
+            f"On {now.total} held-out questions, answers of the last turn were right {percent(was)} of the time before training and "
+            f"{percent(now)} after it"
         )
-        return (
-            f"On {now.total} held-out questions, answers of the last turn were right {_percent(was)} of the time before training and "
-            f"{_percent(now)} after it: {gain:+.1f} points. {verdict}"
-        )
+        gain = paired_gain(run)
+        if gain is None:
+            return f"{told}: {100 * (now.value - was.value):+.1f} points.{how}"
+        verdict = {
+            1: "That is more than chance.",
+            -1: "It got worse, by more than chance.",
+            0: "The interval contains 0: chance may be all there is to it.",
+        }
+        return f"{told}: {gain.points()}. {verdict[gain.sign]}{how}"
     keys = last_turn(run, r"accuracy/turn_(\d+)")
-    points = [(r["step"], r[key]) for r in run.updates() for key in keys if key in r]
+    points = [(r["step"], value) for r in run.updates() for key in keys if (value := finite(r.get(key))) is not None]
     if not points:
-        return "Nothing has been trained yet."
-    few = max(1, min(10, len(points) // 4))
+        return "" if run.dialogues else "Nothing has been trained yet."
+    held_out = "There is no evaluation on held-out questions after training."
+    if len(points) < FEW:
+        return f"On the questions it trains on, answers of the last turn are right {points[-1][1]:.1%} of the time. {held_out}"
+    few = min(10, len(points) // 3)
     first, last = (sum(v for _, v in part) / len(part) for part in (points[:few], points[-few:]))
     return (
         f"On the questions it trains on, answers of the last turn are right {last:.1%} of the time (mean of the last {few} updates); in the "
-        f"first {few} it was {first:.1%}. There is no evaluation on held-out questions after training."
+        f"first {few} it was {first:.1%}. {held_out}"
     )
+
+
+def paired_gain(run: Run) -> Difference | None:
+    """Of the last turn's accuracy by training, on the questions of both evaluations; None where there are none."""
+    before = {r["example"].get("id"): right_share(r) for r in run.of("before") if graded(r)}
+    after = {r["example"].get("id"): right_share(r) for r in run.of("after") if graded(r)}
+    pairs = [(before[name], after[name]) for name in after if name in before]
+    return Difference.of(pairs) if pairs else None
+
+
+def talking_gain(run: Run) -> Difference | None:
+    """Of accuracy from the first turn to the last, after training."""
+    turns = len(run.after["turns"]) if run.after else 0
+    pairs = [(right_share(r, 0), right_share(r)) for r in run.of("after") if graded(r)]
+    return Difference.of(pairs) if pairs and turns > 1 and not is_game(run) else None
+
+
+def _how_drawn(run: Run) -> str:
+    """Why the charts of training differ from the held-out numbers."""
+    held_out, trained = run.section("evaluation").get("temperature"), run.section("ppo").get("temperature")
+    if held_out is None or trained is None or held_out == trained:
+        return ""
+    own = "the likeliest ones" if held_out == 0 else f"sampled at temperature {held_out:g}"
+    return f" Held-out answers are {own}, those in training are sampled at temperature {trained:g}: the charts of training lie lower."
 
 
 def _talking(run: Run) -> str:
-    report = run.after
-    if report is None or len(report["turns"]) < 2:
+    gain = talking_gain(run)
+    first, last = _share(run.after, 0), _share(run.after, -1)
+    if run.after is None or gain is None or first is None or last is None:
         return ""
-    first, last = (_share(report["turns"][i]["team"]) for i in (0, -1))
-    better = sum(f["wrong_to_right"] for f in report["flips"])
-    worse = sum(f["right_to_wrong"] for f in report["flips"])
-    gain = 100 * (last.value - first.value)
-    verdict = "Yes" if gain > 0 and better > worse else "No" if gain <= 0 else "Hardly"
-    return (
-        f"{verdict}: answers of the first turn are right {_percent(first)} of the time, those of the last {_percent(last)} "
-        f"({gain:+.1f} points). Between turns {better} answers were corrected and {worse} were spoiled."
-    )
+    verdict = {1: "Yes", -1: "No, it hurts", 0: "Not so that it could be told from chance"}[gain.sign]
+    told = f"{verdict}: answers of the first turn are right {percent(first)} of the time, those of the last {percent(last)}: {gain.points()}."
+    counts = Counter({key: sum(f[key] for f in run.after["flips"]) for key in ("wrong_to_right", "right_to_wrong")})
+    answers = sum(f[k] for f in run.after["flips"] for k in (*counts, "stayed_right", "stayed_wrong"))
+    told += f" Of {counted(answers, 'answer')} that came after another one, {counts['wrong_to_right']} were corrected and {counts['right_to_wrong']} spoiled."
+    opening, closing = (run.after["turns"][i]["agents"] for i in (0, -1))
+    both = [name for name in opening if name in closing and opening[name]["total"] and closing[name]["total"]]
+    if len(both) > 1:
+        told += f" {listed([f'{name} goes from {_value(opening[name])} to {_value(closing[name])}' for name in both])}"
+        best = max(both, key=lambda name: opening[name]["count"] / opening[name]["total"])
+        told += f"; the best of them alone, {best} in the first turn, is right {_value(opening[best])} of the time."
+    return told
 
 
-def _failure_lines(records: list[dict[str, Any]]) -> list[dict[str, str]]:
-    total = len(records)
-    finals = [graded(r)[-1] for r in records]
-    nobody = sum(not any(u["grade"]["correct"] for u in final) for final in finals)
-    some = sum(0 < sum(u["grade"]["correct"] for u in final) < len(final) for final in finals)
-    declined = sum(_declined(r) for r in records)
-    wrong = [(r, u) for r, final in zip(records, finals, strict=True) for u in final if not u["grade"]["correct"]]
-    lines = [
-        {
-            "text": f"Nobody is right at the end on {nobody} of {total} questions ({nobody / total:.0%}).",
-            "flag": "wrong",
-        }
-    ]
-    if some:
-        lines.append(
-            {"text": f"On {some} ({some / total:.0%}) one agent is right at the end and another wrong.", "flag": "some"}
-        )
-    if declined:
-        lines.append(
-            {
-                "text": f"On {declined} ({declined / total:.0%}) an agent gave up a right answer on the way.",
-                "flag": "declined",
-            }
-        )
-    if wrong:
-        unread = sum(u["grade"]["answer"] is None for _, u in wrong)
-        cut = sum(u.get("stop") == "length" for _, u in wrong)
-        if unread:
-            lines.append(
-                {
-                    "text": f"Of {len(wrong)} wrong last answers, {unread} ({unread / len(wrong):.0%}) could not be read.",
-                    "flag": "unread",
-                }
-            )
-        if cut:
-            lines.append(
-                {"text": f"{cut} of them ({cut / len(wrong):.0%}) were cut off at the length limit.", "flag": "cut"}
-            )
-        off = _offsets(wrong)
-        if off:
-            lines.append(
-                {"text": f"Where a wrong answer is a whole number, it is most often off by {off}.", "flag": "wrong"}
-            )
-    return lines
+def _value(entry: dict[str, Any]) -> str:
+    return f"{entry['count'] / entry['total']:.1%}"
 
 
-def _declined(record: dict[str, Any]) -> bool:
-    right: dict[str, bool] = {}
-    for u in (u for turn in graded(record) for u in turn):
-        if right.get(u["agent"]) and not u["grade"]["correct"]:
-            return True
-        right[u["agent"]] = u["grade"]["correct"]
-    return False
+def _share(report: dict[str, Any] | None, turn: int) -> Share | None:
+    """All agents' answers of a turn; None where nothing was graded."""
+    if report is None:
+        return None
+    own = report["turns"][turn]["team"]
+    return Share(own["count"], own["total"]) if own["total"] else None
 
 
-def _offsets(wrong: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    """The commonest distances of wrong whole numbers from the truth, where some are common."""
-    distances = []
-    for record, u in wrong:
-        told, truth = _whole(u["grade"]["answer"]), _whole(record["example"].get("answer"))
-        if told is not None and truth is not None and told != truth:
-            distances.append(abs(told - truth))
-    common = [(d, n) for d, n in Counter(distances).most_common(3) if n >= max(3, 0.1 * len(distances))]
-    return _listed([f"{d} ({n / len(distances):.0%})" for d, n in common])
+# -- games --------------------------------------------------------------------------------------------------------
 
 
-def _whole(text: Any) -> int | None:
-    text = str(text).strip().replace(",", "")
-    return int(text) if len(text) < 18 and text.lstrip("-").isascii() and text.lstrip("-").isdigit() else None
+def _games(run: Run) -> str:
+    now = newest(run)
+    when = "after training" if run.of("after") else "in the last updates"
+    told = f"{counted(len(now), 'game')} of {game_of(now[0])} {when}: {_results(now)}" if now else "No game was played."
+    before = run.of("before")
+    return told + (f" Before training, of {len(before)}: {_results(before)}" if before else "")
 
 
-def _groups(records: list[dict[str, Any]], earlier: dict[Any, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Accuracy at the end, by what kind a question is of, how long its answer is, and how long it is itself."""
-    lengths = sorted(len(r["example"].get("question", "")) for r in records)
-    third = len(lengths) // 3
-    bounds = (lengths[third], lengths[2 * third])
-
-    def length(record: dict[str, Any]) -> str:
-        own = len(record["example"].get("question", ""))
-        return (
-            f"up to {bounds[0]}"
-            if own <= bounds[0]
-            else f"up to {bounds[1]}"
-            if own <= bounds[1]
-            else f"over {bounds[1]}"
-        )
-
-    properties = {
-        "kind": kind_of,
-        "characters of the right answer": lambda r: f"{len(str(r['example'].get('answer', ''))):d}",
-        "characters of the question": length,
-    }
-    tables = []
-    for title, of in properties.items():
-        parts: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
-            value = of(record)
-            if value is not None:
-                parts.setdefault(value, []).append(record)
-        if 2 <= len(parts) <= 12:
-            rows = [_row(name, own, earlier) for name, own in sorted(parts.items(), key=lambda p: (len(p[0]), p[0]))]
-            tables.append({"title": title, "rows": rows})
-    return tables
-
-
-def _row(name: str, records: list[dict[str, Any]], earlier: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    known = [earlier[r["example"].get("id")] for r in records if r["example"].get("id") in earlier]
-    before = _right(known) if known else None
-    now = _right(records)
-    low, high = now.interval()
-    return {
-        "name": name,
-        "questions": len(records),
-        "now": now.value,
-        "low": low,
-        "high": high,
-        "before": None if before is None else before.value,
-    }
-
-
-def _right(records: list[dict[str, Any]]) -> Share:
-    finals = [graded(r)[-1] for r in records]
-    return Share(sum(sum(u["grade"]["correct"] for u in final) / len(final) for final in finals), len(finals))
-
-
-# -- words --------------------------------------------------------------------------------------------------------
-
-
-def _share(entry: dict[str, Any]) -> Share:
-    return Share(entry["count"], entry["total"])
-
-
-def _percent(share: Share) -> str:
-    low, high = share.interval()
-    return f"{share.value:.1%} ({100 * low:.1f} to {high:.1%})"
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+def _results(records: list[dict[str, Any]]) -> str:
+    """Who won how often and was paid how much."""
+    players = sorted({u["agent"] for r in records for u in r["utterances"]})
+    illegal = sum(r.get("outcome") == "illegal" for r in records)
+    told = []
+    for player in players:
+        won = sum(any(u["agent"] == player and u["grade"]["correct"] for u in last_answers(r)) for r in records)
+        paid = [
+            sum(finite((u.get("rewards") or {}).get("env")) or 0.0 for u in r["utterances"] if u["agent"] == player)
+            for r in records
+        ]
+        told.append(f"{player} won {won} and was paid {sum(paid) / len(paid):+.2f} on average")
+    return f"{illegal} ended by an illegal move; {listed(told)}."
 
 
 def _model(section: dict[str, Any]) -> str:
@@ -246,7 +209,7 @@ def _model(section: dict[str, Any]) -> str:
         return "a person"
     if section.get("tiny") is not None:
         tiny = section["tiny"]
-        what = f"tiny {tiny.get('architecture', 'llama')}, {tiny.get('layers', 2)} layers"
+        what = f"tiny {tiny.get('architecture', 'llama')}, {counted(tiny.get('layers', 3), 'layer')}"
     else:
         what = str(
             section.get("model")

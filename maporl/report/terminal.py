@@ -16,32 +16,33 @@ from maporl.report.story import story
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN = ("Accuracy, by turn", "Reward, by name", "KL to the reference", "Entropy", "Tokens per second", "Memory")
+HINT = "Ctrl-C ends this view; the run goes on."
 
 
 def frame(run: Run, width: int) -> Group:
     """What ``maporl watch --tui`` shows of ``run`` on a terminal of ``width`` columns."""
-    parts: list[Any] = [Text(part["text"]) for part in story(run)]
+    parts: list[Any] = [Text.assemble((f"{part['title']} ", "bold"), part["text"]) for part in story(run)]
     table = Table(box=None, padding=(0, 1), expand=False)
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(12, width // 3))
     table.add_column("now", justify="right", no_wrap=True)
     table.add_column("over the updates", no_wrap=True)
-    for chart in (c for title in SHOWN for c in charts(run) if c["title"] == title):
-        for series in chart["series"]:
-            last = next((v for v in reversed(series["values"]) if v is not None), None)
-            if last is not None:
-                name = series["name"] if len(chart["series"]) > 1 else chart["title"].lower()
-                table.add_row(
-                    name,
-                    f"{last:.1%}" if chart["share"] else f"{last:.4g}",
-                    sparkline(series["values"], max(8, width // 3), chart["share"]),
-                )
+    by_title = {chart["title"]: chart for chart in charts(run)}
+    for chart in (by_title[title] for title in SHOWN if title in by_title):
+        known = [(s, [v for v in s["values"] if v is not None]) for s in chart["series"]]
+        known = [(series, values) for series, values in known if values]
+        if len(known) > 1:
+            table.add_row(Text(chart["title"], style="bold"))
+        for series, values in known:
+            name = series["name"] if len(known) > 1 else chart["title"]
+            now = f"{values[-1]:.1%}" if chart["share"] else f"{values[-1]:.4g}"
+            table.add_row(Text(name), now, sparkline(values, max(8, width // 3), chart["share"]))
     if table.row_count:
         parts.append(table)
     played = [(when, record) for when, record in run.dialogues if isinstance(when, int)]
     if played:
         when, record = max(played, key=lambda p: p[0])
         parts.append(_dialogue(when, entry(when, record)))
-    return Group(*parts)
+    return Group(*parts, Text(HINT, style="dim"))
 
 
 def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool = False) -> str:
@@ -62,9 +63,11 @@ def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool 
 
 
 def _dialogue(when: int, shown: dict[str, Any]) -> Panel:
-    lines = Text(f"{_cut(shown['question'])}   (right: {_cut(shown['label'])})\n", style="bold")
+    known = f"   ({shown['outcome']})" if shown["game"] else f"   (right: {_cut(shown['label'])})"
+    lines = Text(f"{_cut(shown['question'])}{known}\n", style="bold")
+    words = ("won", "did not win") if shown["game"] else ("right", "wrong")
     for u in shown["said"]:
-        mark, style = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "")}[u["correct"]]
+        mark, style = {True: (words[0], "green"), False: (words[1], "red"), None: ("", "")}[u["correct"]]
         lines.append(f"{u['agent']}, turn {u['turn']}: {_cut(u['text'])} ")
         lines.append(f"{mark}\n", style=style)
     lines.rstrip()

@@ -130,14 +130,14 @@ def balance(
         settings = None if config is None else load_config([str(config)], None, set_)
         source = None if settings is None else balancing.TopUp.from_config(settings, options, quiet)
         made = balancing.balance(samples, options, source)
-        console = Console()
+        console = Console(markup=False, highlight=False)
         console.print(leak.balance_table(leak.measure(samples), leak.measure(made.samples) if made.samples else None))
         for line in [*leak.source_lines(made.samples), *made.lines()]:
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
         if not made.samples:
             raise data.DataError(f"{folder}: no question has a right and a wrong answer; nothing was written")
         data.write_new(output, "".join(sample.line() for sample in made.samples))
-        console.print(f"{output}: {len(made.samples)} answers", highlight=False, soft_wrap=True)
+        console.print(f"{output}: {len(made.samples)} answers", soft_wrap=True)
 
 
 @app.command()
@@ -181,6 +181,6 @@ def train(
         from maporl.verifier.train import train_verifier
 
         record = train_verifier(file, output, options, quiet)
-        console = Console()
+        console = Console(markup=False, highlight=False)
         console.print(measures_table(record))
-        console.print(str(output), highlight=False, soft_wrap=True)
+        console.print(str(output), soft_wrap=True)

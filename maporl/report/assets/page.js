@@ -6,7 +6,7 @@
   const LIGHT = ["#0b57d0", "#b3540a", "#0a7a4b", "#8e24aa", "#b3261e", "#00838f", "#5d4037", "#5f6368"];
   const DARK = ["#8ab4f8", "#ffb366", "#7bd8a5", "#d7a6ec", "#ff9d94", "#6fd3dd", "#c9b1a6", "#bdc1c6"];
   const percent = (x) => (x == null ? "–" : (100 * x).toFixed(1) + "%");
-  const short = (x) => (x == null ? "–" : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(2) : String(+x.toPrecision(4)));
+  const short = (x) => (x == null ? "–" : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-4) ? x.toExponential(1) : String(+x.toPrecision(4)));
   const remembered = { get: (k) => { try { return localStorage.getItem(k); } catch { return null; } }, set: (k, v) => { try { localStorage.setItem(k, v); } catch { /* a file's page may have no storage */ } } };
 
   /* -- charts ------------------------------------------------------------------------------------------------------ */
@@ -15,9 +15,10 @@
     const place = useRef(null);
     const [hidden, setHidden] = useState({});
     const [at, setAt] = useState(null);
+    const last = chart.steps.length - 1, shown = chart.share ? percent : short;
     const colours = useMemo(() => {
       const palette = dark ? DARK : LIGHT, names = [...new Set(chart.series.map((s) => s.name.replace(/, held out$/, "")))];
-      return chart.series.map((s) => palette[names.indexOf(s.name.replace(/, held out$/, "")) % palette.length]);
+      return chart.series.map((s) => palette[(s.colour ?? names.indexOf(s.name.replace(/, held out$/, ""))) % palette.length]);
     }, [chart, dark]);
     useEffect(() => {
       const style = getComputedStyle(document.documentElement), fg = style.getPropertyValue("--quiet"), line = style.getPropertyValue("--line");
@@ -25,19 +26,29 @@
       chart.series.forEach((s, i) => {
         const show = !hidden[s.name], points = { show: s.held_out || chart.steps.length < 3, size: 5, fill: colours[i] };
         data.push(s.values);
-        series.push({ label: s.name, stroke: colours[i], width: 1.5, dash: s.held_out ? [5, 4] : undefined, points, show, spanGaps: true });
+        series.push({ label: s.name, stroke: colours[i], width: 1.5, dash: s.held_out ? [5, 4] : undefined, points, show, spanGaps: true, ...(s.held_out && s.values.filter((v) => v != null).length < 3 ? { paths: () => null } : {}) });
         if (s.low && !s.held_out && show) {
           data.push(s.high, s.low);
           series.push({ stroke: "transparent", points: { show: false }, spanGaps: true }, { stroke: "transparent", points: { show: false }, spanGaps: true });
           bands.push({ series: [series.length - 2, series.length - 1], fill: colours[i] + "2b" });
         }
       });
-      const axis = { stroke: fg, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+      if (chart.limit) {
+        data.push(chart.steps.map(() => chart.limit[0]));
+        series.push({ label: chart.limit[1], stroke: fg, width: 1, dash: [2, 3], points: { show: false } });
+      }
+      const axis = { stroke: fg, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
+      const told = (_, ticks, __, ___, step) => ticks.map((t) => {
+        const value = chart.share ? 100 * t : t, digits = Math.max(0, Math.min(8, -Math.floor(Math.log10((chart.share ? 100 : 1) * step) + 1e-9)));
+        return (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : value.toFixed(digits)) + (chart.share ? "%" : "");
+      });
+      const wide = (u, values) => 18 + Math.max(0, ...(values || []).map((v) => (v ? 7.2 * v.length : 0)));
+      const range = (_, low, high) => (low == null || high - low > 1e-12 ? uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true) : [Math.min(0, 1.5 * low), Math.max(chart.share ? 0.01 : low === 0 ? 1 : 0, 1.5 * high)]);
       const options = {
         width: place.current.clientWidth, height: 220, legend: { show: false }, series, bands,
-        scales: { x: { time: false }, y: chart.whole ? { range: [0, 1] } : {} },
-        axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => (chart.share ? +(100 * t).toFixed(1) + "%" : short(t))) }],
-        cursor: { sync: { key: "updates" }, points: { size: 6 }, drag: { x: true, y: false } },
+        scales: { x: { time: false }, y: { range: chart.whole ? [0, 1] : range } },
+        axes: [{ ...axis, label: "update", labelSize: 18, labelFont: axis.font, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] }, { ...axis, size: wide, values: told }],
+        cursor: { sync: { key: "updates", scales: ["x", null] }, y: false, points: { size: 6 }, drag: { x: true, y: false } },
         hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)] },
       };
       const plot = new uPlot(options, data, place.current);
@@ -45,15 +56,15 @@
       watcher.observe(place.current);
       return () => { watcher.disconnect(); plot.destroy(); };
     }, [chart, dark, hidden]);
-    const shown = chart.share ? percent : short;
     const known = (s) => s.values.filter((v) => v != null);
-    const spoken = chart.series.map((s) => `${s.name}: from ${shown(known(s)[0])} to ${shown(known(s).at(-1))}`).join("; ");
+    const spoken = chart.series.filter((s) => known(s).length).map((s) => `${s.name}: from ${shown(known(s)[0])} to ${shown(known(s).at(-1))}`).join("; ");
     const every = Math.max(1, Math.ceil(chart.steps.length / 20));
     const rows = chart.steps.map((s, i) => [s, i]).filter(([, i]) => i % every === 0 || i === chart.steps.length - 1);
     return html`<figure id=${"chart-" + chart.id}>
       <figcaption><h3>${chart.title}</h3><div class="quiet">${chart.about}</div></figcaption>
       <ul class="legend">${chart.series.map((s, i) => html`<li><button aria-pressed=${String(!hidden[s.name])} onClick=${() => setHidden({ ...hidden, [s.name]: !hidden[s.name] })}>
-        <span class=${"swatch" + (s.held_out ? " dashed" : "")} style=${{ borderColor: colours[i] }}></span>${s.name}${at == null ? "" : " " + shown(s.values[at])}</button></li>`)}</ul>
+        <span class=${"swatch" + (s.held_out ? " dots" : "")} style=${{ borderColor: colours[i] }}></span>${s.name} <span class="value">${shown(s.values[at ?? last])}</span></button></li>`)}
+        ${chart.limit && html`<li class="quiet"><span class="swatch dotted"></span> ${chart.limit[1]} ${short(chart.limit[0])}</li>`}<li class="quiet">at update ${chart.steps[at ?? last]}</li></ul>
       <div ref=${place} role="img" aria-label=${`${chart.title} over updates. ${spoken}`}></div>
       <details><summary>Numbers</summary><div class="scroll"><table>
         <thead><tr><th scope="col">update</th>${chart.series.map((s) => html`<th scope="col" class="number">${s.name}</th>`)}</tr></thead>
@@ -62,26 +73,28 @@
     </figure>`;
   }
 
-  /* What answers did from turn to turn: a column for each turn, ribbons between them as wide as there are answers. */
+  /* What answers did from turn to turn: a column for each turn, ribbons between them as wide as there are answers. Where dialogues
+     ended early, each pair of turns has columns of its own, because it is about those that went on. */
   function Flips({ flips }) {
     const W = 560, H = 190, top = 24, high = 140, bar = 16;
-    const columns = flips.turns.length + 1, x = (i) => 70 + (i * (W - 140)) / Math.max(1, columns - 1);
-    const total = Math.max(1, ...flips.turns.map((t) => t.stayed_right + t.right_to_wrong + t.wrong_to_right + t.stayed_wrong));
-    const scale = high / total, marks = [];
-    const ribbon = (a, y0, b, y1, n, colour, text) => n > 0 && marks.push(html`<path d=${`M${x(a) + bar} ${y0} C${(x(a) + x(b) + bar) / 2} ${y0} ${(x(a) + x(b) + bar) / 2} ${y1} ${x(b)} ${y1} v${n * scale} C${(x(a) + x(b) + bar) / 2} ${y1 + n * scale} ${(x(a) + x(b) + bar) / 2} ${y0 + n * scale} ${x(a) + bar} ${y0 + n * scale} z`} fill=${`rgba(var(--${colour}), .45)`}><title>${text}</title></path>`);
-    flips.turns.forEach((t, i) => {
-      const rightBefore = t.stayed_right + t.right_to_wrong, rightAfter = t.stayed_right + t.wrong_to_right, all = rightBefore + t.wrong_to_right + t.stayed_wrong;
+    const turns = flips.turns.map((t) => ({ ...t, before: t.stayed_right + t.right_to_wrong, after: t.stayed_right + t.wrong_to_right, all: t.stayed_right + t.right_to_wrong + t.wrong_to_right + t.stayed_wrong }));
+    const apart = turns.some((t, i) => i > 0 && (t.before !== turns[i - 1].after || t.all !== turns[i - 1].all));
+    const columns = apart ? 2 * turns.length : turns.length + 1, x = (i, side) => 70 + ((apart ? 2 * i + side : i + side) * (W - 140)) / Math.max(1, columns - 1);
+    const scale = high / Math.max(1, ...turns.map((t) => t.all)), marks = [];
+    const ribbon = (i, y0, y1, n, colour, text) => n > 0 && marks.push(html`<path d=${`M${x(i, 0) + bar} ${y0} C${(x(i, 0) + x(i, 1) + bar) / 2} ${y0} ${(x(i, 0) + x(i, 1) + bar) / 2} ${y1} ${x(i, 1)} ${y1} v${n * scale} C${(x(i, 0) + x(i, 1) + bar) / 2} ${y1 + n * scale} ${(x(i, 0) + x(i, 1) + bar) / 2} ${y0 + n * scale} ${x(i, 0) + bar} ${y0 + n * scale} z`} fill=${`rgba(var(--${colour}), .45)`}><title>${text}</title></path>`);
+    turns.forEach((t, i) => {
       const name = `turn ${i + 1} to ${i + 2}`;
-      ribbon(i, top, i + 1, top, t.stayed_right, "up", `${name}: ${t.stayed_right} stayed right`);
-      ribbon(i, top + t.stayed_right * scale, i + 1, top + rightAfter * scale, t.right_to_wrong, "down", `${name}: ${t.right_to_wrong} from right to wrong`);
-      ribbon(i, top + rightBefore * scale, i + 1, top + t.stayed_right * scale, t.wrong_to_right, "up", `${name}: ${t.wrong_to_right} from wrong to right`);
-      ribbon(i, top + (rightBefore + t.wrong_to_right) * scale, i + 1, top + (rightAfter + t.right_to_wrong) * scale, t.stayed_wrong, "down", `${name}: ${t.stayed_wrong} stayed wrong`);
-      for (const [column, right] of i ? [[i + 1, rightAfter]] : [[i, rightBefore], [i + 1, rightAfter]]) {
-        marks.push(html`<rect x=${x(column)} y=${top} width=${bar} height=${right * scale} fill="rgb(var(--up))" /><rect x=${x(column)} y=${top + right * scale} width=${bar} height=${(all - right) * scale} fill="rgb(var(--down))" />
-          <text x=${x(column) + bar / 2} y="14" text-anchor="middle">turn ${column + 1}</text><text x=${x(column) + bar / 2} y=${top + high + 18} text-anchor="middle">${all ? Math.round((100 * right) / all) : 0}% right</text>`);
+      ribbon(i, top, top, t.stayed_right, "up", `${name}: ${t.stayed_right} stayed right`);
+      ribbon(i, top + t.stayed_right * scale, top + t.after * scale, t.right_to_wrong, "down", `${name}: ${t.right_to_wrong} spoiled`);
+      ribbon(i, top + t.before * scale, top + t.stayed_right * scale, t.wrong_to_right, "up", `${name}: ${t.wrong_to_right} corrected`);
+      ribbon(i, top + (t.before + t.wrong_to_right) * scale, top + (t.after + t.right_to_wrong) * scale, t.stayed_wrong, "down", `${name}: ${t.stayed_wrong} stayed wrong`);
+      for (const side of i && !apart ? [1] : [0, 1]) {
+        const right = side ? t.after : t.before;
+        marks.push(html`<rect x=${x(i, side)} y=${top} width=${bar} height=${right * scale} fill="rgb(var(--up))" /><rect x=${x(i, side)} y=${top + right * scale} width=${bar} height=${(t.all - right) * scale} fill="rgb(var(--down))" />
+          <text x=${x(i, side) + bar / 2} y="14" text-anchor="middle">turn ${i + side + 1}</text><text x=${x(i, side) + bar / 2} y=${top + high + 18} text-anchor="middle">${t.all ? Math.round((100 * right) / t.all) : 0}% right</text>`);
       }
     });
-    const words = flips.turns.map((t, i) => `Turn ${i + 1} to ${i + 2}: ${t.wrong_to_right} from wrong to right, ${t.right_to_wrong} from right to wrong, ${t.stayed_right} stayed right, ${t.stayed_wrong} stayed wrong.`).join(" ");
+    const words = turns.map((t, i) => `Turn ${i + 1} to ${i + 2}: ${t.wrong_to_right} corrected, ${t.right_to_wrong} spoiled, ${t.stayed_right} stayed right, ${t.stayed_wrong} stayed wrong.`).join(" ") + (apart ? " Of those that went on." : "");
     return html`<figure><figcaption><h3>${flips.title}</h3></figcaption><svg viewBox=${`0 0 ${W} ${H}`} role="img" aria-label=${words}>${marks}</svg><p class="quiet">${words}</p></figure>`;
   }
 
@@ -89,7 +102,7 @@
 
   const Interval = ({ share }) => share && share.value != null ? html`${percent(share.value)} <span class="quiet">${(100 * share.low).toFixed(1)}–${(100 * share.high).toFixed(1)}</span>` : "–";
 
-  function Run({ run, level, show, children }) {
+  function Run({ run, number, level, show, children }) {
     const Title = level;
     return html`<div class="top"><div class="story">${run.story.map((part) => html`<section><${Title}>${part.title}<//><p>${part.text}</p></section>`)}</div>${children}</div>
       ${run.results.length > 0 && html`<details><summary>Held-out accuracy by turn and agent, with 95% intervals</summary><div class="scroll"><table>
@@ -97,9 +110,9 @@
         <tbody>${run.results.map((r) => html`<tr><td>${r.turn}</td><th scope="row">${r.who}</th><td><${Interval} share=${r.before} /></td><td><${Interval} share=${r.after} /></td></tr>`)}</tbody></table></div></details>`}
       ${run.failures.lines.length > 0 && html`<section aria-label="Where it still fails"><${Title} id="failures">Where it still fails<//>
         <p class="quiet">Counted over ${run.failures.scope}.</p>
-        <ul>${run.failures.lines.map((line) => html`<li>${line.text} <button onClick=${() => show(line.flag, run.failures.when)}>show them</button></li>`)}</ul>
-        ${run.failures.groups.map((group) => html`<h3>Right at the end, by ${group.title}</h3><div class="scroll"><table>
-          <thead><tr><th scope="col">${group.title}</th><th scope="col" class="number">questions</th><th scope="col" class="number">before</th><th scope="col">now, with 95% interval</th></tr></thead>
+        <ul>${run.failures.lines.map((line, i) => html`<li>${line.text} <button aria-label=${"show the dialogues: " + line.text} onClick=${() => show(`${number}.${i}`)}>show them</button></li>`)}</ul>
+        ${run.failures.groups.map((group) => html`<h3>${group.title}</h3><div class="scroll"><table>
+          <thead><tr><th scope="col">${group.column}</th><th scope="col" class="number">questions</th><th scope="col" class="number">right before</th><th scope="col">right now, with 95% interval</th></tr></thead>
           <tbody>${group.rows.map((row) => html`<tr><th scope="row">${row.name}</th><td class="number">${row.questions}</td><td class="number">${percent(row.before)}</td>
             <td><span class="bar" style=${{ width: 8 * row.now + "rem" }}></span> <${Interval} share=${{ value: row.now, low: row.low, high: row.high }} /></td></tr>`)}</tbody></table></div>`)}
       </section>`}`;
@@ -118,52 +131,59 @@
   function Answer({ text, trace, shade }) {
     const [tip, setTip] = useState("");
     if (!trace || shade === "nothing") return html`<div class="text" dir="auto">${text || html`<span class="quiet">(nothing)</span>`}</div>`;
-    const values = trace[shade], most = Math.max(1e-9, ...(values || []).map(Math.abs));
-    const colour = (v) => shade === "logprobs" ? `rgba(var(--down), ${(0.75 * (1 - Math.exp(v))).toFixed(3)})` : `rgba(var(${v >= 0 ? "--up" : "--down"}), ${((0.75 * Math.abs(v)) / most).toFixed(3)})`;
-    const told = (i) => `${JSON.stringify(trace.pieces[i])}: log-probability ${short(trace.logprobs[i])} (${percent(Math.exp(trace.logprobs[i]))})${trace.values ? `, value ${short(trace.values[i])}` : ""}, advantage ${short(trace.advantages[i])}`;
-    return html`<div class="text" dir="auto" onMouseLeave=${() => setTip("")}>${trace.pieces.map((piece, i) => html`<span class="tok" style=${{ background: values ? colour(values[i]) : "" }} onMouseEnter=${() => setTip(told(i))}>${piece}</span>`)}</div>
-      <div class="tip" aria-live="off">${tip || "Point at a token for its numbers."}</div>
+    const values = trace[shade], most = Math.max(1e-9, ...(values || []).map((v) => Math.abs(v ?? 0)));
+    const colour = (v) => v == null ? "" : shade === "logprobs" ? `rgba(var(--low), ${(0.55 * (1 - Math.exp(v))).toFixed(3)})` : `rgba(var(${v >= 0 ? "--high" : "--low"}), ${((0.55 * Math.abs(v)) / most).toFixed(3)})`;
+    const told = (i) => `${JSON.stringify(trace.pieces[i])}: log-probability ${short(trace.logprobs[i])}${trace.logprobs[i] == null ? "" : ` (${percent(Math.exp(trace.logprobs[i]))})`}${trace.values ? `, value ${short(trace.values[i])}` : ""}, advantage ${short(trace.advantages[i])}`;
+    const scale = !values ? "no such numbers here" : shade === "logprobs" ? "the deeper orange, the less likely" : `blue: above 0, orange: below; deepest: ${short(most)}`;
+    return html`<div class="text" dir="auto" onMouseLeave=${() => setTip("")}>${trace.pieces.map((piece, i) => html`<span class="tok" style=${{ background: values ? colour(values[i]) : "" }} onMouseEnter=${() => setTip(told(i))} onClick=${() => setTip(told(i))}>${piece}</span>`)}</div>
+      <div class="tip" aria-live="off">${tip || `Tokens by ${{ advantages: "advantage", values: "value", logprobs: "log-probability" }[shade]}: ${scale}. Point at one for its numbers.`}</div>
       <details><summary>Tokens as a table</summary><div class="scroll"><table><thead><tr><th scope="col">token</th><th scope="col" class="number">log-probability</th>${trace.values && html`<th scope="col" class="number">value</th>`}<th scope="col" class="number">advantage</th></tr></thead>
         <tbody>${trace.pieces.slice(0, 500).map((piece, i) => html`<tr><th scope="row"><code>${JSON.stringify(piece)}</code></th><td class="number">${short(trace.logprobs[i])}</td>${trace.values && html`<td class="number">${short(trace.values[i])}</td>`}<td class="number">${short(trace.advantages[i])}</td></tr>`)}</tbody></table></div></details>`;
   }
 
-  function Said({ u, shade }) {
-    const verdict = u.correct == null ? "not graded" : u.correct ? "✓ right" : "✗ wrong";
+  function Said({ u, shade, game, rewards }) {
+    const verdict = u.correct == null ? "not graded" : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
-      <h4>${u.agent}${u.role ? ` (${u.role})` : ""} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
-      <div class="quiet">${u.answer == null ? "no answer was read" : html`answer <strong>${u.answer}</strong>`}${u.reason ? `: ${u.reason}` : ""}${u.stop === "length" ? "; cut off at the length limit" : ""}</div>
+      <h4>${u.agent}${u.role && u.role !== u.agent ? ` (${u.role})` : ""} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
+      <div class="quiet">${u.answer == null ? "no answer was read" : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${u.reason ? `: ${u.reason}` : ""}${u.stop === "length" ? "; cut off at the length limit" : ""}</div>
       <${Answer} text=${u.text} trace=${u.trace} shade=${shade} />
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
-      <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
+      <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
       <details><summary>What ${u.agent} was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>
     </article>`;
   }
 
-  function Detail({ d, shade, twin, open, many }) {
+  function Detail({ d, shade, twin, open, many, rewards }) {
     const turns = [...new Set(d.said.map((u) => u.turn))].sort((a, b) => a - b), agents = [...new Set(d.said.map((u) => u.agent))];
     return html`<div class="question"><div class="quiet">${many ? many[d.run].name + ", " : ""}${place(d.when)}${d.kind ? ", " + d.kind : ""}, ${d.id}</div>
-        <div class="text" dir="auto">${d.question}</div><div>right answer: <strong dir="auto">${d.label || "–"}</strong>${d.outcome ? html` <span class="quiet">(${d.outcome})</span>` : ""}</div>
+        <div class="text" dir="auto">${d.question}</div><div>${!d.game && html`right answer: <strong dir="auto">${d.label || "–"}</strong> `}${d.outcome ? html`<span class=${d.game ? "" : "quiet"}>${d.game ? "ended: " : "("}${d.outcome}${d.game ? "" : ")"}</span>` : ""}</div>
         ${twin && html`<button onClick=${() => open(twin)}>the same question ${twin.when === "before" ? "before" : "after"} training</button>`}</div>
-      <div class="turns">${turns.map((turn) => html`<section class="scroll"><h3>Turn ${turn}</h3><div style=${{ display: "grid", gap: ".75rem", gridTemplateColumns: `repeat(${agents.length}, minmax(min(100%, 15rem), 1fr))` }}>
-        ${agents.map((agent) => { const own = d.said.filter((u) => u.turn === turn && u.agent === agent); return own.length ? html`<div>${own.map((u) => html`<${Said} u=${u} shade=${shade} />`)}</div>` : html`<div class="quiet">${agent} was not asked</div>`; })}</div></section>`)}</div>`;
+      <div class="turns">${turns.map((turn) => html`<section class="scroll"><h3>Turn ${turn}</h3><div class="seats" style=${{ "--seats": agents.length }}>
+        ${agents.map((agent) => { const own = d.said.filter((u) => u.turn === turn && u.agent === agent); return own.length ? html`<div>${own.map((u) => html`<${Said} u=${u} shade=${shade} game=${d.game} rewards=${rewards} />`)}</div>` : html`<div class="quiet">${agent} was not asked</div>`; })}</div></section>`)}</div>`;
   }
 
   function readHash() {
     const given = new URLSearchParams(location.hash.slice(1));
-    return { flags: (given.get("show") || "").split(",").filter(Boolean), when: given.get("when") || "all", kind: given.get("kind") || "", words: given.get("search") || "", open: given.get("dialogue") || "" };
+    return { flags: (given.get("show") || "").split(",").filter(Boolean), when: given.get("when") || "all", kind: given.get("kind") || "", words: given.get("search") || "", open: given.get("dialogue") || "", line: given.get("line") || "", run: given.get("run") || "", shade: given.get("shade") || "advantages" };
   }
 
   function Dialogues({ data, view, setView }) {
-    const { flags, when, kind, words, open } = view;
+    const { flags, when, kind, words, open, line, run, shade } = view;
     const [most, setMost] = useState(PAGE);
-    const [shade, setShade] = useState("advantages");
     const search = useRef(null), detail = useRef(null), list = useRef(null);
     const kinds = useMemo(() => [...new Set(data.dialogues.map((d) => d.kind).filter(Boolean))].sort(), [data]);
+    const counted = useMemo(() => {
+      const [r, i] = line.split(".");
+      const found = data.runs[r]?.failures.lines[i];
+      return found && { text: found.text, run: +r, keys: new Set(found.keys) };
+    }, [data, line]);
     const chosen = useMemo(() => {
-      const wanted = words.toLowerCase();
-      return data.dialogues.filter((d) => flags.every((f) => d.flags.includes(f)) && (when === "all" || (when === "train" ? typeof d.when === "number" : d.when === when)) && (!kind || d.kind === kind) && (!wanted || searchable(d).includes(wanted)));
-    }, [data, flags.join(), when, kind, words]);
-    const change = (part) => { setMost(PAGE); setView({ ...view, ...part }); };
+      const wanted = words.trim().toLowerCase();
+      return data.dialogues.filter((d) => flags.every((f) => d.flags.includes(f)) && (!counted || (d.run === counted.run && counted.keys.has(d.key.slice(d.key.indexOf("/") + 1)))) && (!run || String(d.run) === run) && (when === "all" || (when === "train" ? typeof d.when === "number" : d.when === when)) && (!kind || d.kind === kind) && (!wanted || searchable(d).includes(wanted)));
+    }, [data, flags.join(), when, kind, words, counted, run]);
+    /* For how many of these each button holds. */
+    const holds = useMemo(() => { const found = {}; for (const d of chosen) for (const f of d.flags) found[f] = (found[f] || 0) + 1; return found; }, [chosen]);
+    const change = (part, push) => { setMost(PAGE); setView({ ...view, ...part }, push); };
     const current = chosen.find((d) => d.key === open) || data.dialogues.find((d) => d.key === open) || chosen[0];
     const at = chosen.indexOf(current);
     const go = (step) => {
@@ -171,7 +191,11 @@
       if (!next) return;
       if (chosen.indexOf(next) >= most) setMost(most + PAGE);
       setView({ ...view, open: next.key });
-      requestAnimationFrame(() => list.current?.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" }));
+      requestAnimationFrame(() => {
+        list.current?.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
+        const top = detail.current.getBoundingClientRect().top;
+        if (top < 0 || top > innerHeight / 2) detail.current.scrollIntoView();
+      });
     };
     useEffect(() => {
       const press = (event) => {
@@ -186,20 +210,26 @@
       return () => document.removeEventListener("keydown", press);
     });
     const twin = current && typeof current.when === "string" && data.dialogues.find((d) => d.run === current.run && d.id === current.id && typeof d.when === "string" && d.when !== current.when);
-    const select = (d) => { setView({ ...view, open: d.key }); if (matchMedia("(max-width: 760px)").matches) requestAnimationFrame(() => detail.current.scrollIntoView()); };
-    return html`<section id="dialogues" aria-label="Dialogues"><h2>Dialogues</h2>
-      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. The address of the page keeps what you see.</p>
+    const select = (d) => { setView({ ...view, open: d.key }, true); if (matchMedia("(max-width: 760px)").matches) requestAnimationFrame(() => detail.current.scrollIntoView()); };
+    const none = { flags: [], when: "all", kind: "", words: "", line: "", run: "" };
+    const offered = Object.entries(data.flags).filter(([name]) => data.dialogues.some((d) => d.flags.includes(name)));
+    const traced = current?.said.some((u) => u.trace);
+    return html`<section id="dialogues" aria-label="Dialogues" tabindex="-1"><h2>Dialogues</h2>
+      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}<span class="keys">Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. </span>The address of the page keeps the filters and the open dialogue.</p>
       <div class="tools" role="search"><label>Search <input type="search" ref=${search} value=${words} onInput=${(e) => change({ words: e.target.value })} placeholder="question, answer, words" /></label>
-        <label>From <select value=${when} onChange=${(e) => change({ when: e.target.value })}><option value="all">everywhere</option><option value="after">held out, after</option><option value="before">held out, before</option><option value="train">training</option></select></label>
-        ${kinds.length > 1 && html`<label>Task <select value=${kind} onChange=${(e) => change({ kind: e.target.value })}><option value="">all</option>${kinds.map((k) => html`<option value=${k}>${k}</option>`)}</select></label>`}
-        <label>Shade tokens by <select value=${shade} onChange=${(e) => setShade(e.target.value)}><option value="advantages">advantage</option><option value="values">value</option><option value="logprobs">log-probability</option><option value="nothing">nothing</option></select></label></div>
-      <div class="tools" role="group" aria-label="Show only">${Object.entries(data.flags).map(([name, about]) => html`<button title=${about} aria-pressed=${String(flags.includes(name))} onClick=${() => change({ flags: flags.includes(name) ? flags.filter((f) => f !== name) : [...flags, name] })}>${name}</button>`)}</div>
-      <p role="status" id="count">${chosen.length} ${chosen.length === 1 ? "dialogue" : "dialogues"}</p>
+        <label>From <select value=${when} onChange=${(e) => change({ when: e.target.value }, true)}><option value="all">everywhere</option><option value="after">held out, after</option><option value="before">held out, before</option><option value="train">training</option></select></label>
+        ${data.runs.length > 1 && html`<label>Run <select value=${run} onChange=${(e) => change({ run: e.target.value }, true)}><option value="">all</option>${data.runs.map((r, i) => html`<option value=${String(i)}>${r.name}</option>`)}</select></label>`}
+        ${kinds.length > 1 && html`<label>Task <select value=${kind} onChange=${(e) => change({ kind: e.target.value }, true)}><option value="">all</option>${kinds.map((k) => html`<option value=${k}>${k}</option>`)}</select></label>`}
+        <label>Shade tokens by <select value=${shade} disabled=${!traced} onChange=${(e) => setView({ ...view, shade: e.target.value })}><option value="advantages">advantage</option><option value="values">value</option><option value="logprobs">log-probability</option><option value="nothing">nothing</option></select></label>${!traced && html`<span class="quiet">(tokens are recorded of training)</span>`}</div>
+      <div class="tools" role="group" aria-label="Show only">${offered.map(([name, about]) => html`<button title=${about} aria-pressed=${String(flags.includes(name))} disabled=${!holds[name] && !flags.includes(name)} onClick=${() => change({ flags: flags.includes(name) ? flags.filter((f) => f !== name) : [...flags, name] }, true)}>${name} <span class="count">${holds[name] || 0}</span></button>`)}</div>
+      <details><summary>What the buttons and the rewards mean</summary><dl class="meanings">${offered.map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}${Object.entries(data.rewards).map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}</dl><p class="quiet">Several buttons: all of them hold.</p></details>
+      ${counted && html`<p>Only: ${counted.text} <button onClick=${() => change({ line: "" }, true)}>show all</button></p>`}
+      <p role="status" id="count">${chosen.length} ${chosen.length === 1 ? "dialogue" : "dialogues"}${chosen.length === 0 && data.dialogues.length > 0 ? html` <button onClick=${() => change(none, true)}>clear the filters</button>` : ""}</p>
       ${data.dialogues.length === 0 ? html`<p>No dialogue has been recorded yet.</p>` : html`<div class="dialogues">
         <ul class="list" ref=${list}>${chosen.slice(0, most).map((d) => html`<li key=${d.key}><button aria-current=${String(d === current)} onClick=${() => select(d)}>
-          <span class="what" dir="auto">${d.question.slice(0, 200)}</span><span class="quiet">${place(d.when)} <span class="marks" aria-label=${d.flags.join(", ")}>${d.said.filter((u) => u.correct != null).map((u) => html`<span class=${u.correct ? "right" : "wrong"}>${mark(u.correct)}</span>`)}</span></span></button></li>`)}
+          <span class="what" dir="auto">${d.question.slice(0, 200) || d.id}</span><span class="quiet">${data.runs.length > 1 ? data.runs[d.run].name + ", " : ""}${place(d.when)} ${d.game ? d.outcome : html`<span class="marks" aria-label=${d.flags.join(", ")}>${d.said.filter((u) => u.correct != null).map((u) => html`<span class=${u.correct ? "right" : "wrong"}>${mark(u.correct)}</span>`)}</span>`}</span></button></li>`)}
           ${chosen.length > most && html`<li><button onClick=${() => setMost(most + PAGE)}>show more of ${chosen.length}</button></li>`}</ul>
-        <div class="detail" ref=${detail}>${current && html`<${Detail} key=${current.key} d=${current} shade=${shade} twin=${twin} open=${select} many=${data.runs.length > 1 ? data.runs : null} />`}</div></div>`}
+        <div class="detail" ref=${detail}>${current && html`<${Detail} key=${current.key} d=${current} shade=${shade} twin=${twin} open=${select} many=${data.runs.length > 1 ? data.runs : null} rewards=${data.rewards} />`}</div></div>`}
     </section>`;
   }
 
@@ -215,7 +245,7 @@
         try {
           const answer = await fetch("seat");
           if (answer.status === 404) return; // nobody plays here
-          if (answer.ok) setAsked(await answer.json());
+          if (answer.ok) { const now = await answer.json(); setAsked((old) => (old && old.number === now.number && old.over === now.over ? old : now)); }
         } catch { /* the page says that the connection is lost */ }
         if (!stopped) setTimeout(ask, 500);
       };
@@ -225,11 +255,13 @@
     if (!asked) return null;
     const say = async (event) => {
       event.preventDefault();
-      const answer = await fetch("seat", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ number: asked.number, text }) });
-      setTrouble(answer.ok ? "" : await answer.text());
-      if (answer.ok) { setText(""); setAsked({}); }
+      try {
+        const answer = await fetch("seat", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ number: asked.number, text }) });
+        setTrouble(answer.ok ? "" : await answer.text());
+        if (answer.ok) { setText(""); setAsked({}); }
+      } catch { setTrouble("the game cannot be reached; is maporl play still running?"); }
     };
-    return html`<section aria-label="Your seat"><h2>Your seat</h2>${asked.number == null ? html`<p role="status">The others are speaking.</p>` : html`<form onSubmit=${say}>
+    return html`<section aria-label="Your seat"><h2>Your seat</h2>${asked.over ? html`${asked.lines.map((line) => html`<div class="text" dir="auto">${line}</div>`)}<p role="status">That was the last one.</p>` : asked.number == null ? html`<p role="status">The others are speaking.</p>` : html`<form onSubmit=${say}>
       ${asked.lines.map((line) => html`<div class="text" dir="auto">${line}</div>`)}
       <label>You are ${asked.prompt}. Your answer:<br /><textarea rows="4" cols="60" value=${text} onInput=${(e) => setText(e.target.value)}></textarea></label><br />
       <button disabled=${!text.trim()}>say it</button> <span role="alert" class="wrong">${trouble}</span></form>`}</section>`;
@@ -250,70 +282,86 @@
     }, []);
     useEffect(() => {
       if (!live) return undefined;
-      let tag = "", stopped = false;
+      let epoch = -1, after = -1, stopped = false;
       const ask = async () => {
         try {
-          const answer = await fetch("data", { headers: tag ? { "If-None-Match": tag } : {} });
-          if (answer.status === 200) { tag = answer.headers.get("ETag") || ""; setData(keyed(await answer.json())); }
-          setLost(answer.status !== 200 && answer.status !== 304);
+          const answer = await fetch(`data?epoch=${epoch}&after=${after}`);
+          if (answer.ok) {
+            const now = await answer.json();
+            if (now.epoch !== epoch || now.last !== after || now.dialogues.length) ({ epoch, last: after } = now);
+            setData((old) => ({ ...now, dialogues: joined(now.fresh ? [] : old.dialogues, now.dialogues, readHash().open) }));
+          }
+          setLost(!answer.ok);
         } catch { setLost(true); }
         if (!stopped) setTimeout(ask, 2000);
       };
       ask();
       return () => { stopped = true; };
     }, []);
-    const setView = (next) => {
+    const setView = (next, push) => {
       setViewState(next);
       const hash = new URLSearchParams();
       if (next.flags.length) hash.set("show", next.flags.join());
       if (next.when !== "all") hash.set("when", next.when);
-      if (next.kind) hash.set("kind", next.kind);
-      if (next.words) hash.set("search", next.words);
-      if (next.open) hash.set("dialogue", next.open);
-      history.replaceState(null, "", "#" + hash);
+      for (const [name, value] of [["kind", next.kind], ["search", next.words], ["line", next.line], ["run", next.run], ["shade", next.shade === "advantages" ? "" : next.shade], ["dialogue", next.open]]) if (value) hash.set(name, value);
+      history[push ? "pushState" : "replaceState"](null, "", "#" + hash);
     };
-    const show = (flag, when) => { setView({ ...view, flags: [flag], when, words: "", kind: "" }); document.getElementById("dialogues").scrollIntoView(); };
+    const show = (line) => {
+      setView({ ...view, flags: [], when: "all", words: "", kind: "", run: "", open: "", line }, true);
+      const place = document.getElementById("dialogues");
+      place.scrollIntoView();
+      place.focus({ preventScroll: true });
+    };
     const turn = () => { const next = theme === "dark" ? "light" : "dark"; remembered.set("maporl-theme", next); setTheme(next); };
     const one = data.runs.length === 1;
     const drawn = (chart) => html`<${Chart} key=${chart.id} chart=${chart} dark=${theme === "dark"} />`;
     const to = (id) => (event) => { event.preventDefault(); document.getElementById(id)?.scrollIntoView(); };
+    const of = (part) => data.charts.filter((chart, i) => chart.part === part && !(one && i === 0));
+    const health = data.runs.flatMap((r) => r.health.map((text) => (one ? text : `${r.name}: ${text}`)));
     return html`<header><h1>${data.title}${live && html` <span class=${lost ? "wrong" : "live"} role="status">${lost ? "connection lost" : "live"}</span>`}</h1>
-        <nav aria-label="Parts of the page"><a href="#charts" onClick=${to("charts")}>Charts</a>${one && data.runs[0].flips.length > 0 && html`<a href="#flips" onClick=${to("flips")}>Changes of mind</a>`}<a href="#dialogues" onClick=${to("dialogues")}>Dialogues</a><button onClick=${turn}>${theme === "dark" ? "light" : "dark"}</button></nav></header>
+        <nav aria-label="Parts of the page"><a href="#charts" onClick=${to("charts")}>Charts</a>${one && data.runs[0].flips.length > 0 && html`<a href="#flips" onClick=${to("flips")}>Changed answers</a>`}<a href="#dialogues" onClick=${to("dialogues")}>Dialogues</a><button onClick=${turn}>${theme === "dark" ? "light" : "dark"} theme</button></nav></header>
       <main>
         ${live && html`<${Seat} />`}
-        ${one ? html`<${Run} run=${data.runs[0]} level="h2" show=${show}>${data.charts.slice(0, 1).map(drawn)}<//>` : data.runs.map((run) => html`<section><h2>${run.name}</h2><${Run} run=${run} level="h3" show=${show} /></section>`)}
-        ${data.differences.length > 0 && html`<section><h2>What differs in the configurations</h2><div class="scroll"><table><thead><tr><th scope="col">key</th>${data.runs.map((r) => html`<th scope="col">${r.name}</th>`)}</tr></thead>
-          <tbody>${data.differences.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></section>`}
-        <section id="charts" aria-label="Charts"><h2>Over the updates</h2>${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${data.charts.slice(one ? 1 : 0).map(drawn)}</div></section>
-        ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changes of mind"><h2>Changes of mind between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
+        ${data.summary.length > 0 && html`<section><h2>Side by side</h2><div class="scroll"><table><thead><tr><th scope="col">run</th>${["task", "protocol", "updates"].map((k) => html`<th scope="col">${k}</th>`)}<th scope="col">right before</th><th scope="col">right after</th><th scope="col">points by training</th><th scope="col">points by talking</th></tr></thead>
+          <tbody>${data.summary.map((row, i) => html`<tr><th scope="row">${data.runs[i].name}</th>${Object.values(row).map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
+          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${data.comparable ? "" : " The tasks differ, so these accuracies cannot be compared."}</p></section>`}
+        ${one ? html`<${Run} run=${data.runs[0]} number="0" level="h2" show=${show}>${data.charts.slice(0, 1).map(drawn)}<//>` : data.runs.map((run, i) => html`<section><h2>${run.name}</h2><${Run} run=${run} number=${i} level="h3" show=${show} /></section>`)}
+        ${data.differences.length > 0 && html`<section><h2>What differs in the configurations</h2><details open=${data.differences.length <= 20}><summary>${data.differences.length} keys</summary><div class="scroll"><table><thead><tr><th scope="col">key</th>${data.runs.map((r) => html`<th scope="col">${r.name}</th>`)}</tr></thead>
+          <tbody>${data.differences.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></details></section>`}
+        <section id="charts" aria-label="Charts"><h2>Over the updates</h2>${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${of("learning").map(drawn)}</div></section>
+        ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changed answers"><h2>Answers that changed between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
+        ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 0 && html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>`}<div class="charts">${of("health").map(drawn)}</div></section>`}
+        ${of("machine").length > 0 && html`<section><h2>The machine</h2><${Folded} title="Speed, memory, and how exactly sampler and trainer agree"><div class="charts">${of("machine").map(drawn)}</div><//></section>`}
         <${Dialogues} data=${data} view=${view} setView=${setView} />
         ${data.runs.filter((r) => r.config).map((r) => html`<details><summary>Configuration${one ? "" : " of " + r.name}</summary><pre>${r.config}</pre></details>`)}
       </main>`;
   }
 
-  /* A name for every dialogue that stays while the run grows. */
-  function keyed(data) {
-    const seen = {};
-    for (const d of data.dialogues) {
-      const name = `${d.run}/${d.when}/${d.id}`;
-      seen[name] = (seen[name] || 0) + 1;
-      d.key = seen[name] > 1 ? `${name}/${seen[name]}` : name;
-    }
-    return data;
+  /* Charts measure their place, so they are drawn when it is opened. */
+  function Folded({ title, children }) {
+    const [open, setOpen] = useState(false);
+    return html`<details onToggle=${(e) => setOpen(e.target.open)}><summary>${title}</summary>${open && children}</details>`;
+  }
+
+  /* Old and new dialogues of a run that goes on: evaluations, then updates from the last to the first; no more than a page gets, and
+     the one that is being read. */
+  function joined(old, more, open) {
+    const order = (d) => (d.when === "after" ? Infinity : d.when === "before" ? Number.MAX_VALUE : d.when);
+    const all = [...new Map([...old, ...more].map((d) => [d.key, d])).values()].sort((a, b) => (order(a) === order(b) ? 0 : order(b) - order(a)));
+    return all.filter((d, i) => i < 2000 || d.key === open);
   }
 
   async function start() {
     const root = document.getElementById("app"), holder = document.getElementById("data"), live = holder.dataset.live === "yes";
-    let data = { title: document.title, charts: [], flags: {}, runs: [], differences: [], dialogues: [], recorded: 0 };
+    let data = { title: document.title.split(" · ")[0], charts: [], flags: {}, rewards: {}, runs: [], summary: [], differences: [], dialogues: [], recorded: 0 };
     if (!live) {
       if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot unpack the page's data; it takes one of 2023 or newer");
       const bytes = Uint8Array.from(atob(holder.textContent), (c) => c.charCodeAt(0));
       data = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
     }
     root.textContent = "";
-    render(html`<${Page} first=${keyed(data)} live=${live} />`, root);
-    const open = readHash();
-    if (open.open || open.flags.length || open.words) document.getElementById("dialogues").scrollIntoView();
+    render(html`<${Page} first=${data} live=${live} />`, root);
+    if (location.hash.length > 1) document.getElementById("dialogues").scrollIntoView();
     document.documentElement.dataset.ready = "yes";
   }
   start().catch((error) => {
