@@ -1,5 +1,5 @@
 # make quickstart   install into .venv and watch a team of two tiny models learn (a few minutes on two CPU cores)
-# make test         install what the tests need and run them all
+# make test         install what the tests need and run those that take minutes
 # make check        ruff, types and the fast tests, before a commit
 
 PYTHON ?= python3

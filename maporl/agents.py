@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 from jinja2 import TemplateError
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
@@ -358,6 +359,9 @@ def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedMo
     return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", **options)
 
 
+_OFFLINE = " that is in the cache: HF_HUB_OFFLINE is set, so nothing is downloaded"
+
+
 def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(source, **options)
@@ -365,7 +369,7 @@ def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) 
         first_line = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"{where}: {source!r} could not be loaded as {kind.__name__} ({first_line}); give a folder saved by "
-            "save_pretrained, or the hub name of a causal language model"
+            f"save_pretrained, or the hub name of a causal language model{_OFFLINE if constants.HF_HUB_OFFLINE else ''}"
         ) from error
 
 

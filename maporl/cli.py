@@ -1,6 +1,7 @@
 """The command line: ``maporl train | check | eval | sft | report | watch | play | recipes | verifier | serve``."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,8 @@ HELP = """Train teams of language models that talk to each other.
 Begin with [bold]maporl train configs/ppo/quickstart.yaml[/bold], or a published method: [bold]maporl recipes try cory[/bold].
 Everything a run writes is in its output_dir; [bold]report.html[/bold] in it opens by double click.
 """
-EPILOG = """Exit status: 0 done, 1 the run failed, 2 the configuration or the command is wrong, 130 Ctrl-C (once: the run is saved; twice: it
-ends at once). Colours are off where output is no terminal or NO_COLOR is set. [bold]maporl --install-completion[/bold] completes commands
+EPILOG = """Exit status: 0 done, 1 it failed (the line after "error:" says why), 2 a configuration or the command's words are wrong, 130
+Ctrl-C (once: the run is saved; twice: it ends at once). Colours are off where output is no terminal or NO_COLOR is set. [bold]maporl --install-completion[/bold] completes commands
 in your shell."""
 TRAIN, LOOK, SHARE = "Train", "Look and play", "Share and set up"
 
@@ -46,7 +47,9 @@ app.add_typer(recipes_app, name="recipes", rich_help_panel=TRAIN)
 Values = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="CONFIG [KEY=VALUE]...", help="A YAML file or a recipe, and further --set values.", show_default=False
+        metavar="CONFIG|KEY=VALUE",
+        help="A YAML file or a recipe (eval: or a run's folder, or a team on the hub), and values to override.",
+        show_default=False,
     ),
 ]
 ConfigFile = Annotated[
@@ -102,9 +105,6 @@ def train(
         from trl_ext.interruptions import Interrupted
 
         console, folder = Console(markup=False, highlight=False), Path(settings.output_dir)
-        if resume and (folder / "final").is_dir():
-            typer.echo(f"{folder}: its run has ended; there is nothing to go on with")
-            return None
         checked = run_checks.check_run(settings)
         for line in checked if world.is_main() else ():
             console.print(line, soft_wrap=True)
@@ -282,8 +282,7 @@ def doctor() -> None:
         colours = {"fine": "green", "missing": "yellow", "broken": "red"}
         for finding in findings:
             table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))
-        console = Console()
-        console.print(table, width=console.width if console.is_terminal else 200)
+        (Console() if sys.stdout.isatty() else Console(width=200)).print(table)
         if any(finding.state == "broken" for finding in findings):
             raise typer.Exit(1)
 

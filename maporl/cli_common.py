@@ -21,7 +21,7 @@ def load_config(values: list[str] | None, config: Path | None, set_: list[str] |
     files = _files(values) + ([str(config)] if config is not None else [])
     if len(files) != 1:
         raise ConfigError(
-            f"expected one configuration and KEY=VALUE words, got {' and '.join(map(repr, files)) or 'none'}; for example: "
+            f"expected one configuration file, got {' and '.join(map(repr, files)) or 'none'}; other words are KEY=VALUE, for example: "
             "configs/ppo/quickstart.yaml updates=10"
         )
     return load(files[0], [*(set_ or []), *_overrides(values)])

@@ -5,6 +5,7 @@ The dataclasses of :mod:`maporl.sections` *are* the schema.
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -166,6 +167,8 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of the files"
         )
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; expected a YAML file")
     if not path.is_file():
         near = (
             difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], 1)
@@ -175,9 +178,15 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise ConfigError(f"{path}: no such configuration file{hint}")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        with path.open(encoding="utf-8") as stream:  # its name is in the error
+            values = yaml.load(stream, Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}") from None
+        hint = "; indent with spaces" if "'\\t'" in str(error) else ""
+        raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}{hint}") from None
+    if values is None:
+        raise ConfigError(
+            f"{path}: is empty; configs/ppo/base.yaml shows every key, configs/ppo/quickstart.yaml a whole run"
+        )
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(values).__name__}")
     parent = values.pop("extends", None)
@@ -242,8 +251,21 @@ def _explain(kind: type, fault: Any) -> str:
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):
         return f"{location}: this key is required"
-    got = "" if fault["type"] in ("value_error",) else f", got {fault['input']!r:.80}"
-    return f"{location}: {fault['msg'].removeprefix('Value error, ')}{got}"
+    told = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "value_error":  # our own words; they may begin with a key
+        return f"{location}{'.' if re.match(r'[a-z_]+: ', told) else ': '}{told}" if location else told
+    for theirs, ours in _WORDS:
+        told = re.sub(theirs, ours, told)
+    return f"{location}: {told}, got {fault['input']!r:.80}"
+
+
+_WORDS = (
+    (r"^Input should be ", "expected "),
+    (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping of keys to values"),
+    (r"a valid list", "a list, as [a, b]"),
+    (r"^Dictionary should have at least 1 item after validation, not 0", "expected at least one"),
+)
+"""Pydantic's words, and those of this place."""
 
 
 def _nearest(kind: type, location: tuple) -> str:

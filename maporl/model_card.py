@@ -13,7 +13,7 @@ _BODY = """
 # {name}
 
 One policy of a team of language models ({team}) trained together with
-[`maporl`](https://pypi.org/project/maporl/): multi-agent PPO on {protocol} dialogues, scored on the task `{task}`.
+`maporl`: multi-agent PPO on {protocol} dialogues, scored on the task `{task}`.
 It speaks for: {agents}.
 
 - kind: {kind}

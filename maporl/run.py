@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,19 +106,44 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
     folder = Path(config.output_dir)
     if world.is_main():
         _claim(folder, config, resume)
+    if resume and (folder / "final").is_dir():
+        if world.is_main():
+            print(f"{folder}: its run has ended; there is nothing to go on with", file=sys.stderr, flush=True)
+        return _ended(config, folder)
     try:
         trainer = build_trainer(config, quiet=quiet or not world.is_main())
         before = _evaluation(trainer, folder / "evaluation_before.json")
         from_checkpoint = world.from_main(resume and bool(list_checkpoints(folder)))
         if resume and not from_checkpoint:
+            if world.is_main():
+                print(f"{folder}: has no whole checkpoint; the run begins anew", file=sys.stderr, flush=True)
             trainer.run.rewind(0)
         trainer.train(resume_from_checkpoint=from_checkpoint)
     except Exception:
         if not resume and world.is_main():
             _release(folder)
         raise
-    trainer.save_model(str(folder / "final"))
+    partial = folder / ".partial-final"
+    if world.is_main():
+        shutil.rmtree(partial, ignore_errors=True)
+    world.wait()
+    trainer.save_model(str(partial))
+    if world.is_main():
+        partial.rename(folder / "final")
     return before, _evaluation(trainer, folder / "evaluation_after.json")
+
+
+def _ended(config: Config, folder: Path) -> tuple[Evaluation | None, Evaluation | None]:
+    """The evaluations of a run that has its final weights; the last one is made up for where the run was killed before it."""
+    files = [folder / f"evaluation_{when}.json" for when in ("before", "after")]
+    if config.evaluation.questions and not files[1].exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            settings = dataclasses.replace(config, output_dir=scratch, warm_start=WarmStartSection(steps=0))
+            trainer = build_trainer(settings, quiet=True)
+            load_checkpoint_weights(trainer, folder / "final")
+            _evaluation(trainer, files[1])
+    before, after = (Evaluation.from_json(json.loads(file.read_text())) if file.exists() else None for file in files)
+    return before, after
 
 
 def _claim(folder: Path, config: Config, resume: bool) -> None:

@@ -93,7 +93,16 @@ def check_run(config: Config) -> list[str]:
         memory.line(config, longest),
         f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
         *warnings,
+        *_fewer_questions(config, held_out),
         *_idle_cores(config),
+    ]
+
+
+def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
+    if held_out is None or config.evaluation.questions <= len(held_out):
+        return []
+    return [
+        f"warning: evaluation.questions={config.evaluation.questions}, but {len(held_out)} are held out; they are all used"
     ]
 
 

@@ -30,7 +30,7 @@ _CARD = """---
 
 # {name}
 
-A team of language models that talk to each other, trained together with [`maporl`](https://pypi.org/project/maporl/).
+A team of language models that talk to each other, trained together with `maporl`.
 
 {story}
 

@@ -84,6 +84,45 @@ def test_a_run_from_the_documented_entry_leaves_everything_it_names(written, tmp
     assert other.returncode == 1 and "was started with another configuration" in other.stderr
 
 
+def test_a_report_that_fails_costs_no_run(written, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from maporl.cli import app
+    from maporl.report import page
+
+    monkeypatch.setattr(page, "write_report", lambda folders: 1 / 0)
+    done = CliRunner().invoke(app, ["train", str(written(updates=1))])
+    assert done.exit_code == 0 and (tmp_path / "run/final").is_dir()
+    assert "warning: no report was written (ZeroDivisionError: division by zero); try: maporl report" in done.output
+
+
+def test_a_path_may_have_an_equals_sign(written, tmp_path):
+    (tmp_path / "lr=1e-4").mkdir()
+    path = written().rename(tmp_path / "lr=1e-4/config.yaml")
+    assert maporl("check", path, "training.learning_rate=1e-4").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "is empty; configs/ppo/base.yaml shows every key"),
+        ("task:\n\tname: toy_sum\n", r"indent with spaces"),
+        ("a: [\n", r'in ".*broken.yaml", line 2'),
+        ("output_dir: x\ntask: 3\nagents: {ann: {tiny: {}}}\n", "task: expected a mapping of keys to values, got 3"),
+        ("output_dir: x\ntask: {name: toy_sum}\nagents: {ann: 3}\n", "agents.ann: expected a mapping of keys to values, got 3"),
+        ("output_dir: x\ntask: {name: toy_sum}\nagents: {}\n", "agents: expected at least one, got"),
+        ("output_dir: x\ntask: {name: toy_sum}\nagents: {ann: {tiny: {}}}\nprotocol: {name: debate, turns: 0}\n", r"protocol\W+turns: a debate has|a debate has at least 1 turn"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_explained_in_its_own_words(tmp_path, text, message):
+    (tmp_path / "broken.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message) as found:
+        load(tmp_path / "broken.yaml")
+    assert ": :" not in str(found.value) and "Input should" not in str(found.value)
+    with pytest.raises(ConfigError, match="is a folder; expected a YAML file"):
+        load(tmp_path / "../" / tmp_path.name)
+
+
 def test_check_and_dry_run_load_no_weights(written):
     path = written()
     checked = maporl("check", path)
@@ -227,6 +266,14 @@ def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_identical(written,
         assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
     records = [(tmp_path / run / "dialogues.jsonl").read_text() for run in ("whole", "parts")]
     assert records[0] == records[1]
+    written_at = (tmp_path / "parts/final/ann/model.safetensors").stat().st_mtime_ns
+    (tmp_path / "parts/evaluation_after.json").unlink()  # as if it had been killed in its last evaluation
+    again = maporl("train", path, "--resume", "-q")
+    assert again.returncode == 0 and "its run has ended; there is nothing to go on with" in again.stderr
+    assert (tmp_path / "parts/final/ann/model.safetensors").stat().st_mtime_ns == written_at
+    assert [
+        json.loads((tmp_path / run / "evaluation_after.json").read_text())["turns"] for run in ("whole", "parts")
+    ] == [json.loads((tmp_path / "whole/evaluation_after.json").read_text())["turns"]] * 2
 
 
 def test_the_examples_run():

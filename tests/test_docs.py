@@ -45,6 +45,24 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
                 del registry[name]
 
 
+def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
+    """As it stands there, with tiny models in place of those of the hub, and a single small update."""
+    import string
+
+    import transformers
+
+    monkeypatch.chdir(tmp_path)
+    size = {"alphabet": "".join(sorted(set(string.printable))), "context": 2048}
+    for part, kind in enumerate((transformers.AutoModelForCausalLM, transformers.AutoTokenizer)):
+        monkeypatch.setattr(kind, "from_pretrained", lambda name, part=part: tiny(**size)[part])
+    [code] = blocks(ROOT / "README.md", "python")
+    own = "total_episodes=12_800, response_length=64"
+    assert own in code
+    small = "total_episodes=4, response_length=4, per_device_train_batch_size=4, gradient_accumulation_steps=1, use_cpu=True, report_to=[]"
+    exec(compile(code.replace(own, small), "README.md", "exec"), {})
+    assert len((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda p: p.stem)
 def test_the_commands_of_a_page_exist_with_their_options(page):
     command = typer.main.get_command(app)

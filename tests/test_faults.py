@@ -134,6 +134,7 @@ def test_a_signal_saves_and_ends_within_seconds_and_the_run_goes_on(calm, tmp_pa
         len(saved) == 1 and f"{name}: stopped after update {saved[0].name.split('-')[1]}; saved in {saved[0]}" in shown
     )
     assert not (folder / "final").exists()
+    assert (folder / "report.html").exists() == (name == "SIGINT"), "who asks for a quick end gets one"
     resumed = start(tmp_path, config, "--resume")
     _, shown = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, shown

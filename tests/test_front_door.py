@@ -1,9 +1,14 @@
 """The command line as a page, doctor, the schema of configurations."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -48,15 +53,38 @@ def _seconds(command):
     return time.perf_counter() - started
 
 
-def test_no_colour_off_a_terminal_and_none_where_it_is_unwanted():
-    for variables in ({}, {"NO_COLOR": "1"}):
-        done = subprocess.run(
-            [sys.executable, "-m", "maporl", "doctor"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, **variables},
-        )
-        assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr, done.stderr
+def on_a_terminal(*words, **variables):
+    """What the command prints on a terminal of 100 columns."""
+    own, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    variables = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm", **variables}
+    process = subprocess.Popen([sys.executable, "-m", "maporl", *words], stdout=theirs, stderr=theirs, env=variables)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while part := os.read(own, 65536):
+            shown += part
+    os.close(own)
+    assert process.wait() == 0, shown
+    return shown.decode()
+
+
+def test_colour_on_a_terminal_and_none_where_it_is_unwanted():
+    assert "\x1b[32mfine" in on_a_terminal("doctor")
+    assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")
+    done = subprocess.run([sys.executable, "-m", "maporl", "doctor"], capture_output=True, text=True)
+    assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr, done.stderr
+
+
+def test_doctors_commands_are_printed_as_they_are_typed():
+    printed = CliRunner().invoke(app, ["doctor"]).output
+    missing = [finding.detail for finding in examine() if finding.state == "missing"]
+    assert missing and all(detail in printed for detail in missing), printed
+
+
+def test_doctor_lives_where_there_is_no_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "none/such"))
+    assert next(f for f in examine() if f.what == "disk").detail.endswith(f"GB free in {tmp_path}")
 
 
 def test_doctor_names_what_is_missing_and_the_command(monkeypatch):
@@ -70,7 +98,7 @@ def test_doctor_names_what_is_missing_and_the_command(monkeypatch):
     )
     found = {finding.what: finding for finding in examine()}
     for what, _, extra in FEATURES:
-        assert found[what].state == "missing" and f"pip install 'maporl[{extra}]'" in found[what].detail
+        assert found[what].state == "missing" and f"[{extra}]'" in found[what].detail
     assert found["torch"].state == found["python"].state == "fine" and "cores" in found["processor"].detail
 
 

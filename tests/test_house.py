@@ -128,7 +128,7 @@ BAD = {
     "unknown task": ({"task": {"name": "gsm9k"}}, r"unknown 'gsm9k'; did you mean 'gsm8k'"),
     "unknown option of a task": ({"task": {"name": "toy_sum", "largst": 9}}, r"largst'; did you mean 'largest'"),
     "operands the wrong way round": ({"task": {"name": "toy_sum", "largest": 0}}, r"expected 0 <= smallest < largest"),
-    "no agents": ({"agents": {}}, r"agents: .*at least 1"),
+    "no agents": ({"agents": {}}, r"agents: .*at least one"),
     "neither model nor tiny": ({"agents": {"ann": {}}}, r"agents\.ann: give either 'model' .* got neither"),
     "missing folder": ({"agents": {"ann": {"model": "./nowhere"}}}, r"agents\.ann\.model: no folder './nowhere'"),
     "nobody learns": ({"agents": {"ann": {"tiny": {}, "trainable": False}}}, r"none is trainable"),

@@ -111,15 +111,20 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
         in told["What it learned"]
     )
     # differences 7 x 1, 1/2, 2 x 0: mean 0.75, standard deviation sqrt((7 x 0.0625 + 0.0625 + 2 x 0.5625) / 9) = 0.42492
-    assert "(95% interval +48.7 to +100.0, question by question). That is more than chance." in told["What it learned"]
-    # from the first turn to the last: 7 x 1/2, -1/2, 0, 0
+    assert (
+        "(95% interval +48.7 to +100.0, question by question). That is more than the luck of which questions were drawn."
+        in told["What it learned"]
+    )
+    # from the first turn to the last 7 x 1/2, -1/2, 2 x 0: mean 0.3, standard deviation sqrt((7 x 0.04 + 0.64 + 2 x 0.09) / 9) = 0.3496
+    assert "+30.0 points (95% interval +8.3 to +51.7, question by question)" in told["Does talking help?"]
     assert told["Does talking help?"].startswith(
-        "Yes: answers of the first turn are right 45.0% (20.1 to 72.6%) of the time, those of the last 75.0% (44.2 to 91.9%): +30.0 points (95% "
+        "On average yes: answers of the first turn are right 45.0% (20.1 to 72.6%) of the time, those of the last 75.0% (44.2 to 91.9%): +30.0 points (95% "
     )
     for words in (
         "Of 20 answers that came after another one, 7 were corrected and 1 spoiled.",
         "ann goes from 10.0% to 80.0% and bob goes from 80.0% to 70.0%",
-        "the best of them alone, bob in the first turn, is right 80.0% of the time",
+        "Against the best of them alone (bob in the first turn, 80.0%) the last turn of all is not to be told apart: -5.0 points",
+        "Somebody is right on 80.0% of the questions in the first turn, on 80.0% in the last.",
     ):
         assert words in told["Does talking help?"], words
     failed = failures(run)
@@ -156,7 +161,9 @@ def test_common_distances_of_wrong_numbers_are_named(tmp_path):
     off = [debate(f"q{n}", (("12", False), ("12", False)), (("12", False), ("12", False))) for n in range(4)]
     off.append(debate("odd", (("--5", False), ("x", False)), (("--5", False), ("x", False))))
     lines = {line["text"]: line["keys"] for line in failures(read_run(write_run(tmp_path / "run", after=off)))["lines"]}
-    assert lines["Of the wrong whole numbers, 8 of 8 (100%) are off by 10."] == [f"after/q{n}" for n in range(4)]
+    assert lines["Of 8 wrong last answers that are whole numbers, 8 (100%) are off by 10, on 4 questions."] == [
+        f"after/q{n}" for n in range(4)
+    ]
 
 
 def move(number, agent, text, won, paid, state):
@@ -174,13 +181,13 @@ def test_a_game_is_told_as_a_game(tmp_path):
     told = {part["title"]: part["text"] for part in story(run)}
     assert "Does talking help?" not in told
     assert told["What it learned"] == (
-        "4 games of kuhn_poker after training: 1 ended by an illegal move; first won 3 and was paid +0.38 on average and second won 0 and "
-        "was paid -0.75 on average."
+        "4 games of kuhn_poker after training: 1 ended by an illegal move; first won 3 of the 4 in which it moved and was paid +0.38 on "
+        "average in them and second won 0 of the 3 in which it moved and was paid -1.00 on average in them."
     )
     assert [line["text"] for line in failures(run)["lines"]] == [
-        "1 of 4 games ended by an illegal move (first 1).",
-        "first did not win 1 of 4 games.",
-        "second did not win 3 of 4 games.",
+        "1 of 4 games ended by an illegal move.",
+        "first moved illegally in 1 of the 4 in which it moved.",
+        "second lost 3 of 4 games.",
     ]
     shown = payload([run])["dialogues"]
     assert (shown[0]["question"], shown[0]["outcome"], shown[0]["flags"]) == (
@@ -200,9 +207,10 @@ def test_the_health_of_a_training_is_told_policy_by_policy(tmp_path):
                  "ann/val/explained_variance": 0.05, "ann/grad_norm": 0.5 + n}  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert health(read_run(folder)) == [
-        "Means of the last 1 update, policy by policy.",
+        "Means of the last 1 update, where nothing else is said.",
         "ann: an update moves it by 0.2 nats per token and clips 25% of the tokens, large steps: a lower learning rate or ppo.target_kl "
-        "makes them smaller; gradients were longer than max_grad_norm 1, on average, in 3 of 4 updates; entropy went from 1.00 to 0.40 nats; "
+        "makes them smaller; its gradients were cut to max_grad_norm 1 in 3 of 4 updates (mean norm 2); entropy went from 1.00 in the first 1 to "
+        "0.40 nats; "
         "the critic explains 5% of the variance of returns, little: the advantages are mostly noise of single answers.",
     ]
     [norm] = [chart for chart in charts(read_run(folder)) if chart["title"] == "Gradient norm"]

@@ -61,8 +61,10 @@ def write_checkpoint(
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
     partial = target.with_name(f".partial-{target.name}")
     if world.is_main():
-        if partial.exists():  # left by a run that was killed while writing; never a checkpoint
-            shutil.rmtree(partial)
+        for left in target.parent.glob(
+            ".partial-checkpoint-*"
+        ):  # by a run that was killed while writing; never a checkpoint
+            shutil.rmtree(left)
         partial.mkdir(parents=True)
     try:
         for name, learner in learners.items():

@@ -115,7 +115,10 @@ def charts(run: Run) -> list[dict[str, Any]]:
             whole = panel.pattern.startswith(WHOLE)
             limit = finite(run.section(panel.limit[0]).get(panel.limit[1])) if panel.limit else None
             bound = (limit, panel.limit[1]) if panel.limit and limit else None
-            found.append(Chart(panel.title, about, steps, _merged(series), panel.share, whole, panel.part, bound))
+            title = panel.title
+            if game and panel.pattern.startswith("accuracy"):
+                title, about = "Won, by turn", "Share of moves whose player won the game, by the turn of the move."
+            found.append(Chart(title, about, steps, _merged(series), panel.share, whole, panel.part, bound))
     return [_numbered(chart) for chart in found]
 
 
@@ -174,6 +177,8 @@ def compared(runs: list[Run]) -> list[dict[str, Any]]:
     named = list(zip(unique_names(runs), runs, strict=True))
     found = []
     for title, pattern in COMPARED.items():
+        if pattern.startswith("majority") and all(_voters(run) < 3 for run in runs):
+            continue
         about = "Share of answers, or votes, that are right."
         found.append(_compare(title, about, [(n, run, last_turn(run, pattern)) for n, run in named], True, True))
     for panel in PANELS:

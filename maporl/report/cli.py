@@ -63,7 +63,8 @@ def play(
     values: Annotated[
         list[str],
         typer.Argument(
-            metavar="CONFIG [KEY=VALUE]...", help="A YAML file, a recipe or a run's folder, and values to override."
+            metavar="CONFIG|KEY=VALUE",
+            help="A YAML file, a recipe, a run's folder or a team on the hub, and values to override.",
         ),
     ],
     person: Annotated[

@@ -1,5 +1,7 @@
 """Dialogues as the report's page shows them: short keys, visible text, and what one may filter by."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from maporl.report.charts import finite
@@ -8,6 +10,8 @@ from maporl.words import LONGEST, visible
 
 MOST = 5000
 """Dialogues of a report; of longer runs, the last evaluation, the last updates, and an even selection of the others."""
+TOKENS = 100_000
+"""Tokens of a page that have their numbers; of more, those of dialogues that lie evenly over the run."""
 LAST_UPDATES = 10
 """Of a run without an evaluation at its end, the updates that stand for what the team can do now."""
 FLAGS = {
@@ -44,11 +48,26 @@ def entries(run: Run, number: int = 0, most: int = MOST) -> list[dict[str, Any]]
     if len(others) > room:
         others = [others[i * len(others) // room] for i in range(room)]
     kept = {id(record) for record in others} | now
-    return [entry(when, record, number) for when, record in chosen if id(record) in kept][:most]
+    return shown([(when, record) for when, record in chosen if id(record) in kept][:most], number)
 
 
-def entry(when: When, record: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """One dialogue. Its ``key`` is the same in every report of the run."""
+def shown(dialogues: Sequence[tuple[When, dict[str, Any]]], number: int = 0) -> list[dict[str, Any]]:
+    """The entries of ``dialogues``, with the numbers of as many tokens as a page holds."""
+    tokens = [
+        sum(len((u.get("trace") or {}).get("pieces", ())) for u in record["utterances"]) for _, record in dialogues
+    ]
+    share = min(1.0, TOKENS / max(1, sum(tokens)))
+    found, owed = [], 0.0
+    for (when, record), own in zip(dialogues, tokens, strict=True):
+        owed += share * own
+        traced = owed >= own
+        owed -= own if traced else 0
+        found.append(entry(when, record, number, traced))
+    return found
+
+
+def entry(when: When, record: dict[str, Any], number: int = 0, traced: bool = True) -> dict[str, Any]:
+    """One dialogue. Its ``key`` is the same in every report of the run. ``traced``: with the numbers of its tokens."""
     example = record["example"]
     game = game_of(record)
     return {
@@ -62,7 +81,7 @@ def entry(when: When, record: dict[str, Any], number: int = 0) -> dict[str, Any]
         "game": game is not None,
         "outcome": outcome_of(record),
         "flags": flags_of(record),
-        "said": [_utterance(u) for u in record["utterances"]],
+        "said": [_utterance(u, traced) for u in record["utterances"]],
     }
 
 
@@ -143,9 +162,9 @@ def flags_of(record: dict[str, Any]) -> list[str]:
     return [name for name in FLAGS if name in found]
 
 
-def _utterance(u: dict[str, Any]) -> dict[str, Any]:
+def _utterance(u: dict[str, Any], traced: bool) -> dict[str, Any]:
     grade = u.get("grade") or {}
-    trace = u.get("trace")
+    trace = u.get("trace") if traced else None
     return {
         "agent": visible(u["agent"]),
         "role": visible(u.get("role")) or None,
@@ -166,5 +185,11 @@ def _trace(trace: dict[str, Any]) -> dict[str, Any]:
     numbers = {name: trace.get(name) for name in ("logprobs", "advantages", "values")}
     return {
         "pieces": [visible(piece) for piece in trace["pieces"]],
-        **{name: None if own is None else [finite(x) for x in own] for name, own in numbers.items()},
+        **{name: _finite(own) for name, own in numbers.items()},
     }
+
+
+def _finite(numbers: list[Any] | None) -> list[Any] | None:
+    if numbers is None or all(isinstance(x, float) and math.isfinite(x) for x in numbers):
+        return numbers
+    return [finite(x) for x in numbers]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from maporl.evaluation import Share
+from maporl.report.charts import finite
 from maporl.report.dialogues import LAST_UPDATES, flags_of, game_of, graded, kind_of, last_answers, newest
-from maporl.report.language import counted, listed
+from maporl.report.language import counted
 from maporl.report.read import Run
 from maporl.words import visible
 
@@ -63,19 +64,31 @@ def _lines(records: list[Record], unit: str) -> list[tuple[str, list[Record]]]:
     for distance, n in Counter(d for *_, d in distances).most_common(3):
         if n >= max(3, 0.1 * len(distances)):
             own = [(record, u) for record, u, d in distances if d == distance]
-            share = f"{n} of {len(distances)} ({n / len(distances):.0%})"
-            lines.append((f"Of the wrong whole numbers, {share} are off by {distance}.", _once(own)))
+            share = f"{n} ({n / len(distances):.0%})"
+            told = f"Of {counted(len(distances), 'wrong last answer')} that are whole numbers, {share} are off by {distance}"
+            lines.append((f"{told}, on {counted(len(_once(own)), unit)}.", _once(own)))
     return lines
 
 
 def _game_lines(records: list[Record]) -> list[tuple[str, list[Record]]]:
-    illegal = [r for r in records if r.get("outcome") == "illegal"]
-    to_blame = Counter(u["agent"] for r in illegal for u in last_answers(r) if not u["grade"]["correct"])
-    who = listed([f"{agent} {n}" for agent, n in to_blame.most_common()])
-    lines = [(f"{len(illegal)} of {counted(len(records), 'game')} ended by an illegal move ({who}).", illegal)]
+    illegal = [
+        (r, u) for r in records if r.get("outcome") == "illegal" for u in last_answers(r) if not u["grade"]["correct"]
+    ]
+    total = counted(len(records), "game")
+    lines = [(f"{len(_once(illegal))} of {total} ended by an illegal move.", _once(illegal))]
     for agent in sorted({u["agent"] for r in records for u in r["utterances"]}):
-        lost = [r for r in records if any(u["agent"] == agent and not u["grade"]["correct"] for u in last_answers(r))]
-        lines.append((f"{agent} did not win {len(lost)} of {counted(len(records), 'game')}.", lost))
+        moved = [r for r in records if any(u["agent"] == agent for u in r["utterances"])]
+        own = [(r, u) for r, u in illegal if u["agent"] == agent]
+        lines.append((f"{agent} moved illegally in {len(own)} of the {len(moved)} in which it moved.", _once(own)))
+        lost = [r for r in moved if isinstance(r.get("outcome"), dict) and (finite(r["outcome"].get(agent)) or 0) < 0]
+        lines.append((f"{agent} lost {len(lost)} of {total}.", lost))
+    cut = [(r, u) for r, u in illegal if u.get("stop") == "length"]
+    lines.append((f"Of {counted(len(illegal), 'illegal move')}, {len(cut)} reached the length limit.", _once(cut)))
+    repeated = Counter(str(u["grade"]["answer"]).strip()[:40] for _, u in illegal).most_common(1)
+    if repeated and repeated[0][1] > 1:
+        text, n = repeated[0]
+        own = [(r, u) for r, u in illegal if str(u["grade"]["answer"]).strip()[:40] == text]
+        lines.append((f"The commonest illegal move is \u201c{text}\u201d: {n} of {len(illegal)}.", _once(own)))
     return lines
 
 

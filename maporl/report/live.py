@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from maporl.report.dialogues import entry
+from maporl.report.dialogues import shown
 from maporl.report.page import about, as_json, render
 from maporl.report.read import Run, RunError, RunReader
 
@@ -124,7 +124,7 @@ class LivePage(ThreadingHTTPServer):
                 self._next = now + (now - began) / SHARE
             if epoch != self.reader.epoch:
                 after = -1
-            new = [entry(when, record) for number, when, record in self.reader.arrived if number > after]
+            new = shown([(when, record) for number, when, record in self.reader.arrived if number > after])
             last = self.reader.arrived[-1][0] if self.reader.arrived else -1
             return {**self._about, "dialogues": new, "epoch": self.reader.epoch, "last": last, "fresh": after == -1}
 

@@ -58,13 +58,20 @@ def about(runs: Sequence[Run]) -> dict[str, Any]:
         "title": names[0] if one else f"{len(runs)} runs compared",
         "charts": charts(one) if one else compared(list(runs)),
         "flags": FLAGS,
-        "rewards": REWARDS,
+        "rewards": {name: told for name, told in REWARDS.items() if any(name in names for names in _rewards(runs))},
         "runs": [_about(run, name) for run, name in zip(runs, names, strict=True)],
         "summary": [] if one else [_summary(run) for run in runs],
         "comparable": len({json.dumps(run.section("task"), sort_keys=True, default=str) for run in runs}) == 1,
         "differences": [] if one else differences(runs),
         "recorded": sum(run.recorded for run in runs),
     }
+
+
+def _rewards(runs: Sequence[Run]) -> list[set[str]]:
+    """The names of rewards, of a few dialogues of each run."""
+    return [
+        {n for _, r in run.dialogues[-50:] for u in r["utterances"] for n in u.get("rewards") or {}} for run in runs
+    ]
 
 
 def _about(run: Run, name: str) -> dict[str, Any]:
@@ -153,7 +160,7 @@ def _flat(content: Any, at: str = "") -> dict[str, str]:
 
 def render(content: dict[str, Any], live: bool = False) -> str:
     """The HTML page of :func:`payload`. ``live``: the data are not in it; it asks ``data`` beside it for them, again and again."""
-    packed = b"" if live else gzip.compress(as_json(content), mtime=0)
+    packed = b"" if live else gzip.compress(as_json(content), 4, mtime=0)
     scripts = [Markup(_asset(name)) for name in SCRIPTS]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     connect = "'self'" if live else "'none'"

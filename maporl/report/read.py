@@ -159,7 +159,9 @@ class RunReader:
 
 def _must_be_run(folder: Path) -> None:
     if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder; give the output_dir of a run")
+        raise RunError(
+            f"{folder}: {'is a file' if folder.exists() else 'no such folder'}; give the output_dir of a run"
+        )
     if not any((folder / name).exists() for name in ("config.yaml", *RECORDS)):
         found = sorted(path.name for path in folder.iterdir())[:5]
         what = f"holds {', '.join(found)}" if found else "is empty"

@@ -5,7 +5,7 @@ from typing import Any
 
 from maporl.evaluation import Share
 from maporl.report.charts import finite, last_turn
-from maporl.report.dialogues import game_of, graded, last_answers, newest
+from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest
 from maporl.report.failures import right_share
 from maporl.report.language import Difference, counted, listed, percent
 from maporl.report.read import Run
@@ -103,9 +103,9 @@ def _learned(run: Run) -> str:
         if gain is None:
             return f"{told}: {100 * (now.value - was.value):+.1f} points.{how}"
         verdict = {
-            1: "That is more than chance.",
-            -1: "It got worse, by more than chance.",
-            0: "The interval contains 0: chance may be all there is to it.",
+            1: "That is more than the luck of which questions were drawn.",
+            -1: "It got worse, by more than the luck of which questions were drawn.",
+            0: "The interval contains 0: the luck of which questions were drawn may be all there is to it.",
         }
         return f"{told}: {gain.points()}. {verdict[gain.sign]}{how}"
     keys = last_turn(run, r"accuracy/turn_(\d+)")
@@ -144,7 +144,7 @@ def _how_drawn(run: Run) -> str:
     if held_out is None or trained is None or held_out == trained:
         return ""
     own = "the likeliest ones" if held_out == 0 else f"sampled at temperature {held_out:g}"
-    return f" Held-out answers are {own}, those in training are sampled at temperature {trained:g}: the charts of training lie lower."
+    return f" Held-out answers are {own}, those in training are sampled at temperature {trained:g}, so the charts of training are not to be compared with them."
 
 
 def _talking(run: Run) -> str:
@@ -152,18 +152,46 @@ def _talking(run: Run) -> str:
     first, last = _share(run.after, 0), _share(run.after, -1)
     if run.after is None or gain is None or first is None or last is None:
         return ""
-    verdict = {1: "Yes", -1: "No, it hurts", 0: "Not so that it could be told from chance"}[gain.sign]
+    opening, closing = (run.after["turns"][i]["agents"] for i in (0, -1))
+    both = [name for name in opening if name in closing and opening[name]["total"] and closing[name]["total"]]
+    best = max(both, key=lambda name: opening[name]["count"] / opening[name]["total"]) if len(both) > 1 else None
+    alone = None if best is None else _against(run, best)
+    better = alone is None or alone.sign == 1
+    verdict = {
+        1: "Yes" if better else "On average yes",
+        -1: "No, it hurts",
+        0: "Not so that it could be told from chance",
+    }[gain.sign]
     told = f"{verdict}: answers of the first turn are right {percent(first)} of the time, those of the last {percent(last)}: {gain.points()}."
     counts = Counter({key: sum(f[key] for f in run.after["flips"]) for key in ("wrong_to_right", "right_to_wrong")})
     answers = sum(f[k] for f in run.after["flips"] for k in (*counts, "stayed_right", "stayed_wrong"))
     told += f" Of {counted(answers, 'answer')} that came after another one, {counts['wrong_to_right']} were corrected and {counts['right_to_wrong']} spoiled."
-    opening, closing = (run.after["turns"][i]["agents"] for i in (0, -1))
-    both = [name for name in opening if name in closing and opening[name]["total"] and closing[name]["total"]]
-    if len(both) > 1:
-        told += f" {listed([f'{name} goes from {_value(opening[name])} to {_value(closing[name])}' for name in both])}"
-        best = max(both, key=lambda name: opening[name]["count"] / opening[name]["total"])
-        told += f"; the best of them alone, {best} in the first turn, is right {_value(opening[best])} of the time."
+    if best is not None and alone is not None:
+        told += f" {listed([f'{name} goes from {_value(opening[name])} to {_value(closing[name])}' for name in both])}."
+        doubt = {1: "better", -1: "worse", 0: "not to be told apart"}[alone.sign]
+        told += (
+            f" Against the best of them alone ({best} in the first turn, {_value(opening[best])}) the last turn of all is {doubt}: "
+            f"{alone.points()}."
+        )
+        known, kept = (_anybody(run, turn) for turn in (0, -1))
+        told += f" Somebody is right on {known:.1%} of the questions in the first turn, on {kept:.1%} in the last."
     return told
+
+
+def _against(run: Run, agent: str) -> Difference | None:
+    """The last turn of all agents less ``agent``'s first answer."""
+    pairs = []
+    for record in run.of("after"):
+        own = [u["grade"]["correct"] for turn in graded(record)[:1] for u in turn if u["agent"] == agent]
+        if own:
+            pairs.append((float(own[0]), right_share(record)))
+    return Difference.of(pairs) if pairs else None
+
+
+def _anybody(run: Run, turn: int) -> float:
+    """The share of questions on which at least one answer of the turn is right."""
+    own = [any(u["grade"]["correct"] for u in graded(r)[turn]) for r in run.of("after") if graded(r)]
+    return sum(own) / len(own)
 
 
 def _value(entry: dict[str, Any]) -> str:
@@ -183,7 +211,7 @@ def _share(report: dict[str, Any] | None, turn: int) -> Share | None:
 
 def _games(run: Run) -> str:
     now = newest(run)
-    when = "after training" if run.of("after") else "in the last updates"
+    when = "after training" if run.of("after") else f"in the last {LAST_UPDATES} updates, of which some are recorded"
     told = f"{counted(len(now), 'game')} of {game_of(now[0])} {when}: {_results(now)}" if now else "No game was played."
     before = run.of("before")
     return told + (f" Before training, of {len(before)}: {_results(before)}" if before else "")
@@ -195,12 +223,15 @@ def _results(records: list[dict[str, Any]]) -> str:
     illegal = sum(r.get("outcome") == "illegal" for r in records)
     told = []
     for player in players:
-        won = sum(any(u["agent"] == player and u["grade"]["correct"] for u in last_answers(r)) for r in records)
+        own = [r for r in records if any(u["agent"] == player for u in r["utterances"])]
+        won = sum(any(u["agent"] == player and u["grade"]["correct"] for u in last_answers(r)) for r in own)
         paid = [
             sum(finite((u.get("rewards") or {}).get("env")) or 0.0 for u in r["utterances"] if u["agent"] == player)
-            for r in records
+            for r in own
         ]
-        told.append(f"{player} won {won} and was paid {sum(paid) / len(paid):+.2f} on average")
+        told.append(
+            f"{player} won {won} of the {len(own)} in which it moved and was paid {sum(paid) / len(own):+.2f} on average in them"
+        )
     return f"{illegal} ended by an illegal move; {listed(told)}."
 
 

@@ -39,7 +39,9 @@
       }
       const axis = { stroke: fg, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
       const told = (_, ticks, __, ___, step) => ticks.map((t) => {
-        const value = chart.share ? 100 * t : t, digits = Math.max(0, Math.min(8, -Math.floor(Math.log10((chart.share ? 100 : 1) * step) + 1e-9)));
+        const value = chart.share ? 100 * t : t, each = (chart.share ? 100 : 1) * step;
+        let digits = 0;
+        while (digits < 8 && Math.abs(each * 10 ** digits - Math.round(each * 10 ** digits)) > 1e-6) digits += 1;
         return (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : value.toFixed(digits)) + (chart.share ? "%" : "");
       });
       const wide = (u, values) => 18 + Math.max(0, ...(values || []).map((v) => (v ? 7.2 * v.length : 0)));
@@ -66,7 +68,7 @@
         <span class=${"swatch" + (s.held_out ? " dots" : "")} style=${{ borderColor: colours[i] }}></span>${s.name} <span class="value">${shown(s.values[at ?? last])}</span></button></li>`)}
         ${chart.limit && html`<li class="quiet"><span class="swatch dotted"></span> ${chart.limit[1]} ${short(chart.limit[0])}</li>`}<li class="quiet">at update ${chart.steps[at ?? last]}</li></ul>
       <div ref=${place} role="img" aria-label=${`${chart.title} over updates. ${spoken}`}></div>
-      <details><summary>Numbers</summary><div class="scroll"><table>
+      <details><summary>Numbers${every > 1 ? `, every ${every} updates` : ""}</summary><div class="scroll"><table>
         <thead><tr><th scope="col">update</th>${chart.series.map((s) => html`<th scope="col" class="number">${s.name}</th>`)}</tr></thead>
         <tbody>${rows.map(([step, i]) => html`<tr><th scope="row">${step}</th>${chart.series.map((s) => html`<td class="number">${shown(s.values[i])}</td>`)}</tr>`)}</tbody>
       </table></div></details>
@@ -142,7 +144,7 @@
   }
 
   function Said({ u, shade, game, rewards }) {
-    const verdict = u.correct == null ? "not graded" : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
+    const verdict = u.correct == null ? (game ? "not decided" : "not graded") : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
       <h4>${u.agent}${u.role && u.role !== u.agent ? ` (${u.role})` : ""} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
       <div class="quiet">${u.answer == null ? "no answer was read" : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${u.reason ? `: ${u.reason}` : ""}${u.stop === "length" ? "; cut off at the length limit" : ""}</div>
@@ -215,12 +217,12 @@
     const offered = Object.entries(data.flags).filter(([name]) => data.dialogues.some((d) => d.flags.includes(name)));
     const traced = current?.said.some((u) => u.trace);
     return html`<section id="dialogues" aria-label="Dialogues" tabindex="-1"><h2>Dialogues</h2>
-      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}<span class="keys">Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. </span>The address of the page keeps the filters and the open dialogue.</p>
+      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}<span class="keys">Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. </span>Marks in the list: ✓ right, ✗ wrong, as they were said. The address of the page keeps the filters and the open dialogue.</p>
       <div class="tools" role="search"><label>Search <input type="search" ref=${search} value=${words} onInput=${(e) => change({ words: e.target.value })} placeholder="question, answer, words" /></label>
         <label>From <select value=${when} onChange=${(e) => change({ when: e.target.value }, true)}><option value="all">everywhere</option><option value="after">held out, after</option><option value="before">held out, before</option><option value="train">training</option></select></label>
         ${data.runs.length > 1 && html`<label>Run <select value=${run} onChange=${(e) => change({ run: e.target.value }, true)}><option value="">all</option>${data.runs.map((r, i) => html`<option value=${String(i)}>${r.name}</option>`)}</select></label>`}
         ${kinds.length > 1 && html`<label>Task <select value=${kind} onChange=${(e) => change({ kind: e.target.value }, true)}><option value="">all</option>${kinds.map((k) => html`<option value=${k}>${k}</option>`)}</select></label>`}
-        <label>Shade tokens by <select value=${shade} disabled=${!traced} onChange=${(e) => setView({ ...view, shade: e.target.value })}><option value="advantages">advantage</option><option value="values">value</option><option value="logprobs">log-probability</option><option value="nothing">nothing</option></select></label>${!traced && html`<span class="quiet">(tokens are recorded of training)</span>`}</div>
+        <label>Shade tokens by <select value=${shade} disabled=${!traced} onChange=${(e) => setView({ ...view, shade: e.target.value })}><option value="advantages">advantage</option><option value="values">value</option><option value="logprobs">log-probability</option><option value="nothing">nothing</option></select></label>${!traced && html`<span class="quiet">(${current && typeof current.when === "number" ? "this dialogue's are in the run's folder" : "those of training have numbers"})</span>`}</div>
       <div class="tools" role="group" aria-label="Show only">${offered.map(([name, about]) => html`<button title=${about} aria-pressed=${String(flags.includes(name))} disabled=${!holds[name] && !flags.includes(name)} onClick=${() => change({ flags: flags.includes(name) ? flags.filter((f) => f !== name) : [...flags, name] }, true)}>${name} <span class="count">${holds[name] || 0}</span></button>`)}</div>
       <details><summary>What the buttons and the rewards mean</summary><dl class="meanings">${offered.map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}${Object.entries(data.rewards).map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}</dl><p class="quiet">Several buttons: all of them hold.</p></details>
       ${counted && html`<p>Only: ${counted.text} <button onClick=${() => change({ line: "" }, true)}>show all</button></p>`}
@@ -361,7 +363,9 @@
     }
     root.textContent = "";
     render(html`<${Page} first=${data} live=${live} />`, root);
-    if (location.hash.length > 1) document.getElementById("dialogues").scrollIntoView();
+    const part = document.getElementById(location.hash.slice(1));
+    if (part) part.scrollIntoView();
+    else if (["show", "when", "kind", "search", "line", "run", "dialogue"].some((name) => new URLSearchParams(location.hash.slice(1)).has(name))) document.getElementById("dialogues").scrollIntoView();
     document.documentElement.dataset.ready = "yes";
   }
   start().catch((error) => {
