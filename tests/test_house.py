@@ -145,7 +145,7 @@ BAD = {
     "seed too large": ({"seed": 2**32}, r"seed: .*less than 4294967296"),
     "infinite option of ppo": ({"ppo": {"gamma": float("inf")}}, r"ppo\.gamma"),
     "infinite weight": ({"reward": {"sources": {"label": float("inf")}}}, r"reward\.sources\.label"),
-    "no sources": ({"reward": {"sources": {}}}, r"reward\.sources: .*at least 1"),
+    "no sources": ({"reward": {"sources": {}}}, r"reward\.sources: .*at least one"),
     "negative token": ({"ppo": {"stop_token_id": -1}}, r"stop_token_id: expected a token id of at least 0.* got -1"),
     "character twice": ({"agents": {"ann": {"tiny": {"alphabet": "aa"}}}}, r"alphabet: expected every character once"),
     "width and heads": ({"agents": {"ann": {"tiny": {"hidden_size": 30, "heads": 4}}}}, r"hidden_size=30 is not divisible by heads=4"),
