@@ -195,7 +195,7 @@ class Team:
 
         ``overrides`` are ``KEY=VALUE`` as on the command line: ``["agents.ann.model=org/base"]`` where an adapter's base has moved.
         """
-        from maporl.sharing import load_team  # it needs this module
+        from maporl.pretrained import load_team  # it needs this module
 
         return load_team(name, overrides)
 

@@ -45,7 +45,7 @@ def load_team_config(
     if config is not None or given is None or not names_a_team(given):
         return load_config(values, config, set_), checkpoint
     quiet_libraries()
-    from maporl.sharing import team_config, weights_of
+    from maporl.pretrained import team_config, weights_of
 
     settings, folder = team_config(given, [*(set_ or []), *_overrides(values)])
     return settings, checkpoint or weights_of(folder)

@@ -1,28 +1,27 @@
-"""Whole teams to and from the hub: adapters or models per policy, heads, the configuration, and a card with the results."""
+"""Whole teams to the hub: adapters or models per policy, heads, the configuration, and a card with the results."""
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import yaml
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData, snapshot_download
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from maporl.agents import Team, policies_of
-from maporl.config import Config, from_dict, read_values
+from maporl.pretrained import first_line
 from maporl.report.failures import failures
 from maporl.report.page import payload, render, results
 from maporl.report.read import Run, RunError, read_run
 from maporl.report.story import story
-from maporl.sections import WITH_WEIGHTS
-from trl_ext.checkpoint import load_weights
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 TEXTS = (".json", ".md", ".jinja", ".txt")
+PATHS = ("model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "folder")
+ADDRESSES = ("base_url", "urls")
+"""The keys of a configuration whose values may name places of the machine or of its network."""
 
 _CARD = """---
 {data}
@@ -65,102 +64,6 @@ MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Lar
 """
 
 
-def find_run(name: str | Path) -> Path:
-    """The folder of a run or of a team that was pushed: a local one, else the hub's ``ORG/NAME``."""
-    folder = Path(name)
-    if folder.is_dir():
-        if not (folder / "config.yaml").is_file():
-            raise RunError(f"{folder}: has no config.yaml; give a run's output_dir, or the hub name of a team")
-        return folder
-    try:
-        validate_repo_id(str(name))
-        return Path(
-            snapshot_download(
-                str(name), allow_patterns=["*.json", "*.yaml", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-            )
-        )
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
-        raise RunError(
-            f"{name}: is no folder here, and no team on the hub that can be read ({_first_line(error)})"
-        ) from None
-
-
-def weights_of(folder: Path) -> Path:
-    """Where the policies' folders are: in ``final`` of a run, beside the configuration of a pushed team."""
-    return folder / "final" if (folder / "final").is_dir() else folder
-
-
-def team_config(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
-    """The configuration of the team ``name``, and its folder. Whole models are read from their own folders there: their base, which
-    was only their beginning, is not needed. A configuration from the hub may not reach out of its repository."""
-    folder = find_run(name)
-    file, root = folder / "config.yaml", weights_of(folder)
-    values = read_values(file, list(overrides))
-    for agent, section in (values.get("agents") or {}).items():
-        own = root / ((section or {}).get("policy") or agent)
-        alone = section and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
-        if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
-            section |= {"model": str(own), "tokenizer": None, "chat_template": None}
-    config = from_dict(values, str(file))
-    local = Path(name).is_dir()
-    if not local and (reach := _reaches_out(config, root)):
-        raise RunError(
-            f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
-            f"override it, or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
-        )
-    return dataclasses.replace(config, output_dir=str(folder) if local else Path(str(name)).name), folder
-
-
-def _reaches_out(config: Config, root: Path) -> str:
-    """What of a configuration of a stranger sends something to an address, or reads a file by its path; empty where nothing does."""
-    for name, section in config.agents.items():
-        paths = {key: getattr(section, key) for key in ("model", "tokenizer", "adapter", "chat_template")}
-        for key, value in paths.items():
-            if (
-                value is not None
-                and Path(value).parent != root
-                and (_is_path(value) or (key == "chat_template" and value != "fallback"))
-            ):
-                return f"agents.{name}.{key}={value!r:.60}"
-        for key in ("api", "vllm"):
-            if getattr(section, key) is not None:
-                return f"agents.{name}.{key}"
-    for key in ("source", "eval_source"):
-        if _is_path(str(config.task.get(key) or "")):
-            return f"task.{key}={config.task[key]!r:.60}"
-    verifier = config.reward.verifier
-    if verifier is not None and (verifier.urls or _is_path(verifier.model or "")):
-        return "reward.verifier"
-    return ""
-
-
-def _is_path(value: str) -> bool:
-    """Whether ``value`` names a place of this machine rather than one of the hub."""
-    return value.startswith(("/", "~", ".", "file:")) or "\\" in value or ".." in Path(value).parts
-
-
-def load_team(name: str | Path, overrides: Sequence[str] = ()) -> Team:
-    """What :meth:`maporl.Team.from_pretrained` returns."""
-    config, folder = team_config(name, overrides)
-    root = weights_of(folder)
-    missing = [policy for policy in _policies(config) if not (root / policy).is_dir()]
-    if missing:
-        raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is no team")
-    team = Team.from_config(config)
-    for policy in team.policies.values():
-        own = root / policy.name
-        known = policy.adapter is None and policy.model.config._name_or_path == str(own)
-        if own.is_dir() and not known:  # frozen ones are as they were
-            load_weights(policy.model, policy.adapter, own)
-    return team
-
-
-def _policies(config: Config) -> list[str]:
-    """The policies that were trained."""
-    trained = [(name, s) for name, s in config.agents.items() if s.engine in WITH_WEIGHTS and s.trainable]
-    return [policy for name, section in trained for policy in policies_of(name, section, config.turns())]
-
-
 @dataclasses.dataclass(frozen=True)
 class Pushed:
     """What a push holds: its address, (path, bytes) of its files, and what everybody can read, or cannot, in them."""
@@ -176,7 +79,7 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise RunError(f"{name!r}: is no hub name ({_first_line(error)}); expected ORG/NAME") from None
+        raise RunError(f"{name!r}: is no hub name ({first_line(error)}); expected ORG/NAME") from None
     if "/" not in name:
         raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
     record = read_run(run)
@@ -197,7 +100,7 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
         raise RunError(f"{name}: nobody is logged in; run: hf auth login") from None
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise RunError(
-            f"{name}: could not be pushed ({_first_line(error)}); an empty repository may have been made"
+            f"{name}: could not be pushed ({first_line(error)}); an empty repository may have been made"
         ) from None
     return Pushed(address, files, notes)
 
@@ -236,21 +139,19 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     return contents, [*notes, f"everybody can read: the {run.recorded} recorded dialogues, in report.html"]
 
 
-def _public(value: Any, places: dict[str, str]) -> Any:
+def _public(value: Any, places: dict[str, str], key: str = "") -> Any:
     """``value`` without paths of this machine, of which the last part stays, and without credentials in addresses. ``places``
     collects what was replaced, and by what."""
     if isinstance(value, dict):
-        return {key: _public(own, places) for key, own in value.items()}
+        return {name: _public(own, places, name) for name, own in value.items()}
     if isinstance(value, list):
-        return [_public(own, places) for own in value]
-    if not isinstance(value, str):
-        return value
-    parts = urlsplit(value) if "://" in value else None
-    if parts is not None and parts.scheme in ("http", "https"):
-        host = parts.netloc.rpartition("@")[2]
-        public = urlunsplit(parts._replace(netloc=host))
-    else:
-        public = Path(value).name if value.startswith(("/", "~")) else value
+        return [_public(own, places, key) for own in value]
+    public = value
+    if key in ADDRESSES and isinstance(value, str):
+        parts = urlsplit(value)
+        public = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    elif key in PATHS and isinstance(value, str) and value.startswith(("/", "~")):
+        public = Path(value).name
     if public != value:
         places[value] = public
     return public
@@ -269,11 +170,8 @@ def _public_text(file: Path, name: str, places: dict[str, str]) -> bytes:
 
 def _hub_names(found: re.Match[str]) -> str:
     """The front matter's base models, those that the hub may know."""
-    known = (
-        [base for base in yaml.safe_load(found[0])["base_model"] or [] if _hub_name(base)] if "\n-" in found[0] else []
-    )
-    alone = yaml.safe_load(found[0])["base_model"]
-    known += [alone] if isinstance(alone, str) and _hub_name(alone) else []
+    bases = yaml.safe_load(found[0])["base_model"]
+    known = [base for base in ([bases] if isinstance(bases, str) else bases or []) if _hub_name(base)]
     return yaml.safe_dump({"base_model": known}) if known else ""
 
 
@@ -287,7 +185,7 @@ def _addresses(value: Any, at: str = "") -> list[str]:
         return [found for key, own in value.items() for found in _addresses(own, f"{at}.{key}" if at else str(key))]
     if isinstance(value, list):
         return [found for own in value for found in _addresses(own, at)]
-    return [f"{at}={value}"] if isinstance(value, str) and "://" in value else []
+    return [f"{at}={value}"] if value and at.split(".")[-1] in ADDRESSES else []
 
 
 def card(run: Run, name: str, policies: list[str]) -> str:
@@ -324,7 +222,3 @@ def _results(run: Run) -> str:
         return ""
     rows = [f"| {r['turn']} | {r['who']} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for r, s in shown]
     return "\n".join(["| turn | who | right, held out | 95% interval |", "|---|---|---|---|", *rows])
-
-
-def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -14,9 +14,10 @@ from maporl import Team
 from maporl.agents import load_tokenizers
 from maporl.cli import app
 from maporl.config import from_dict, to_yaml
+from maporl.pretrained import load_team
 from maporl.report.read import RunError, read_run
 from maporl.run import train
-from maporl.sharing import load_team, pack, push
+from maporl.sharing import pack, push
 
 LETTERS = "0123456789+=;"
 SHORT = {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"}
@@ -158,6 +159,7 @@ def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     file = tmp_path / "run/config.yaml"
     config = yaml.safe_load(file.read_text())
+    config["protocol"]["opening"] = "/think {question}"  # no path
     config["agents"]["eve"] = {
         "engine": "openai",
         "api": {"model": "m", "base_url": "https://alice:s3cr3t@llm.corp/v1"},
@@ -169,7 +171,8 @@ def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
     texts["the page's data"] = json.dumps(data_of(page))
     for path, text in texts.items():
         assert saved not in text and str(tmp_path) not in text and str(run) not in text and "s3cr3t" not in text, path
-    assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["output_dir"] == "team"
+    pushed = yaml.safe_load((tmp_path / "out/config.yaml").read_text())
+    assert pushed["output_dir"] == "team" and pushed["protocol"]["opening"] == "/think {question}"
     for note in (
         f"taken out: {saved}",
         "agents.cat: its base is a folder of this machine; who loads the team must give agents.cat.model",
@@ -188,20 +191,20 @@ def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
     ],
 )  # fmt: skip
 def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, reach):
-    from maporl import sharing
+    from maporl import pretrained
 
     config = {"output_dir": "/home/someone", "task": {"name": "toy_sum"}, "agents": {**reach, "zoe": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(sharing, "snapshot_download", lambda name, **options: str(tmp_path))
+    monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(tmp_path))
     name = next(iter(reach)) if "chat_template" not in reach["ann"] else "bob"
     with pytest.raises(
         RunError, match=rf"org/team: its config.yaml sets agents\.{name}\.\w+.*if you trust it: hf download"
     ):
-        sharing.team_config("org/team")
+        pretrained.team_config("org/team")
     harmless = {**config, "agents": {"ann": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(harmless))
-    assert sharing.team_config("org/team")[0].output_dir == "team", "and not where its author had it"
-    assert sharing.team_config(tmp_path)[0].output_dir == str(tmp_path)
+    assert pretrained.team_config("org/team")[0].output_dir == "team", "and not where its author had it"
+    assert pretrained.team_config(tmp_path)[0].output_dir == str(tmp_path)
 
 
 @pytest.mark.parametrize(
