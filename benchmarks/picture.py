@@ -1,11 +1,13 @@
 """A picture of a run's report, as the README shows it: Chromium, driven by Selenium.
 
-python benchmarks/picture.py runs/quickstart-... docs/images/report.png [--height 1150]
+python benchmarks/picture.py runs/quickstart docs/images/report.png --height 1000
+python benchmarks/picture.py runs/quickstart docs/images/dialogues.png --height 800 --at "when=train&dialogue=0/150/47%2B29"
 """
 
 import argparse
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from selenium import webdriver
@@ -19,6 +21,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--height", type=int, default=1150)
+    parser.add_argument(
+        "--at", default="", help="what follows # in the page's address; by default the picture is of its beginning"
+    )
     options = parser.parse_args()
     page = write_report([options.run])
     chromium = webdriver.ChromeOptions()
@@ -36,9 +41,9 @@ def main() -> None:
         chromium.add_argument(f"--window-size=1000,{options.height}")
         chromium.add_argument(f"--user-data-dir={profile}")
         browser = webdriver.Chrome(options=chromium, service=webdriver.ChromeService(shutil.which("chromedriver")))
-        browser.get(page.resolve().as_uri())
+        browser.get(f"{page.resolve().as_uri()}#{options.at}")
         WebDriverWait(browser, 10).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
-        browser.execute_script("document.getElementById('charts').scrollIntoView(); scrollTo(0, 0)")
+        time.sleep(1)  # charts are drawn
         browser.save_screenshot(str(options.picture))
         browser.quit()
 

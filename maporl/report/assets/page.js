@@ -136,9 +136,9 @@
     const values = trace[shade], most = Math.max(1e-9, ...(values || []).map((v) => Math.abs(v ?? 0)));
     const colour = (v) => v == null ? "" : shade === "logprobs" ? `rgba(var(--low), ${(0.55 * (1 - Math.exp(v))).toFixed(3)})` : `rgba(var(${v >= 0 ? "--high" : "--low"}), ${((0.55 * Math.abs(v)) / most).toFixed(3)})`;
     const told = (i) => `${JSON.stringify(trace.pieces[i])}: log-probability ${short(trace.logprobs[i])}${trace.logprobs[i] == null ? "" : ` (${percent(Math.exp(trace.logprobs[i]))})`}${trace.values ? `, value ${short(trace.values[i])}` : ""}, advantage ${short(trace.advantages[i])}`;
-    const scale = !values ? "no such numbers here" : shade === "logprobs" ? "the deeper orange, the less likely" : `blue: above 0, orange: below; deepest: ${short(most)}`;
+    const scale = !values ? "No such numbers here" : shade === "logprobs" ? "The deeper orange, the less likely" : `Blue above 0, orange below; deepest at ${short(most)}`;
     return html`<div class="text" dir="auto" onMouseLeave=${() => setTip("")}>${trace.pieces.map((piece, i) => html`<span class="tok" style=${{ background: values ? colour(values[i]) : "" }} onMouseEnter=${() => setTip(told(i))} onClick=${() => setTip(told(i))}>${piece}</span>`)}</div>
-      <div class="tip" aria-live="off">${tip || `Tokens by ${{ advantages: "advantage", values: "value", logprobs: "log-probability" }[shade]}: ${scale}. Point at one for its numbers.`}</div>
+      <div class="tip" aria-live="off">${tip || `${scale}. Point at a token for its numbers.`}</div>
       <details><summary>Tokens as a table</summary><div class="scroll"><table><thead><tr><th scope="col">token</th><th scope="col" class="number">log-probability</th>${trace.values && html`<th scope="col" class="number">value</th>`}<th scope="col" class="number">advantage</th></tr></thead>
         <tbody>${trace.pieces.slice(0, 500).map((piece, i) => html`<tr><th scope="row"><code>${JSON.stringify(piece)}</code></th><td class="number">${short(trace.logprobs[i])}</td>${trace.values && html`<td class="number">${short(trace.values[i])}</td>`}<td class="number">${short(trace.advantages[i])}</td></tr>`)}</tbody></table></div></details>`;
   }
