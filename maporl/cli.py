@@ -113,6 +113,7 @@ def train(
         except Interrupted:
             _look(folder)
             raise
+        world.leave()
         if not world.is_main():
             return None
         if after is not None:

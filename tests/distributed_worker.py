@@ -70,6 +70,7 @@ def main() -> None:
     if world.is_main():
         save_file(weights | {f"head.{k}": v for k, v in heads.items()}, out / "weights.safetensors")
     (out / f"rank{os.environ.get('RANK', '0')}").write_text(str(world.size()))
+    world.leave()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ from types import FrameType
 from typing import Any
 
 
-class Discarded(Exception):
-    """The update in progress was dropped before it changed anything, because the run is to end."""
+class Discarded(BaseException):
+    """The update in progress was dropped before it changed anything, because the run is to end.
+
+    No ``Exception``: it is raised wherever the signal comes, and libraries catch those (Jinja, in the middle of a chat template).
+    """
 
 
 class Interrupted(KeyboardInterrupt):

@@ -37,6 +37,15 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0 if size() == 1 else rank() == 0
 
 
+def leave() -> None:
+    """Leave the processes that train together, once nothing is said any more: one that ends while its threads still listen to
+    others may be aborted by them."""
+    if size() > 1:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
 def check(environment: Mapping[str, str] = os.environ) -> None:
     """Raise unless this process is one of as many as a launcher has started.
 
