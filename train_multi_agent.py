@@ -2,7 +2,7 @@
 
 import sys
 
-from maporl.cli import app
+from maporl.cli.main import app
 
 if __name__ == "__main__":
     app(args=["train", *sys.argv[1:]], prog_name="train_multi_agent.py")

@@ -54,17 +54,17 @@ def parse() -> argparse.Namespace:
 def once(options: argparse.Namespace) -> dict:
     """One update by the first of ``--variants``, in this process: seconds by phase, tokens, losses."""
     import torch
+    import trl_ext.rows
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import trl_ext.rows
     from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
     from maporl.engines.transformers import TransformersEngine
 
     torch.set_num_threads(options.threads)
     variant = VARIANTS[options.variants[0]]
     if not variant["families"]:
-        trl_ext.rows._families = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
+        trl_ext.token_batch._families = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -86,9 +86,10 @@ def peak(name: str) -> Callable[[Run], float]:
 
 def exploitability(done: Run) -> float:
     """How much a best response wins from the policy in Kuhn poker, summed over both seats (0 at equilibrium, in antes)."""
-    from maporl import run as runs
-    from maporl.config import from_dict, read_yaml
+    from maporl.config.parse import read_yaml
+    from maporl.runs import train as runs
     from maporl.types import Message
+    from maporl.validation.load import from_dict
 
     config = from_dict(
         read_yaml(done.folder / "config.yaml") | {"output_dir": tempfile.mkdtemp(), "warm_start": {"steps": 0}}
@@ -96,7 +97,7 @@ def exploitability(done: Run) -> float:
     trainer = runs.build_trainer(config, quiet=True)
     runs.load_checkpoint_weights(trainer, done.folder / "final")
     states = [f"{card} {history}".strip() for card in "JQK" for history in ("", "p", "b", "pb")]
-    voice = trainer.team.voices["first"][0]
+    voice = trainer.team.policies_of["first"][0]
     bets = {}
     for state in states:
         messages: list[Message] = [{"role": "user", "content": state}]

@@ -45,8 +45,8 @@ def load(options: argparse.Namespace):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from maporl.sections import TinySection
-    from maporl.tiny import build_tiny_tokenizer
+    from maporl.config.schema import TinySection
+    from maporl.team.tiny import build_tiny_tokenizer
 
     dtype = getattr(torch, options.dtype)
     if options.model != "tiny":

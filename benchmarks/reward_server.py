@@ -30,10 +30,10 @@ import psutil
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from maporl.sections import TinySection
-from maporl.tiny import build_tiny_tokenizer
-from maporl.verifier.encoding import chat_of
-from maporl.verifier.model import Verifier
+from maporl.config.schema import TinySection
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.model import Verifier
+from maporl.team.tiny import build_tiny_tokenizer
 
 
 def make_verifier(folder: Path, small: bool) -> str:

@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 
-from maporl.rewards.sandbox import Sandbox
+from maporl.sandbox.sandbox import Sandbox
 from maporl.tasks.base import read_rows
 
 

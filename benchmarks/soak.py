@@ -28,8 +28,8 @@ def main() -> None:
     from transformers import TrainerCallback
 
     from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-    from maporl.sections import TinySection
-    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+    from maporl.config.schema import TinySection
+    from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 
     torch.manual_seed(0)
     agents = []

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from maporl import run
 from maporl.advantages import BASELINES
-from maporl.config import from_dict
 from maporl.protocols import PROTOCOLS
 from maporl.rewards.rules import RULES
+from maporl.runs import train as run
 from maporl.tasks import TASKS
 from maporl.tasks.base import Task
 from maporl.types import Ask, Example, Grade
+from maporl.validation.load import from_dict
 from trl_ext.objectives import OBJECTIVES, importance_ratio
 
 

@@ -1,6 +1,6 @@
 """``python -m maporl``."""
 
-from maporl.cli import main
+from maporl.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,14 +13,14 @@ from typing import Any, Literal
 class Plan:
     """Who and what learns in one update: ``turns`` (counted from 0; None: all) less ``never``, agents but ``frozen``.
 
-    ``critic_only``: policies keep their weights. ``voices``: whose weights speak for an agent, where not its own.
+    ``critic_only``: policies keep their weights. ``weights_from``: whose weights speak for an agent, where not its own.
     """
 
     turns: frozenset[int] | None = None
     never: frozenset[int] = frozenset()
     frozen: frozenset[str] = frozenset()
     critic_only: bool = False
-    voices: dict[str, str] = field(default_factory=dict)
+    weights_from: dict[str, str] = field(default_factory=dict)
 
     def learns(self, agent: str, turn: int) -> bool:
         """Whether what ``agent`` said at ``turn`` is trained on."""
@@ -168,12 +168,12 @@ class Schedule:
         if self.round_robin is not None:
             turn = (update - 1) // self.round_robin.every % len(self.round_robin.agents)
             frozen |= set(self.round_robin.agents) - {self.round_robin.agents[turn]}
-        voices = {}
+        weights_from = {}
         if self.swap is not None:
             shift = (update - 1) // self.swap.every % len(self.swap.agents)
-            voices = dict(zip(self.swap.agents, self.swap.agents[shift:] + self.swap.agents[:shift], strict=True))
+            weights_from = dict(zip(self.swap.agents, self.swap.agents[shift:] + self.swap.agents[:shift], strict=True))
         never = frozenset() if self.train_first_turn else frozenset([0])
-        return Plan(self._turns(update), never, frozenset(frozen), update <= self.critic_warmup, voices)
+        return Plan(self._turns(update), never, frozenset(frozen), update <= self.critic_warmup, weights_from)
 
     def _turns(self, update: int) -> frozenset[int] | None:
         done = update - 1

@@ -5,13 +5,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from maporl.sections import TOKEN_VARIABLE
+from maporl.config.schema import TOKEN_VARIABLE
+from trl_ext.errors import UserError
 
 SHORTEST_TOKEN = 16
 
 
-class ServerError(ValueError):
+class ServerError(UserError, ValueError):
     """Options that the server cannot start with."""
+
+    exit_status = 2
 
 
 @dataclass(frozen=True)

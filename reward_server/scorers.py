@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
+from maporl.rewards.verifier.encoding import TooLong, encode
+from maporl.rewards.verifier.model import Verifier
 from maporl.tasks.base import Task
 from maporl.types import Example, Message
-from maporl.verifier.encoding import TooLong, encode
-from maporl.verifier.model import Verifier
 from reward_server.schemas import ItemError, ModelInfo
 
 

@@ -9,7 +9,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from maporl.verifier.model import Verifier
+from maporl.rewards.verifier.model import Verifier
 from reward_server.app import create_app
 from reward_server.guard import error_body
 from reward_server.options import ServerError, ServerOptions

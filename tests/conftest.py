@@ -9,8 +9,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 import torch
 
-from maporl.sections import TinySection
-from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.config.schema import TinySection
+from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-from maporl.sections import AdvantageConfig, TinySection
-from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext import world
+from maporl.config.schema import AdvantageConfig, TinySection
+from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from trl_ext import distributed
 
 
 def odd(dialogues, task):
@@ -56,7 +56,7 @@ def main() -> None:
     )  # fmt: skip
     if options.get("strategy"):
         assert type(trainer.learners["ann"].strategy).__name__ == options["strategy"], trainer.learners["ann"].strategy
-    if options.get("die") is not None and world.rank() == options["die"]:
+    if options.get("die") is not None and distributed.rank() == options["die"]:
         trainer.collect = lambda batch: (_ for _ in ()).throw(RuntimeError("this rank dies on purpose"))
     trainer.train(resume_from_checkpoint=options.get("resume"))
     trainer.evaluate()
@@ -67,10 +67,10 @@ def main() -> None:
             weights |= {f"{name}.{k}": v.detach().clone().contiguous() for k, v in learner.model.named_parameters()}
             if learner.value_head is not None:
                 heads |= {f"{name}.{k}": v.detach().clone() for k, v in learner.value_head.named_parameters()}
-    if world.is_main():
+    if distributed.is_main():
         save_file(weights | {f"head.{k}": v for k, v in heads.items()}, out / "weights.safetensors")
-    (out / f"rank{os.environ.get('RANK', '0')}").write_text(str(world.size()))
-    world.leave()
+    (out / f"rank{os.environ.get('RANK', '0')}").write_text(str(distributed.size()))
+    distributed.shutdown()
 
 
 if __name__ == "__main__":

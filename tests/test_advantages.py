@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from maporl.advantages import AdvantageConfig, BaselineState, TurnBatch, check_columns, estimate, estimate_all
-from maporl.config import ConfigError
+from maporl.errors import ConfigError
 
 
 def config(returns="utterance", baseline="mean", scale="std", key=("prompt",), **options):

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-from maporl.agents import Policy
-from maporl.config import ConfigError, from_dict
 from maporl.engines.transformers import TransformersEngine
-from maporl.placement import split
-from maporl.run_checks import check_run
+from maporl.errors import ConfigError
+from maporl.team.devices import split
+from maporl.team.team import Policy
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -118,7 +119,9 @@ def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
     """The CPU stands for every device: what is tested is who goes where, and that statistics come together."""
     shared = trainer_of(tiny, tmp_path / "shared", False)
     shared.train()
-    monkeypatch.setattr("maporl.trainer.split", lambda owners: [torch.device("cpu", n) for n in range(len(owners))])
+    monkeypatch.setattr(
+        "maporl.training.trainer.split", lambda owners: [torch.device("cpu", n) for n in range(len(owners))]
+    )
     apart = trainer_of(tiny, tmp_path / "split", False, placement="split")
     assert [learner.device for learner in apart.learners.values()] == [torch.device("cpu", 0), torch.device("cpu", 1)]
     apart.train()

@@ -6,11 +6,11 @@ import random
 import pytest
 
 from maporl import Arithmetic, Debate
-from maporl.branching import play_branched
+from maporl.config.schema import BranchingSection
 from maporl.engines import ScriptedEngine
 from maporl.protocols import Chain, Forum, PlayGame
-from maporl.rollout import Seat, Table
-from maporl.sections import BranchingSection
+from maporl.rollout.branching import play_branched
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
 
@@ -21,8 +21,8 @@ EXAMPLES = [Example("e", "2+2=", "4"), Example("f", "3+3=", "6")]
 def play(protocol, section, examples=EXAMPLES, task=TASK, judge=None, agents=("ann", "bob")):
     counter = itertools.count()
     engine = ScriptedEngine(lambda request: f"{request.ask.agent}{request.turn}.{next(counter)}")
-    seats = {name: Seat("scripted", (name,)) for name in agents}
-    table = Table(task, protocol, seats, {"scripted": engine}, 1.0, common_seed=section.common_seed)
+    seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
+    table = RolloutDriver(task, protocol, seats, {"scripted": engine}, 1.0, common_seed=section.common_seed)
     return play_branched(table, examples, section, judge or (lambda live, news: [0.0] * len(live)), random.Random(0))
 
 
@@ -134,8 +134,8 @@ def test_a_fork_of_a_game_replays_it_and_is_paid_for_its_own_moves():
     """Kuhn poker forked at every step: the pot goes where each branch's own last move sends it."""
     moves = itertools.cycle("pb")
     engine = ScriptedEngine(lambda request: next(moves))
-    seats = {name: Seat("scripted", (name,)) for name in ("ann", "bob")}
-    table = Table(Episodes(), PlayGame("kuhn_poker"), seats, {"scripted": engine}, 1.0)
+    seats = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
+    table = RolloutDriver(Episodes(), PlayGame("kuhn_poker"), seats, {"scripted": engine}, 1.0)
     section = BranchingSection(how="fork_every", group=2)
     got = play_branched(table, [Episodes()[0]], section, lambda live, news: [0.0] * len(live), random.Random(0))
     assert sorted("".join(words(d)) for d in got) == ["bb", "bp", "pbb", "pbp", "pp"]

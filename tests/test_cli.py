@@ -14,9 +14,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from maporl import run
-from maporl.config import ConfigError, from_dict, load
-from maporl.run_checks import check_run
+from maporl.errors import ConfigError
+from maporl.runs import train as run
+from maporl.validation.load import from_dict, load
+from maporl.validation.preflight import check_run
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -87,7 +88,7 @@ def test_a_run_from_the_documented_entry_leaves_everything_it_names(written, tmp
 def test_a_report_that_fails_costs_no_run(written, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from maporl.cli import app
+    from maporl.cli.main import app
     from maporl.report import page
 
     monkeypatch.setattr(page, "write_report", lambda folders: 1 / 0)

@@ -5,9 +5,9 @@ import pytest
 from maporl import Arithmetic, Debate
 from maporl.engines import ScriptedEngine
 from maporl.protocols.debate import Consensus, Feedback
-from maporl.restating import restate
 from maporl.rewards import fill_in, grade_answers, label, score_dialogues
-from maporl.rollout import Seat, play_dialogues
+from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.rollout.restate import restate
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 TASK = Arithmetic(largest=9)
@@ -22,7 +22,7 @@ def play(protocol, script, agents=("ann", "bob"), referee=None, examples=(EXAMPL
         heard[request.ask.agent].append(request.ask.messages[-1]["content"])
         return script[request.ask.agent][request.turn]
 
-    seats = {name: Seat("scripted", (name,)) for name in agents}
+    seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engines = {"scripted": ScriptedEngine(say)}
     return play_dialogues(list(examples), TASK, protocol, seats, engines, 0.0, referee=referee), heard
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trl_ext import world
+from trl_ext import distributed
 
 ROOT = Path(__file__).parent.parent
 WORKER = ROOT / "tests/distributed_worker.py"
@@ -177,11 +177,11 @@ def test_a_process_that_dies_ends_the_others_within_a_minute(tmp_path):
 
 
 def test_processes_that_do_not_train_together_are_an_error():
-    world.check({})
-    with pytest.raises(world.WorldError, match=r"4 processes were started .* but 1 train together"):
-        world.check({"WORLD_SIZE": "4"})
-    with pytest.raises(world.WorldError, match="asked for several processes and started one"):
-        world.check({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"})
+    distributed.check_launcher({})
+    with pytest.raises(distributed.WorldError, match=r"4 processes were started .* but 1 train together"):
+        distributed.check_launcher({"WORLD_SIZE": "4"})
+    with pytest.raises(distributed.WorldError, match="asked for several processes and started one"):
+        distributed.check_launcher({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"})
 
 
 def test_accelerates_silent_single_process_is_refused(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from maporl.cli import app
+from maporl.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
@@ -93,8 +93,8 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_every_metric_of_a_run_is_defined(tmp_path):
-    from maporl import run
-    from maporl.config import from_dict
+    from maporl.runs import train as run
+    from maporl.validation.load import from_dict
 
     config = from_dict(
         {

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from maporl import run
-from maporl.config import from_dict, to_yaml
+from maporl.config.parse import to_yaml
+from maporl.runs import train as run
+from maporl.validation.load import from_dict
 from trl_ext.checkpoint import CheckpointError, list_checkpoints, newest_whole
 
 UPDATES = 8
@@ -84,7 +85,7 @@ def test_a_run_killed_at_random_moments_ends_as_a_calm_one(calm, tmp_path, kills
     expected, seconds = calm
     folder, rng = tmp_path / "run", random.Random(7)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["maporl.run"])
+    context.set_forkserver_preload(["maporl.runs.train"])
     left, torn = kills, 0
     while True:
         child = context.Process(target=_train, args=(folder, (folder / "config.yaml").exists()))

@@ -18,9 +18,9 @@ import yaml
 from typer.testing import CliRunner
 
 from maporl import __version__
-from maporl.cli import app
-from maporl.config import json_schema
-from maporl.doctor import FEATURES, examine
+from maporl.cli.main import app
+from maporl.config.parse import json_schema
+from maporl.runs.doctor import FEATURES, examine
 
 ROOT = Path(__file__).parent.parent
 
@@ -103,7 +103,7 @@ def test_doctor_names_what_is_missing_and_the_command(monkeypatch):
 
 
 def test_doctor_ends_with_1_where_a_package_is_broken(monkeypatch):
-    from maporl import doctor
+    from maporl.runs import doctor
 
     known = doctor.importlib.import_module
 

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from maporl.games import GAMES, IllegalMove, KuhnPoker, PlanPath, PrisonersDilemma, Signals, TextArena, TicTacToe
+from maporl.environments.games import (
+    GAMES,
+    IllegalMove,
+    KuhnPoker,
+    PlanPath,
+    PrisonersDilemma,
+    Signals,
+    TextArena,
+    TicTacToe,
+)
 
 VALUES = Path(__file__).parents[2] / "shared/data/tictactoe_values/all.jsonl"
 

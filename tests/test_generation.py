@@ -6,9 +6,9 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import build, lively
 from transformers import MambaConfig, MambaForCausalLM
 
-from trl_ext.generation import Sampling, generate, sample
-from trl_ext.merging import merged, merges
-from trl_ext.states import States, plain_states
+from trl_ext.kv_cache import States, plain_states
+from trl_ext.lora_merge import merged, merges
+from trl_ext.sampling import Sampling, generate, sample
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
 STOP = frozenset({2, 9, 11})

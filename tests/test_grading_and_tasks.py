@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from maporl.evaluation import evaluate_dialogues
-from maporl.grading import canonical, find_label, grade_label, grade_mathematics, same_answer
+from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.tasks import ANLI, GSM8K, Arithmetic, TaskError
+from maporl.tasks.grading import canonical, find_label, grade_label, grade_mathematics, same_answer
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -12,14 +12,16 @@ import pytest
 import yaml
 
 import maporl
-from maporl.config import ConfigError, from_dict, load, to_yaml
+from maporl.config.parse import to_yaml
+from maporl.errors import ConfigError
+from maporl.validation.load import from_dict, load
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = [p for p in sorted((ROOT / "configs" / "ppo").rglob("*.yaml")) if p.stem != "common"]
 NO_TORCH = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
 LIGHT = [
-    "maporl.types", "maporl.config", "maporl.sections", "maporl.grading", "maporl.tasks", "maporl.protocols", "maporl.evaluation",
-    "maporl.rewards.shaping", "maporl.rewards", "maporl.run_folder", "maporl.plots", "trl_ext.ppo_options",
+    "maporl.types", "maporl.config.parse", "maporl.config.schema", "maporl.tasks.grading", "maporl.tasks", "maporl.protocols", "maporl.evaluation.metrics",
+    "maporl.rewards.shaping", "maporl.rewards", "maporl.storage.run_folder", "maporl.report.plots", "trl_ext.ppo_options",
 ]  # fmt: skip
 
 

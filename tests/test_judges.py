@@ -2,12 +2,14 @@
 
 import pytest
 
-from maporl import Arithmetic, run
-from maporl.config import ConfigError, from_dict
+from maporl import Arithmetic
+from maporl.config.schema import ArenaSection, JudgeSection
+from maporl.errors import ConfigError
+from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
-from maporl.rewards.sources import RewardFailure
-from maporl.sections import ArenaSection, JudgeSection
+from maporl.runs import train as run
 from maporl.types import Dialogue, Example, Utterance
+from maporl.validation.load import from_dict
 
 TASK = Arithmetic(largest=9)
 

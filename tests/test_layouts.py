@@ -8,10 +8,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-from maporl.buffer import answers_by_policy
-from maporl.config import from_dict
 from maporl.schedules import Freeze, Plan, Schedule, Span
+from maporl.training.samples import samples_by_policy
 from maporl.types import Ask
+from maporl.validation.load import from_dict
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=3, later="{others};{question}", quote="{text}", separator=";")
@@ -116,7 +116,7 @@ def test_layouts_of_a_configuration_share_one_base_under_their_adapters(policy_p
     team = Team.from_config(config)
     assert list(team.policies) == names
     assert len({id(p.model) for p in team.policies.values()}) == 1
-    assert [p.name for p in team.voices["ann"]] == [n for n in names if n.startswith("ann")]
+    assert [p.name for p in team.policies_of["ann"]] == [n for n in names if n.startswith("ann")]
 
 
 def test_agents_may_share_weights_in_any_layout(tiny, tmp_path):
@@ -177,7 +177,7 @@ def test_what_each_critic_reads(pair, tmp_path):
     tokenizer = trainer.learners["ann"].tokenizer
 
     def read(context):
-        answers = answers_by_policy([dialogue], {"ann": tokenizer}, Plan(), 1, 3, context)["ann"]
+        answers = samples_by_policy([dialogue], {"ann": tokenizer}, Plan(), 1, 3, context)["ann"]
         return answers[-1].critic_prompt_ids
 
     assert read("dialogue") is None

@@ -8,8 +8,10 @@ import pytest
 import yaml
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from maporl import run, run_checks
-from maporl.config import from_dict, read_yaml
+from maporl.config.parse import read_yaml
+from maporl.runs import train as run
+from maporl.validation import preflight as run_checks
+from maporl.validation.load import from_dict
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs" / "ppo").glob("maporl_*.yaml"))
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
@@ -19,8 +21,8 @@ CODE = "def simple_math_problem():\n    return {a} + {b}\n"
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory):
     """Folders: two models of different architectures, a verifier, and data of both kinds."""
-    from maporl.sections import TinySection
-    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+    from maporl.config.schema import TinySection
+    from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 
     root = tmp_path_factory.mktemp("stand-ins")
     for name, architecture in (("first", "llama"), ("second", "qwen3")):

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from maporl.config import from_dict, to_yaml
-from maporl.memory import LIBRARIES, estimate
-from maporl.run_checks import check_run
+from maporl.config.parse import to_yaml
+from maporl.validation.load import from_dict
+from maporl.validation.memory import LIBRARIES, estimate
+from maporl.validation.preflight import check_run
 
 MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 8, "heads": 12, "context": 256}
 
@@ -42,7 +43,7 @@ def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
 
 
 def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
-    from maporl import memory
+    from maporl.validation import memory
 
     shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2)
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.engines import HumanEngine, ScriptedEngine
 from maporl.rewards import assign_credit, label, score_dialogues
-from maporl.rewards.sources import RewardFailure
-from maporl.rollout import Seat, play_dialogues
-from maporl.run_folder import RunExists
+from maporl.rewards.base import RewardFailure
+from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.storage.run_folder import RunExists
 from maporl.types import Ask, Example, Grade, from_json, to_json
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learner import NonFiniteError
@@ -65,7 +65,7 @@ def test_a_debate_shows_each_agent_the_others_last_answers_and_its_own_history()
         heard[request.ask.agent, request.turn] = [m["content"] for m in request.ask.messages]
         return f"{request.ask.agent}{request.turn}"
 
-    seats = {name: Seat("scripted", (name,)) for name in ("ann", "bob", "cy")}
+    seats = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob", "cy")}
     protocol = Debate(turns=3, later="{others} | {question}", quote="{number}:{name}={text}", separator=",")
     example = Example("e", "2+2=", "4")
     (dialogue,) = play_dialogues([example], TASK, protocol, seats, {"scripted": ScriptedEngine(script)}, 0.0)
@@ -81,7 +81,7 @@ def test_transcripts_only_grow_and_hold_exactly_what_was_sampled(pair, tmp_path)
     trainer = trainer_of(pair(), tmp_path)
     for dialogue in trainer.collect(trainer.next_batch()):
         for agent in ("ann", "bob"):
-            tokenizer = trainer.team.voices[agent][0].tokenizer
+            tokenizer = trainer.team.policies_of[agent][0].tokenizer
             first, second = (u for u in dialogue.utterances if u.agent == agent)
             assert (
                 second.prompt_ids[: len(first.prompt_ids) + len(first.response_ids)]
@@ -142,7 +142,7 @@ def test_a_protocol_that_asks_a_stranger_and_a_prompt_that_does_not_fit_are_name
 
 
 def played(script, turns=2, agents=("ann", "bob")):
-    seats = {name: Seat("scripted", (name,)) for name in agents}
+    seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engine = ScriptedEngine(lambda request: script[request.ask.agent][request.turn])
     return play_dialogues([Example("e", "2+2=", "4")], TASK, Debate(turns=turns), seats, {"scripted": engine}, 0.0)
 
@@ -208,7 +208,7 @@ def test_a_missing_end_of_sequence_is_penalised_on_the_offenders_own_credit(pair
 
 def test_one_agent_and_one_turn_reproduce_the_single_policy_trainer(tiny, tmp_path):
     """Same seed, same questions, same reward: the same weights, bit by bit."""
-    from trl_ext.data import shuffled_indices
+    from trl_ext.prompts import shuffled_indices
 
     options = {"num_mini_batches": 2, "kl_coef": 0.05}
     model, tokenizer = tiny()
@@ -252,7 +252,7 @@ def test_advantages_are_whitened_for_each_agent_and_turn(pair, tmp_path):
 
 def test_token_rewards_may_be_whitened_within_each_agent_and_turn(pair, tmp_path):
     from trl_ext import maths
-    from trl_ext.advantages import token_rewards
+    from trl_ext.token_advantages import token_rewards
 
     trainer = trainer_of(pair(), tmp_path, whiten_rewards=True, missing_eos_penalty=1.0)
     rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))

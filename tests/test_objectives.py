@@ -10,7 +10,7 @@ from trl_ext import maths
 from trl_ext.losses import Totals, micro_batch_loss
 from trl_ext.objectives import OBJECTIVES, aggregation_total, importance_ratio, token_weights
 from trl_ext.ppo_options import PPOOptions
-from trl_ext.rows import Answer, build_rows
+from trl_ext.token_batch import Completion, build_token_batch
 
 ONES = torch.ones(1, 3, dtype=torch.bool)
 
@@ -92,7 +92,7 @@ class Output:
 
 
 def some_rows():
-    rows = build_rows([Answer([1, 2], [3, 4, 5], True, "a"), Answer([1], [6], True, "b"), Answer([1], [7, 8], True, "c")], 0, "cpu")  # fmt: skip
+    rows = build_token_batch([Completion([1, 2], [3, 4, 5], True, "a"), Completion([1], [6], True, "b"), Completion([1], [7, 8], True, "c")], 0, "cpu")  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     for name in ("logprobs", "ref_logprobs", "values", "advantages", "returns"):
         setattr(rows, name, torch.randn(rows.action_mask.shape, generator=generator) * rows.action_mask)

@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import load_file
 from stopping import StopAfter
 
-from maporl.config import ConfigError, from_dict
-from maporl.run_checks import training_arguments
+from maporl.errors import ConfigError
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import training_arguments
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.strategies import Replicated, Sharded, Zero, build_optimizer
+from trl_ext.sharding import Replicated, Sharded, Zero, build_optimizer
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 with_bitsandbytes = pytest.mark.skipif(
@@ -90,13 +91,13 @@ def test_other_names_are_refused_with_those_there_are():
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
-    monkeypatch.setattr("maporl.run_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("maporl.validation.preflight.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"adamw_bnb_8bit needs the package bitsandbytes.*maporl\[quantized\]"):
         training_arguments(from_dict(settings("adamw_bnb_8bit")))
 
 
 def test_the_estimate_of_memory_knows_eight_bit_moments():
-    from maporl.memory import estimate
+    from maporl.validation.memory import estimate
 
     whole, small = (estimate(from_dict(settings(o)), 20)["optimizer"] for o in ("adamw_torch", "adamw_bnb_8bit"))
     assert small == pytest.approx(whole * (1 + 4 / 256) / 4)
@@ -108,8 +109,8 @@ def test_the_estimate_of_memory_knows_eight_bit_moments():
 @with_bitsandbytes
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
 def test_adapters_train_on_a_quantised_base_that_stays_as_it_is(tiny, tmp_path, bits):
-    from maporl import run as runs
-    from maporl.agents import Team
+    from maporl.runs import train as runs
+    from maporl.team.team import Team
 
     model, tokenizer = tiny(
         alphabet="0123456789+=;", hidden_size=384, layers=1

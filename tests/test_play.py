@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from maporl.cli import app
-from maporl.cli_common import load_team_config
-from maporl.config import from_dict, load
-from maporl.play import Game, told
-from maporl.recipes import tiny_version
+from maporl.cli.main import app
+from maporl.config.recipes import tiny_version
 from maporl.report.read import read_run
-from maporl.run_checks import tasks_of
+from maporl.runs.play import Game, told
 from maporl.types import Dialogue, Example, Grade, Utterance
+from maporl.validation.load import from_dict, load
+from maporl.validation.preflight import tasks_of
 
 QUICK = "configs/ppo/quickstart.yaml"
 

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaCon
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
 from trl_ext.checkpoint import CheckpointError
-from trl_ext.generation import Sampling, generate, stop_ids_of
 from trl_ext.learner import NonFiniteError
-from trl_ext.rows import Answer, build_rows
+from trl_ext.sampling import Sampling, generate, stop_ids_of
 from trl_ext.scoring import RewardError
+from trl_ext.token_batch import Completion, build_token_batch
 
 QUESTIONS = [{"prompt": f"{i}+1=", "number": i} for i in range(16)]
 
@@ -38,14 +38,14 @@ def config(folder, **options):
 def rows_of(learner, number=5):
     generator = torch.Generator().manual_seed(1)
     answers = [
-        Answer(
+        Completion(
             torch.randint(3, 20, (3 + i,), generator=generator).tolist(),
             torch.randint(3, 20, (6 - i,), generator=generator).tolist(),
             ended=False, label=f"row {i}", score=float(i),
         )
         for i in range(number)
     ]  # fmt: skip
-    return build_rows(answers, learner.tokenizer.pad_token_id, "cpu")
+    return build_token_batch(answers, learner.tokenizer.pad_token_id, "cpu")
 
 
 def test_defaults_are_those_of_trl_1_12():
@@ -83,7 +83,7 @@ def test_log_probabilities_equal_a_plain_forward_of_each_row_alone(tiny, tmp_pat
 
 def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_written_out(tiny, tmp_path):
     from trl_ext import maths
-    from trl_ext.advantages import assign_advantages
+    from trl_ext.token_advantages import assign_advantages
 
     gradients = []
     for micro in (5, 2, 1):
@@ -91,7 +91,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_writt
         args = config(tmp_path, per_device_train_batch_size=micro)
         learner = Learner("p", model, tokenizer, args)
         rows = rows_of(learner)
-        learner.annotate(rows)
+        learner.compute_old_logprobs_and_values(rows)
         assign_advantages(rows, args)
         statistics = learner.accumulate(rows, torch.arange(5))
         assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -345,7 +345,7 @@ def test_nan_weights_stop_the_run_and_name_the_rows(tiny, tmp_path):
     rows = rows_of(learner)
     learner.value_head.linear.bias.data.fill_(math.nan)
     with pytest.raises(NonFiniteError, match="policy 'p': a value is not finite at row 0; row 1"):
-        learner.annotate(rows)
+        learner.compute_old_logprobs_and_values(rows)
 
 
 def test_gradients_are_clipped_and_their_norm_is_logged(tiny, tmp_path):

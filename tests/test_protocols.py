@@ -3,14 +3,15 @@
 import pytest
 
 from maporl import Arithmetic
-from maporl.config import ConfigError, from_dict
+from maporl.config.schema import RewardSection
 from maporl.engines import ScriptedEngine
+from maporl.errors import ConfigError
 from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Refine
 from maporl.rewards import assign_credit, build_sources, score_dialogues
-from maporl.rollout import Seat, play_dialogues
-from maporl.sections import RewardSection
+from maporl.rollout.driver import SpeakerSpec, play_dialogues
 from maporl.tasks import Episodes
 from maporl.types import Example
+from maporl.validation.load import from_dict
 
 TASK = Arithmetic(largest=9)
 EXAMPLE = Example("e", "2+2=", "4")
@@ -24,7 +25,7 @@ def play(protocol, script, agents=("ann", "bob"), task=TASK, example=EXAMPLE):
         heard.append((request.ask.agent, request.ask.messages[-1]["content"]))
         return script(request) if callable(script) else script[request.ask.agent][request.turn]
 
-    seats = {name: Seat("scripted", (name,), frozenset()) for name in agents}
+    seats = {name: SpeakerSpec("scripted", (name,), frozenset()) for name in agents}
     (dialogue,) = play_dialogues([example], task, protocol, seats, {"scripted": ScriptedEngine(say)}, 0.0)
     return dialogue, heard
 
@@ -206,7 +207,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_loads(change, mes
 
 
 def test_the_check_warns_of_prompts_that_a_tiny_model_cannot_read(tmp_path):
-    from maporl.run_checks import check_run
+    from maporl.validation.preflight import check_run
 
     def lines(prompt):
         agents = {name: {"tiny": {"alphabet": "JQK pb"}} for name in ("ann", "bob")}

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from maporl import run
-from maporl.config import ConfigError, from_dict, load
-from maporl.recipes import card_of, index_page, recipe_files, tiny_version
-from maporl.run_checks import check_run
+from maporl.config.recipes import card_of, index_page, recipe_files, tiny_version
+from maporl.errors import ConfigError
+from maporl.runs import train as run
+from maporl.validation.load import from_dict, load
+from maporl.validation.preflight import check_run
 
 ROOT = Path(__file__).parents[1]
 METHODS = {

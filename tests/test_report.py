@@ -12,8 +12,9 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from maporl.cli import app
-from maporl.evaluation import evaluate_dialogues
+from maporl.cli.main import app
+from maporl.errors import RunError
+from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.report.charts import charts, compared
 from maporl.report.dialogues import entry, flags_of
 from maporl.report.failures import failures
@@ -21,11 +22,11 @@ from maporl.report.health import health
 from maporl.report.language import Difference
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.page import payload, render, write_report
-from maporl.report.read import RunError, RunReader, read_run
+from maporl.report.read import RunReader, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.report.terminal import frame, sparkline
+from maporl.text import LONGEST, visible
 from maporl.types import Dialogue, Example, Grade, Stop, Trace, Utterance, from_json, to_json
-from maporl.words import LONGEST, visible
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e<b>&amp;\x1b[31m"
 
@@ -485,7 +486,9 @@ def test_a_reader_reads_only_what_is_new_and_keeps_the_newest(tmp_path, monkeypa
     reader = RunReader(folder, keep=4)
     assert len(reader.read().dialogues) == 4 and reader.read().recorded == 10
     parsed = []
-    monkeypatch.setattr("maporl.records.json.loads", lambda line, known=json.loads: parsed.append(line) or known(line))
+    monkeypatch.setattr(
+        "maporl.storage.jsonl.json.loads", lambda line, known=json.loads: parsed.append(line) or known(line)
+    )
     with (folder / "dialogues.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, **json.loads(to_json(AFTER[9]))}) + "\n")
     parsed.clear()

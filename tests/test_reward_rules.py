@@ -2,7 +2,7 @@
 
 import pytest
 
-from maporl.config import ConfigError
+from maporl.errors import ConfigError
 from maporl.rewards.rules import RULES, build_rules
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Example, Utterance

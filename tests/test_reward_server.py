@@ -18,10 +18,10 @@ pytest.importorskip("fastapi")
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from maporl.cli import app as cli
+from maporl.cli.main import app as cli
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.model import Verifier
 from maporl.tasks import Arithmetic
-from maporl.verifier.encoding import chat_of
-from maporl.verifier.model import Verifier
 from reward_server.options import ServerError, ServerOptions, read_token
 from reward_server.schemas import MOST_CHATS, ItemError
 from reward_server.scorers import LabelScorer, VerifierScorer
@@ -95,8 +95,8 @@ def test_what_supervisors_and_people_ask(labels):
 
 @pytest.fixture(scope="module")
 def verifier_folder(tmp_path_factory):
-    from maporl.sections import TinySection
-    from maporl.tiny import build_tiny_tokenizer
+    from maporl.config.schema import TinySection
+    from maporl.team.tiny import build_tiny_tokenizer
 
     tokenizer = build_tiny_tokenizer(TinySection())
     torch.manual_seed(0)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from maporl.config.schema import BonusSection, PenaltySection, RewardSection
 from maporl.rewards import assign_credit
-from maporl.sections import BonusSection, PenaltySection, RewardSection
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 
 AGENTS = ("ann", "bob")

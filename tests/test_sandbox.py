@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from maporl.disk_cache import DiskCache
-from maporl.rewards import sandbox as module
-from maporl.rewards.bubblewrap import bubblewrap_prefix, find_bubblewrap
-from maporl.rewards.sandbox import Limits, Outcome, Sandbox, SandboxError
+from maporl.sandbox import sandbox as module
+from maporl.sandbox.bubblewrap import bubblewrap_prefix, find_bubblewrap
+from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError
+from maporl.storage.disk_cache import DiskCache
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=20.0, memory_mb=160, output_bytes=4096)
 BUBBLEWRAP, WHY_NOT = find_bubblewrap()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from maporl.config import ConfigError, from_dict
+from maporl.errors import ConfigError
 from maporl.schedules import Freeze, Schedule, Span, one_turn_at_a_time
+from maporl.validation.load import from_dict
 
 
 def turns(schedule, *updates):

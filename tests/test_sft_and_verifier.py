@@ -11,16 +11,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 from typer.testing import CliRunner
 
-from maporl import Agent, Arithmetic, Team, run
-from maporl.cli import app
-from maporl.config import ConfigError, from_dict
+from maporl import Agent, Arithmetic, Team
+from maporl.cli.main import app
+from maporl.config.schema import RewardSection, VerifierSection
+from maporl.errors import ConfigError
 from maporl.rewards import build_sources, fill_in
-from maporl.rewards.sources import RewardFailure
-from maporl.rewards.verifier import checked
-from maporl.run_folder import RunExists
-from maporl.sections import RewardSection, VerifierSection
-from maporl.sft import best_debates, solutions, train_supervised
+from maporl.rewards.base import RewardFailure
+from maporl.rewards.verifier.source import checked
+from maporl.runs import train as run
+from maporl.storage.run_folder import RunExists
+from maporl.training.sft import best_debates, solutions, train_supervised
 from maporl.types import Dialogue, Example, Grade, Utterance, to_json
+from maporl.validation.load import from_dict
 
 TASK = Arithmetic(largest=4)
 CONFIG = {

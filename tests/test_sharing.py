@@ -11,13 +11,15 @@ from test_report import data_of
 from typer.testing import CliRunner
 
 from maporl import Team
-from maporl.agents import load_tokenizers
-from maporl.cli import app
-from maporl.config import from_dict, to_yaml
-from maporl.pretrained import load_team
-from maporl.report.read import RunError, read_run
-from maporl.run import train
-from maporl.sharing import pack, push
+from maporl.cli.main import app
+from maporl.config.parse import to_yaml
+from maporl.errors import RunError
+from maporl.report.read import read_run
+from maporl.runs.push import pack, push
+from maporl.runs.train import train
+from maporl.team.loading import load_tokenizers
+from maporl.team.pretrained import load_team
+from maporl.validation.load import from_dict
 
 LETTERS = "0123456789+=;"
 SHORT = {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"}
@@ -38,8 +40,8 @@ def trained(folder, agents):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A folder with a small model as one would have it from the hub, and its tokenizer."""
-    from maporl.sections import TinySection
-    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+    from maporl.config.schema import TinySection
+    from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 
     torch.manual_seed(3)
     section, folder = (
@@ -191,7 +193,7 @@ def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
     ],
 )  # fmt: skip
 def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, reach):
-    from maporl import pretrained
+    from maporl.team import pretrained
 
     config = {"output_dir": "/home/someone", "task": {"name": "toy_sum"}, "agents": {**reach, "zoe": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -200,11 +202,11 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
     with pytest.raises(
         RunError, match=rf"org/team: its config.yaml sets agents\.{name}\.\w+.*if you trust it: hf download"
     ):
-        pretrained.team_config("org/team")
+        pretrained.read_team("org/team")
     harmless = {**config, "agents": {"ann": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(harmless))
-    assert pretrained.team_config("org/team")[0].output_dir == "team", "and not where its author had it"
-    assert pretrained.team_config(tmp_path)[0].output_dir == str(tmp_path)
+    assert pretrained.read_team("org/team")[0].output_dir == "team", "and not where its author had it"
+    assert pretrained.read_team(tmp_path)[0].output_dir == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from maporl.evaluation import Evaluation, Share, evaluate_dialogues
-from maporl.plots import plot_run
-from maporl.rewards.measures import mean_rewards
+from maporl.evaluation.metrics import Evaluation, Share, evaluate_dialogues
+from maporl.report.plots import plot_run
+from maporl.rewards.metrics import mean_rewards
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from maporl.grading.benchmarks import grade_benchmark
-from maporl.suite import SuiteResult, markdown, pass_at_k, summarise
+from maporl.evaluation.suite import SuiteResult, markdown, pass_at_k, summarise
 from maporl.tasks.base import TaskError
+from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.tasks.mathematics import SUITES, Mathematics, suite_tasks
 from maporl.types import Dialogue, Example, Grade, Utterance
 
@@ -131,8 +131,9 @@ def test_a_folder_without_a_benchmark_is_named(tmp_path):
 
 @needs_data
 def test_the_command_prints_one_table_or_json(tmp_path):
-    from maporl.config import from_dict, to_yaml
-    from maporl.recipes import tiny_version
+    from maporl.config.parse import to_yaml
+    from maporl.config.recipes import tiny_version
+    from maporl.validation.load import from_dict
 
     file = tmp_path / "c.yaml"
     file.write_text(to_yaml(from_dict(tiny_version("grpo", str(tmp_path / "run")))))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from maporl.config import ConfigError
-from maporl.rewards.sandbox import Sandbox
-from maporl.rewards.sources import label
+from maporl.errors import ConfigError
+from maporl.rewards.labels import label
+from maporl.sandbox.sandbox import Sandbox
 from maporl.tasks import ANLI, FANToM, TaskError, TinyGSM, build_task, tinygsm
 from maporl.tasks.sentence_encoder import SentenceEncoder, load_encoder
 from maporl.types import Dialogue, Example, Grade, Utterance

@@ -6,7 +6,7 @@ from tiny_models import build
 
 from trl_ext import PPOv2Config
 from trl_ext.learner import Learner
-from trl_ext.rows import Answer, build_rows
+from trl_ext.token_batch import Completion, build_token_batch
 
 
 class Plain:
@@ -45,16 +45,16 @@ def conversations():
         so_far = words(2, 9)
         for turn in range(turns):
             said = words(1, 6)
-            answers.append(Answer(list(so_far), said, True, f"{name}, turn {turn}", head=turn, score=1.0))
+            answers.append(Completion(list(so_far), said, True, f"{name}, turn {turn}", head=turn, score=1.0))
             so_far += said + words(1, 3)
     return answers
 
 
 def annotated(learner, together=True):
-    rows = build_rows(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), 0, "cpu")
     if not together:
         rows.family = torch.arange(len(rows))
-    learner.annotate(rows)
+    learner.compute_old_logprobs_and_values(rows)
     draw = torch.Generator().manual_seed(4)
     rows.advantages = torch.randn(rows.action_mask.shape, generator=draw) * rows.action_mask
     rows.returns = torch.randn(rows.action_mask.shape, generator=draw) * rows.action_mask
@@ -70,7 +70,7 @@ def gradients(learner, rows):
 
 
 def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
-    rows = build_rows(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), 0, "cpu")
     assert len(rows) == 15 and len(set(rows.family.tolist())) == 6
     assert rows.family.tolist()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
     read, index, _ = rows.to_read()
@@ -82,8 +82,12 @@ def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
 
 
 def test_sequences_that_only_share_a_beginning_are_read_apart():
-    answers = [Answer([7, 8], [9], True, "a"), Answer([7, 8], [10], True, "b"), Answer([7, 8], [9], True, "a again")]
-    rows = build_rows(answers, 0, "cpu")
+    answers = [
+        Completion([7, 8], [9], True, "a"),
+        Completion([7, 8], [10], True, "b"),
+        Completion([7, 8], [9], True, "a again"),
+    ]
+    rows = build_token_batch(answers, 0, "cpu")
     family = rows.family.tolist()
     assert family[0] == family[2] != family[1]
 
@@ -122,7 +126,7 @@ def test_budgets_and_chunks_change_memory_and_no_gradient(tiny, tmp_path, archit
 
 
 def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
-    rows = build_rows(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), 0, "cpu")
     everything = torch.arange(len(rows))
     for budget in (20, 45, 80):
         parts = rows.pieces(everything, most_rows=16, most_tokens=budget)
@@ -157,7 +161,7 @@ def test_minibatches_keep_conversations_whole(tiny, tmp_path):
     trainer = PPOv2Trainer(
         args, tokenizer, model, reward_funcs=lambda prompts, completions: [], train_dataset=[{"prompt": "a"}]
     )
-    rows = build_rows(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), 0, "cpu")
     parts = [set(part.tolist()) for part in trainer._minibatches(rows, epoch=0)]
     assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
     whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
@@ -167,7 +171,7 @@ def test_minibatches_keep_conversations_whole(tiny, tmp_path):
 def test_adapters_updated_together_get_the_gradients_of_each_alone(tiny, tmp_path):
     from peft import LoraConfig, get_peft_model
 
-    from trl_ext.joint import accumulate_together, groups_of
+    from trl_ext.multi_adapter import accumulate_together, groups_of
 
     found = []
     for together in (False, True):

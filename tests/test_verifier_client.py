@@ -17,15 +17,16 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from maporl.config import ConfigError, from_dict
-from maporl.rewards.sources import RewardFailure
-from maporl.rewards.verifier import ServedVerifier, load_verifier
-from maporl.rewards.verifier_client import Servers, Unavailable, VerifierClient, VerifierFailure, server_urls
-from maporl.sections import VerifierSection
+from maporl.config.schema import VerifierSection
+from maporl.errors import ConfigError
+from maporl.rewards.base import RewardFailure
+from maporl.rewards.verifier.client import Servers, Unavailable, VerifierClient, VerifierFailure, server_urls
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.model import Verifier
+from maporl.rewards.verifier.source import ServedVerifier, load_verifier
 from maporl.tasks import Arithmetic
 from maporl.types import Dialogue, Example, Utterance
-from maporl.verifier.encoding import chat_of
-from maporl.verifier.model import Verifier
+from maporl.validation.load import from_dict
 
 ROOT = Path(__file__).parents[1]
 CHATS, TRUTHS = [chat_of(f"{n}", f"Answer: {n}") for n in range(10)], [str(n) for n in range(10)]

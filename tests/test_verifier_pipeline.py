@@ -16,24 +16,25 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team
-from maporl.cli import app
-from maporl.config import ConfigError, from_dict
-from maporl.run_folder import RunExists
+from maporl.cli.main import app
+from maporl.errors import ConfigError
+from maporl.rewards.verifier.encoding import answer_start, chat_of, encode
+from maporl.rewards.verifier.model import Verifier, VerifierError
+from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.types import Example, Grade
+from maporl.validation.load import from_dict
 from maporl.verifier import balance as balancing
 from maporl.verifier import measures
 from maporl.verifier.data import DataError, Sample, read_folder, read_samples
-from maporl.verifier.encoding import answer_start, chat_of, encode
 from maporl.verifier.filters import fault
 from maporl.verifier.generate import Shard, generate_samples
 from maporl.verifier.leak import balance_table, measure
-from maporl.verifier.model import Verifier, VerifierError
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
 from maporl.verifier.sampling import Speaker, label
 from maporl.verifier.train import answer_loss, train_verifier
 from trl_ext.chat import FALLBACK_TEMPLATE
-from trl_ext.generation import Sampling, generate
+from trl_ext.sampling import Sampling, generate
 
 ALPHABET = "0123456789+=*:;?-#.,()<>'\n ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TINY = {"alphabet": ALPHABET, "hidden_size": 32, "layers": 1, "heads": 2, "context": 1024}

@@ -14,10 +14,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-from maporl.agents import load_tokenizers
-from maporl.config import ConfigError, from_dict
-from maporl.engines.vllm import HERE, PROBE, Asked, VLLMEngine, VLLMFailure
-from maporl.sections import ColocateSection, VLLMSection
+from maporl.config.schema import ColocateSection, VLLMSection
+from maporl.engines.vllm.colocated import HERE
+from maporl.engines.vllm.engine import PROBE, VLLMEngine
+from maporl.engines.vllm.server import Asked, VLLMFailure
+from maporl.errors import ConfigError
+from maporl.team.loading import load_tokenizers
+from maporl.validation.load import from_dict
 from trl_ext import maths
 
 URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
@@ -195,10 +198,13 @@ def test_configurations_that_cannot_be_served_are_refused(tmp_path, agents, mess
 
 def test_tokens_are_weighed_by_the_trainers_over_the_engines_probability():
     from trl_ext.losses import engine_gap, engine_weights
-    from trl_ext.rows import Answer, build_rows
+    from trl_ext.token_batch import Completion, build_token_batch
 
-    answers = [Answer([5], [6, 7, 8], True, "a", sampled_logprobs=[-1.0, -2.0, -3.0]), Answer([5], [6], True, "b")]
-    rows = build_rows(answers, 0, "cpu")
+    answers = [
+        Completion([5], [6, 7, 8], True, "a", sampled_logprobs=[-1.0, -2.0, -3.0]),
+        Completion([5], [6], True, "b"),
+    ]
+    rows = build_token_batch(answers, 0, "cpu")
     rows.logprobs = torch.tensor([[0, -1.0, -1.0, -3.5], [0, -4.0, 0, 0]])
     expected = [[1, 1, 2.0, 0.60653], [1, 1, 1, 1]]  # e^0, e^1 cut at 2, e^-0.5; the second row's engine is silent
     torch.testing.assert_close(engine_weights(rows, 2.0), torch.tensor(expected), atol=1e-5, rtol=0)

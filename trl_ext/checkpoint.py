@@ -22,16 +22,17 @@ import torch
 from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
-from trl_ext import world
+from trl_ext import distributed
 from trl_ext.chat import Tokenizer
+from trl_ext.errors import UserError
 from trl_ext.learner import Learner
-from trl_ext.strategies import State
+from trl_ext.sharding import State
 
 MANIFEST = "MANIFEST.json"
 logger = logging.getLogger(__name__)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint is missing, incomplete, damaged, or of another run."""
 
 
@@ -57,10 +58,10 @@ def write_checkpoint(
 
     All processes call this together and the main one writes; what is written does not depend on how many there are.
     """
-    if world.is_main() and target.exists():
+    if distributed.is_main() and target.exists():
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
     partial = target.with_name(f".partial-{target.name}")
-    if world.is_main():
+    if distributed.is_main():
         for left in target.parent.glob(
             ".partial-checkpoint-*"
         ):  # by a run that was killed while writing; never a checkpoint
@@ -69,7 +70,7 @@ def write_checkpoint(
     try:
         for name, learner in learners.items():
             save_learner(learner, partial / "policies" / name)
-        if world.is_main():
+        if distributed.is_main():
             _complete(target, partial, state, others or {})
     except Exception as error:
         if not out_of_space(error):
@@ -79,7 +80,7 @@ def write_checkpoint(
             f"{target}: no space to write it ({error}); it was removed, older checkpoints are whole. Free some, lower "
             "save_total_limit, and resume"
         ) from error
-    world.wait()
+    distributed.barrier()
 
 
 def out_of_space(error: BaseException) -> bool:
@@ -195,9 +196,9 @@ def save_learner(learner: Learner, folder: Path) -> None:
     """The policy, and what it takes to go on training it. All processes call this together; the main one writes."""
     state = learner.strategy.optimizer_state()
     with learner.strategy.whole():
-        if world.is_main():
+        if distributed.is_main():
             save_policy(learner, folder)
-    if world.is_main():
+    if distributed.is_main():
         more = {"scheduler": learner.scheduler.state_dict()}
         save_optimizer(state, learner.strategy.optimizer_groups(), folder, more)
 

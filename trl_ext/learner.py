@@ -18,21 +18,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, get_scheduler
 from trl.trainer import disable_dropout_in_model
 
-from trl_ext import world
+from trl_ext import distributed
 from trl_ext.chat import Tokenizer
+from trl_ext.errors import UserError
 from trl_ext.forward import base_of, read_actions, trunk_of
 from trl_ext.losses import Totals, micro_batch_loss
-from trl_ext.measures import Metrics
+from trl_ext.metrics import Metrics
 from trl_ext.objectives import OBJECTIVES, Objective
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.rows import TokenRows, placeholder
-from trl_ext.strategies import Replicated, build_optimizer, strategy_of
+from trl_ext.sharding import Replicated, build_optimizer, strategy_of
+from trl_ext.token_batch import TokenBatch, placeholder
 from trl_ext.value_head import ValueHead
 
 CRITICS = ("head", "adapter", "model", "none")
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(UserError, RuntimeError):
     """A reward, log-probability, value or loss was NaN or infinite; the last checkpoint is untouched."""
 
 
@@ -101,7 +102,7 @@ class Learner:
         self.device = torch.device("cpu")
         """Where this policy's rows belong."""
         self.strategy = Replicated({}, args, None)
-        self._first: tuple[TokenRows, PolicyOutput] | None = None
+        self._first: tuple[TokenBatch, PolicyOutput] | None = None
         self.critic_only = False
         """While true, the policy keeps its weights and only the critic learns (warm-up)."""
         if args.objective not in OBJECTIVES:
@@ -238,14 +239,14 @@ class Learner:
 
     # -- forward --------------------------------------------------------------------------------------------------
 
-    def forward(self, rows: TokenRows, entropies: bool = False) -> PolicyOutput:
+    def forward(self, rows: TokenBatch, entropies: bool = False) -> PolicyOutput:
         """Log-probabilities and values of the action tokens of ``rows``, under the current weights."""
         wanted = entropies and self.args.entropy_coef != 0
         with self.active() as model:
             hidden, logprobs, entropy = self._read(model, rows, entropies, wanted)
         return PolicyOutput(logprobs, self.values_of(rows, hidden), entropy)
 
-    def _read(self, model: Any, rows: TokenRows, entropies: bool = False, entropy_gradient: bool = False):
+    def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
         """Hidden states, log-probabilities and entropies of the action tokens of ``rows`` under ``model``."""
         read, index, _ = rows.to_read()
         return read_actions(
@@ -260,7 +261,7 @@ class Learner:
             entropy_gradient,
         )
 
-    def values_of(self, rows: TokenRows, hidden: Tensor) -> Tensor | None:
+    def values_of(self, rows: TokenBatch, hidden: Tensor) -> Tensor | None:
         """The critic's values [M] at the action tokens, where the policy's forward had ``hidden`` [M, H]."""
         if self.critic == "none":
             return None
@@ -281,7 +282,7 @@ class Learner:
             trunk = trunk_of(self.model if self.value_model is None else self.value_model)
             return trunk(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
 
-    def reference_logprobs(self, rows: TokenRows) -> Tensor:
+    def reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Log-probabilities [M] of the action tokens under the reference, at the same temperature."""
         with self.reference_model() as model:
             return self._read(model, rows)[1]
@@ -291,7 +292,7 @@ class Learner:
         return self._accelerator.autocast() if self._accelerator is not None else nullcontext()
 
     @torch.no_grad()
-    def annotate(self, rows: TokenRows) -> dict[str, float]:
+    def compute_old_logprobs_and_values(self, rows: TokenBatch) -> dict[str, float]:
         """Fill in ``logprobs``, ``values`` and ``ref_logprobs`` under the weights that sampled; returns statistics.
 
         The forward is the one of training, so that the first ratio of the first minibatch is 1. Where one forward holds
@@ -299,7 +300,12 @@ class Learner:
         """
         args = self.args
         parts = self._pieces(rows, args.per_device_train_batch_size)
-        keep = len(parts) == 1 and args.num_mini_batches == 1 and not args.gradient_checkpointing and world.size() == 1
+        keep = (
+            len(parts) == 1
+            and args.num_mini_batches == 1
+            and not args.gradient_checkpointing
+            and distributed.size() == 1
+        )
         self._first = None
         logprobs, values, references, entropies = [], [], [], []
         for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
@@ -319,22 +325,22 @@ class Learner:
             rows.ref_logprobs = _scatter(torch.cat(references[real]), rows.action_mask, order)
         self._check_finite(rows, {"log-probability": rows.logprobs, "value": rows.values})
         own = [float(sum(float(e.sum()) for e in entropies[: len(parts)])), float(rows.action_mask.sum())]
-        entropy, tokens = world.total(own, rows.input_ids.device)
+        entropy, tokens = distributed.all_reduce_sum(own, rows.input_ids.device)
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
 
-    def _reference_of(self, rows: TokenRows) -> Tensor:
+    def _reference_of(self, rows: TokenBatch) -> Tensor:
         """:meth:`reference_logprobs`; a frozen copy is nobody's shard."""
         if self.reference is not None:
             return self.reference_logprobs(rows)
         return self.strategy.call(lambda: self.reference_logprobs(rows))
 
-    def _pieces(self, rows: TokenRows, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
+    def _pieces(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
         everything = torch.arange(len(rows), device=rows.input_ids.device)
         return rows.pieces(everything if index is None else index, most_rows, self.args.max_tokens_per_microbatch)
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def accumulate(self, rows: TokenRows, index: Tensor) -> dict[str, float]:
+    def accumulate(self, rows: TokenBatch, index: Tensor) -> dict[str, float]:
         """Add the gradient of the PPO loss over the minibatch ``index`` (token mean), in micro-batches; statistics.
 
         Micro-batches are weighted by their tokens, so the result does not depend on how a minibatch is cut. All processes
@@ -370,10 +376,10 @@ class Learner:
 
     def everybodys(self, sums: Metrics) -> Metrics:
         """The statistics of a minibatch, added up over processes."""
-        everybody = world.gather(sums)
+        everybody = distributed.all_gather(sums)
         return {key: sum(own.get(key, 0.0) for own in everybody) for key in max(everybody, key=len)}
 
-    def has_forward(self, rows: TokenRows) -> bool:
+    def has_forward(self, rows: TokenBatch) -> bool:
         """Whether the first step on ``rows`` has its forward already, from :meth:`annotate`."""
         return self._first is not None and self._first[0] is rows
 
@@ -382,7 +388,7 @@ class Learner:
         for parameter in self._trainable:
             parameter.requires_grad_(True)
 
-    def report_not_finite(self, rows: TokenRows, out: PolicyOutput, loss: Tensor) -> NoReturn:
+    def report_not_finite(self, rows: TokenBatch, out: PolicyOutput, loss: Tensor) -> NoReturn:
         """Raise, naming the rows."""
         logprobs = _scatter(out.logprobs.detach(), rows.action_mask)
         self._check_finite(rows, {"log-probability": logprobs, "advantage": rows.advantages})
@@ -401,7 +407,7 @@ class Learner:
             raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
         return norm
 
-    def _check_finite(self, rows: TokenRows, named: dict[str, Tensor]) -> None:
+    def _check_finite(self, rows: TokenBatch, named: dict[str, Tensor]) -> None:
         for what, values in named.items():
             bad = (~torch.isfinite(values)).any(1)
             if bool(bad.any()):

@@ -14,7 +14,7 @@ import torch
 from transformers import Trainer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from trl_ext import world
+from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.checkpoint import (
     CheckpointError,
@@ -28,16 +28,16 @@ from trl_ext.checkpoint import (
     set_random_state,
     write_checkpoint,
 )
-from trl_ext.data import shuffled_indices
 from trl_ext.forward import base_of
 from trl_ext.interruptions import Discarded, Interrupted, Interruptions
-from trl_ext.joint import accumulate_together, groups_of
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
-from trl_ext.measures import Clock, Metrics, peak_memory, update_metrics
+from trl_ext.metrics import Clock, Metrics, peak_memory, update_metrics
+from trl_ext.multi_adapter import accumulate_together, groups_of
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.rows import Answer, TokenRows, build_rows
-from trl_ext.strategies import check_bases
+from trl_ext.prompts import shuffled_indices
+from trl_ext.sharding import check_bases
+from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
 COMPLETIONS = "completions.jsonl"
 
@@ -75,11 +75,11 @@ class PPOLoop(Trainer):
                 callbacks=callbacks,
             )
         unset_hf_deepspeed_config()  # Trainer sets it: whatever is loaded from here on is whole, too
-        world.check()
+        distributed.check_launcher()
         if self.accelerator.device.type == "cpu":
             reuse_memory()
         check_bases({name: learner.model for name, learner in learners.items()}, self.accelerator)
-        updates = args.count_batches(world.size(), len(train_dataset))
+        updates = args.count_batches(distributed.size(), len(train_dataset))
         places = self.place()
         for learner in learners.values():
             optimizer, scheduler = optimizers if learner is first else (None, None)
@@ -111,7 +111,7 @@ class PPOLoop(Trainer):
                 except Discarded:
                     set_random_state(before[1])
                     self._end_early(interruptions.asked, before[0])
-                if asked := world.largest(interruptions.asked, self.accelerator.device):
+                if asked := distributed.all_reduce_max(interruptions.asked, self.accelerator.device):
                     self._end_early(asked, self.checkpoint_state())
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         return metrics
@@ -119,12 +119,12 @@ class PPOLoop(Trainer):
     def _one_update(self, interruptions: Interruptions) -> Metrics:
         clock = Clock()
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-        interruptions.droppable = world.size() == 1  # several processes have to agree, at the end of an update
+        interruptions.droppable = distributed.size() == 1  # several processes have to agree, at the end of an update
         with clock("collect"):
             answers = self.collected()
         with clock("score"):
             answers = self.score(answers)
-            everybody = world.everyones(answers)
+            everybody = distributed.all_gather_lists(answers)
         with clock("advantage"):
             rows, metrics = self.advantage(answers, everybody)
         interruptions.droppable = False
@@ -137,7 +137,7 @@ class PPOLoop(Trainer):
     def _end_early(self, asked: int, state: dict) -> None:
         """Save what the last whole update left, and end: SIGTERM with exit status 0, Ctrl-C as Ctrl-C."""
         target, name = self._checkpoint_folder(), signal.Signals(asked).name
-        if self.state.global_step and not world.from_main(target.exists()):
+        if self.state.global_step and not distributed.broadcast_from_main(target.exists()):
             write_checkpoint(target, self.learners, state, self.checkpoint_others())
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         where = (
@@ -145,7 +145,7 @@ class PPOLoop(Trainer):
             if self.state.global_step
             else "nothing yet: there was no update"
         )
-        if world.is_main():
+        if distributed.is_main():
             print(f"{name}: stopped after update {self.state.global_step}; saved {where}", file=sys.stderr, flush=True)
         raise SystemExit(0) if asked == signal.SIGTERM else Interrupted
 
@@ -163,7 +163,9 @@ class PPOLoop(Trainer):
         """Give every answer its scalar score."""
         raise NotImplementedError
 
-    def advantage(self, answers: list[Any], everybody: list[Any] | None = None) -> tuple[dict[str, TokenRows], Metrics]:
+    def advantage(
+        self, answers: list[Any], everybody: list[Any] | None = None
+    ) -> tuple[dict[str, TokenBatch], Metrics]:
         """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics.
 
         ``answers`` are this process's, ``everybody`` those of all processes, over which statistics go (default: the same).
@@ -181,7 +183,7 @@ class PPOLoop(Trainer):
     def _sample_generations(self) -> None:
         """Write answers for people to read, where a subclass has any."""
 
-    def update(self, rows: dict[str, TokenRows]) -> Metrics:
+    def update(self, rows: dict[str, TokenBatch]) -> Metrics:
         """``num_ppo_epochs`` passes; in each, ``num_mini_batches`` optimizer steps of every learner."""
         args = self.args
         collected: dict[str, list[Metrics]] = {name: [] for name in rows}
@@ -214,27 +216,31 @@ class PPOLoop(Trainer):
         own = self.args.local_batch_size
         first = self.episodes + self.ahead * self.args.batch_size
         everybody = shuffled_indices(size, self.args.seed, first, self.args.batch_size)
-        return everybody[world.rank() * own : (world.rank() + 1) * own]
+        return everybody[distributed.rank() * own : (distributed.rank() + 1) * own]
 
-    def _annotated(self, answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, TokenRows], dict[str, Metrics]]:
+    def _annotated(
+        self, answers: Mapping[str, Sequence[Completion]]
+    ) -> tuple[dict[str, TokenBatch], dict[str, Metrics]]:
         """Token rows with old log-probabilities and values, per learner; and statistics."""
         rows, metrics = {}, {}
         for name, own in answers.items():
             learner = self.learners[name]
             device = learner.device
-            rows[name] = build_rows(list(own), learner.tokenizer.pad_token_id or 0, device)
-            metrics[name] = learner.annotate(rows[name])
-            off, lean, tokens = world.total(engine_gap(rows[name]), device)
+            rows[name] = build_token_batch(list(own), learner.tokenizer.pad_token_id or 0, device)
+            metrics[name] = learner.compute_old_logprobs_and_values(rows[name])
+            off, lean, tokens = distributed.all_reduce_sum(engine_gap(rows[name]), device)
             if tokens:
                 metrics[name] |= {"policy/engine_gap": off / tokens, "policy/engine_kl": lean / tokens}
-            metrics[name]["val/num_eos_tokens"] = world.total([float(sum(a.ended for a in own))], device)[0]
+            metrics[name]["val/num_eos_tokens"] = distributed.all_reduce_sum(
+                [float(sum(a.ended for a in own))], device
+            )[0]
         return rows, metrics
 
     def _merge(self, metrics: dict[str, Metrics]) -> Metrics:
         """Metrics of several learners in one flat record; here there is one learner and nothing to tell apart."""
         return dict(next(iter(metrics.values()), {}))
 
-    def _accumulated(self, rows: dict[str, TokenRows], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
+    def _accumulated(self, rows: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
         """Every learner's gradient of its minibatch; those of one base together where ``joint_adapters`` asks for it."""
         index = {name: own.to(rows[name].input_ids.device) for name, own in minibatch.items()}
         alone = [name for name in index if not self.args.joint_adapters or self.learners[name].has_forward(rows[name])]
@@ -249,7 +255,7 @@ class PPOLoop(Trainer):
 
     def _anything(self, index: torch.Tensor) -> bool:
         """Whether any process has rows in a minibatch."""
-        return world.largest(len(index), self.accelerator.device) > 0
+        return distributed.all_reduce_max(len(index), self.accelerator.device) > 0
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -259,7 +265,7 @@ class PPOLoop(Trainer):
                 stack.enter_context(learner.strategy.whole())
             yield
 
-    def _minibatches(self, rows: TokenRows, epoch: int) -> list[torch.Tensor]:
+    def _minibatches(self, rows: TokenBatch, epoch: int) -> list[torch.Tensor]:
         """A seeded permutation of the families of ``rows`` cut into ``num_mini_batches`` parts of nearly equal size."""
         members: dict[int, list[int]] = {}
         for row, family in enumerate(rows.family.tolist()):
@@ -269,7 +275,7 @@ class PPOLoop(Trainer):
         parts = np.array_split(order, self.args.num_mini_batches)
         return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]
 
-    def _finish_update(self, answers: Any, rows: dict[str, TokenRows], metrics: Metrics, clock: "Clock") -> None:
+    def _finish_update(self, answers: Any, rows: dict[str, TokenBatch], metrics: Metrics, clock: "Clock") -> None:
         """Count, log, evaluate and save, as the callbacks ask for."""
         self.state.global_step += 1
         self.episodes += self.args.batch_size
@@ -278,7 +284,9 @@ class PPOLoop(Trainer):
         metrics["memory/peak"] = peak_memory(self.accelerator.device)
         metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
         sampled = float(sum(int(r.action_mask.sum()) for r in rows.values()))
-        metrics["tokens_per_second"] = world.total([sampled], self.accelerator.device)[0] / max(clock.total(), 1e-9)
+        metrics["tokens_per_second"] = distributed.all_reduce_sum([sampled], self.accelerator.device)[0] / max(
+            clock.total(), 1e-9
+        )
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         if self.control.should_log:
             self.log(dict(metrics))
@@ -307,9 +315,9 @@ class PPOLoop(Trainer):
         """Each policy as a ``from_pretrained`` folder: ``output_dir`` itself for one, ``output_dir/NAME`` for several."""
         folder = Path(output_dir or self.folder)
         with self.whole_weights():
-            for name in self.learners if world.is_main() else ():
+            for name in self.learners if distributed.is_main() else ():
                 self._save_policy(name, folder)
-        world.wait()
+        distributed.barrier()
 
     def _save_policy(self, name: str, folder: Path) -> None:
         save_policy(self.learners[name], folder if len(self.learners) == 1 else folder / name)
@@ -317,7 +325,7 @@ class PPOLoop(Trainer):
     def _save_checkpoint(self, model, trial) -> None:
         target = self._checkpoint_folder()
         write_checkpoint(target, self.learners, self.checkpoint_state(), self.checkpoint_others())
-        if world.is_main():
+        if distributed.is_main():
             remove_old(self.folder, self.args.save_total_limit)
 
     def _checkpoint_folder(self) -> Path:

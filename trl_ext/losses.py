@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext import maths, world
-from trl_ext.measures import Metrics
+from trl_ext import distributed, maths
+from trl_ext.metrics import Metrics
 from trl_ext.objectives import Objective, aggregation_total, token_weights
 from trl_ext.ppo_options import PPOOptions
-from trl_ext.rows import TokenRows
+from trl_ext.token_batch import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class Totals:
     values: int
 
     @classmethod
-    def of(cls, rows: TokenRows, index: Tensor, options: PPOOptions) -> "Totals":
+    def of(cls, rows: TokenBatch, index: Tensor, options: PPOOptions) -> "Totals":
         """Those of the minibatch ``index`` of ``rows``, and of what the other processes have in this minibatch."""
         mask = rows.action_mask[index]
         policy = aggregation_total(mask, rows.weight[index], options.aggregation)
         own = [policy, float(mask.sum()), float(rows.value_mask[index].sum())]
-        policy, tokens, values = world.total(own, mask.device)
+        policy, tokens, values = distributed.all_reduce_sum(own, mask.device)
         return cls(policy, int(tokens), int(values))
 
 
 def micro_batch_loss(
-    rows: TokenRows, out: Any, totals: Totals, options: PPOOptions, objective: Objective, critic_only: bool = False
+    rows: TokenBatch, out: Any, totals: Totals, options: PPOOptions, objective: Objective, critic_only: bool = False
 ) -> tuple[Tensor, Metrics]:
     """The part of the minibatch's loss that ``rows`` make, and of its measures; both add up over micro-batches.
 
@@ -80,7 +80,7 @@ def micro_batch_loss(
     return loss, metrics
 
 
-def engine_weights(rows: TokenRows, cap: float) -> Tensor:
+def engine_weights(rows: TokenBatch, cap: float) -> Tensor:
     """Truncated importance weights [N, T]: the trainer's probability of a token, before the update, over that of the engine
     that sampled it, at most ``cap`` (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
     training"); 1 where the engine's is unknown."""
@@ -88,7 +88,7 @@ def engine_weights(rows: TokenRows, cap: float) -> Tensor:
     return torch.where(known, torch.exp(rows.logprobs - rows.sampled).clamp(max=cap), 1.0)
 
 
-def engine_gap(rows: TokenRows) -> list[float]:
+def engine_gap(rows: TokenBatch) -> list[float]:
     """Sums over tokens whose engine gave log-probabilities: of |trainer - engine|, of engine - trainer, and of 1."""
     known = rows.action_mask & ~rows.sampled.isnan()
     difference = (rows.sampled - rows.logprobs)[known]

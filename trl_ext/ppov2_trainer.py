@@ -12,19 +12,19 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 from trl.trainer import disable_dropout_in_model
 
-from trl_ext import world
-from trl_ext.advantages import assign_advantages
+from trl_ext import distributed
 from trl_ext.chat import Tokenizer
-from trl_ext.data import Prompt, check_dataset, read_prompt, rows_of
 from trl_ext.forward import base_of
-from trl_ext.generation import Sampling, sample, stop_ids_of
 from trl_ext.learner import Learner
 from trl_ext.loop import COMPLETIONS, PPOLoop
-from trl_ext.measures import Metrics, mean
-from trl_ext.merging import merged, merges
+from trl_ext.lora_merge import merged, merges
+from trl_ext.metrics import Metrics, mean
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.rows import Answer, Everyones, TokenRows
+from trl_ext.prompts import Prompt, check_dataset, read_prompt, rows_of
+from trl_ext.sampling import Sampling, sample, stop_ids_of
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
+from trl_ext.token_advantages import assign_advantages
+from trl_ext.token_batch import Completion, GlobalBatch, TokenBatch
 
 
 class PPOv2Trainer(PPOLoop):
@@ -125,18 +125,20 @@ class PPOv2Trainer(PPOLoop):
         self.rewards = named
         return answers
 
-    def advantage(self, answers: list[Any], everybody: list[Any] | None = None) -> tuple[dict[str, TokenRows], Metrics]:
+    def advantage(
+        self, answers: list[Any], everybody: list[Any] | None = None
+    ) -> tuple[dict[str, TokenBatch], Metrics]:
         """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics.
 
         ``answers`` are this process's, ``everybody`` those of all processes, over which statistics go (default: the same).
         """
         rows, metrics = self._annotated({"policy": answers})
         has_critic = self.learners["policy"].critic != "none"
-        everyones = Everyones.of(rows["policy"])
+        everyones = GlobalBatch.of(rows["policy"])
         metrics["policy"] |= assign_advantages(everyones.rows, self.args, has_critic)
         return {"policy": everyones.back(rows["policy"])}, self._merge(metrics)
 
-    def _answer(self, batch: list[dict], temperature: float) -> list[Answer]:
+    def _answer(self, batch: list[dict], temperature: float) -> list[Completion]:
         learner = self.learners["policy"]
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
         self._check_lengths(prompts)
@@ -147,13 +149,13 @@ class PPOv2Trainer(PPOLoop):
             self.args.local_rollout_forward_batch_size,
             batch_tokens=self.args.max_tokens_per_generate,
         )
-        first = self.episodes + world.rank() * self.args.local_batch_size
+        first = self.episodes + distributed.rank() * self.args.local_batch_size
         keys = [(self.args.seed, first + number) for number in range(len(prompts))]
         joined = merges(learner.model, learner.adapter) and self.accelerator.device.type == "cpu"
         with merged(learner.model, learner.adapter) if joined else learner.active() as model:
             found = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
         return [
-            Answer(
+            Completion(
                 prompt_ids=prompt.ids,
                 response_ids=one.ids,
                 ended=one.ids[-1] in self._stop_ids,
@@ -176,7 +178,7 @@ class PPOv2Trainer(PPOLoop):
                 f"but the model reads at most {context}; shorten the prompt or the answers: {longest.prompt!r:.80}"
             )
 
-    def _score_by_model(self, answers: list[Answer]) -> list[float]:
+    def _score_by_model(self, answers: list[Completion]) -> list[float]:
         reward = self._reward_model
         if reward.tokenizer is None:
             return reward.score_ids([a.prompt_ids + a.response_ids for a in answers])
@@ -189,11 +191,11 @@ class PPOv2Trainer(PPOLoop):
         """Mean of every reward source over greedy answers to the evaluation set; the weights do not change."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         check_dataset(dataset, "eval_dataset")
-        own = [dataset[i] for i in range(world.rank(), len(dataset), world.size())]
+        own = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
         with self.whole_weights():
             answers = self.score(self._answer(own, temperature=0.0)) if own else []
-        answers = world.everyones(answers)
-        found = world.gather(self.rewards if own else {})
+        answers = distributed.all_gather_lists(answers)
+        found = distributed.all_gather(self.rewards if own else {})
         rewards = {name: [v for part in found for v in part.get(name, [])] for name in found[0]}
         metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in rewards.items()}
         metrics[f"{metric_key_prefix}_score"] = mean([a.score for a in answers])
@@ -210,7 +212,7 @@ class PPOv2Trainer(PPOLoop):
             return
         with self.whole_weights():
             answers = self._answer([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
-        if not world.is_main():
+        if not distributed.is_main():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from trl_ext.chat import Tokenizer
+from trl_ext.errors import UserError
 from trl_ext.learner import NonFiniteError
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, **columns) -> list[float | None]``, plain or ``async``; None: does not apply."""
 
 
-class RewardError(RuntimeError):
+class RewardError(UserError, RuntimeError):
     """A reward source raised, returned something else than asked for, or left an answer without any score."""
 
 

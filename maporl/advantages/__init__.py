@@ -3,15 +3,15 @@
 from maporl.advantages.baselines import BASELINES, BaselineState
 from maporl.advantages.batch import COLUMNS, TurnBatch
 from maporl.advantages.estimator import Estimates, check_columns, estimate, estimate_all
-from maporl.advantages.posts import POSTS, Post, build_posts
 from maporl.advantages.returns import RETURNS
 from maporl.advantages.scales import SCALES
-from maporl.sections import AdvantageConfig
+from maporl.advantages.transforms import TRANSFORMS, Post, build_transforms
+from maporl.config.schema import AdvantageConfig
 
 __all__ = [
     "BASELINES",
     "COLUMNS",
-    "POSTS",
+    "TRANSFORMS",
     "RETURNS",
     "SCALES",
     "AdvantageConfig",
@@ -19,7 +19,7 @@ __all__ = [
     "Estimates",
     "Post",
     "TurnBatch",
-    "build_posts",
+    "build_transforms",
     "check_columns",
     "estimate",
     "estimate_all",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import RELATIVE
-from maporl.sections import AdvantageConfig
+from maporl.config.schema import AdvantageConfig
 
 Groups = list[list[int]]
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from maporl.advantages.baselines import BASELINES, GROUPED, BaselineState, Groups
 from maporl.advantages.batch import TurnBatch
-from maporl.advantages.posts import POSTS, DropZeros, Post, build_posts
 from maporl.advantages.returns import RELATIVE, RETURNS, TOKEN_RETURNS
 from maporl.advantages.scales import SCALES
-from maporl.config import unknown
-from maporl.sections import AdvantageConfig
+from maporl.advantages.transforms import TRANSFORMS, DropZeros, Post, build_transforms
+from maporl.config.parse import unknown
+from maporl.config.schema import AdvantageConfig
 
 
 @dataclass
@@ -48,7 +48,7 @@ def estimate_all(
             f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
             f"{', '.join(RETURNS)}"
         )
-    posts = build_posts(config)
+    posts = build_transforms(config)
     groups = batch.groups(config.key)
     weights = torch.zeros(len(batch), dtype=torch.float64)
     weights[batch.rows()] = 1.0
@@ -90,7 +90,7 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     wanted = [(name, f"{where}.key") for name in config.key]
     wanted += [("agent", f"{where}.scale: agent_std")] if config.scale == "agent_std" else []
     wanted += [("parent", f"{where}.returns: tree")] if config.returns == "tree" else []
-    for post in build_posts(config, where):
+    for post in build_transforms(config, where):
         wanted += [(name, f"{where}.post: {_name_of(post)}") for name in post.needs]
     for name, who in wanted:
         if name not in recorded:
@@ -100,7 +100,7 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
 
 
 def _name_of(post: Post) -> str:
-    return next(name for name, kind in POSTS.items() if isinstance(post, kind))
+    return next(name for name, kind in TRANSFORMS.items() if isinstance(post, kind))
 
 
 def _slot(slots: Mapping[str, Any], name: str, where: str) -> Any:

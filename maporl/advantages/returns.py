@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maporl.advantages.batch import TurnBatch
-from maporl.sections import AdvantageConfig
+from maporl.config.schema import AdvantageConfig
 
 
 def utterance(batch: TurnBatch, config: AdvantageConfig) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maporl.advantages.baselines import Groups, weighted_mean
 from maporl.advantages.batch import TurnBatch
-from maporl.sections import AdvantageConfig
+from maporl.config.schema import AdvantageConfig
 
 
 def none(advantages: Tensor, returns, groups, weights, batch, config) -> Tensor:

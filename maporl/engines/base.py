@@ -1,9 +1,8 @@
-"""The Engine contract: something that answers."""
+"""The contract of an engine: something that answers. Imports no torch."""
 
 from dataclasses import dataclass, field
-from typing import Protocol as Interface
 
-from maporl.transcripts import Transcript
+from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Stop
 
 
@@ -35,12 +34,22 @@ class Reply:
     logprobs: list[float] | None = None
 
 
-class Engine(Interface):
-    """``generate`` answers a batch, in order; ``sync`` is told that a policy's weights have changed.
+class Engine:
+    """Something that answers. Derive from it and define :meth:`generate`; the hooks do nothing unless they are overridden."""
 
-    An engine may also have ``release()``, called when dialogues have ended, and ``metrics()``, logged after every update.
-    """
+    remote: bool = False
+    """Whether it answers with weights of its own while those of this process are being updated."""
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]: ...
+    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+        """One reply for each request, in order; ``temperature`` 0 is greedy."""
+        raise NotImplementedError(f"{type(self).__name__}: an engine defines generate(requests, temperature)")
 
-    def sync(self, policy: str) -> None: ...
+    def sync(self, policy: str) -> None:
+        """The weights of ``policy`` have changed; all processes call this together."""
+
+    def release(self) -> None:
+        """Dialogues have ended: what was kept of them may go."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to log after every update."""
+        return {}

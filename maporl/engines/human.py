@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from maporl.engines.base import Reply, Request
-from maporl.words import visible
+from maporl.engines.base import Engine, Reply, Request
+from maporl.text import visible
 
 
 class SeatLeft(RuntimeError):
     """The person is gone: their input has ended."""
 
 
-class HumanEngine:
+class HumanEngine(Engine):
     """``show`` prints a line, ``read`` waits for one; an empty line is asked again, end of input is an error."""
 
     remote = True
@@ -21,9 +21,6 @@ class HumanEngine:
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
         """One typed answer per request."""
         return [Reply(self._ask(request)) for request in requests]
-
-    def sync(self, policy: str) -> None:
-        """People keep their own weights."""
 
     def _ask(self, request: Request) -> str:
         self.show(f"\n[{request.ask.agent}, turn {request.turn + 1}]")

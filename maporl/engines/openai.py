@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from maporl.config import ConfigError
-from maporl.disk_cache import DiskCache, cache_folder
-from maporl.engines.base import Reply, Request
-from maporl.sections import ApiSection
+from maporl.config.schema import ApiSection
+from maporl.engines.base import Engine, Reply, Request
+from maporl.errors import ConfigError, UserError
+from maporl.storage.disk_cache import DiskCache, cache_folder
 from maporl.types import Stop
 
 
-class ApiFailure(RuntimeError):
+class ApiFailure(UserError, RuntimeError):
     """An endpoint gave no answer after all retries; names agent, endpoint and model."""
 
 
-class OpenAIEngine:
+class OpenAIEngine(Engine):
     """``sections`` by agent. Retries with backoff, and what is worth one, are the client's (package ``openai``).
 
     ``counts`` adds up requests, answers from the cache, and tokens, by agent.
@@ -47,9 +47,6 @@ class OpenAIEngine:
         if self._cache is not None:
             self._cache.put((keys[i], record) for i, record in fresh.items() if cached[i])
         return [self._reply(request, fresh.get(i) or known[keys[i]], i in fresh) for i, request in enumerate(requests)]
-
-    def sync(self, policy: str) -> None:
-        """Nothing here is trained."""
 
     def metrics(self) -> dict[str, float]:
         """What was asked so far: ``api/AGENT/requests | cached | prompt_tokens | completion_tokens``."""

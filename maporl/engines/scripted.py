@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from maporl.engines.base import Reply, Request
+from maporl.engines.base import Engine, Reply, Request
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers with ``script(request) -> text``."""
 
     def __init__(self, script: Callable[[Request], str]):
@@ -14,6 +14,3 @@ class ScriptedEngine:
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
         """One reply per request; ``temperature`` has nothing to act on."""
         return [Reply(self.script(request)) for request in requests]
-
-    def sync(self, policy: str) -> None:
-        """A script has no weights."""

@@ -4,15 +4,15 @@ from typing import Literal
 
 from peft import PeftModel
 
-from maporl.agents import Policy
-from maporl.engines.base import Reply, Request
+from maporl.engines.base import Engine, Reply, Request
+from maporl.team.team import Policy
 from maporl.types import Stop
-from trl_ext.generation import Sampled, Sampling, sample
-from trl_ext.merging import merged, merges
-from trl_ext.states import States
+from trl_ext.kv_cache import States
+from trl_ext.lora_merge import merged, merges
+from trl_ext.sampling import Sampled, Sampling, sample
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """Answers with the team's own models.
 
     What was read of a conversation is kept between its turns, where the model allows it (``keep_states``), until :meth:`sync`
@@ -24,7 +24,7 @@ class TransformersEngine:
 
     Args:
         policies: the team's policies by name.
-        max_new_tokens, batch_size, batch_tokens: see :class:`trl_ext.generation.Sampling`.
+        max_new_tokens, batch_size, batch_tokens: see :class:`trl_ext.sampling.Sampling`.
     """
 
     def __init__(
@@ -61,32 +61,32 @@ class TransformersEngine:
         if self.states is not None:
             self.states.clear()
 
-    def _group(self, voice: Policy) -> tuple:
+    def _group(self, policy: Policy) -> tuple:
         """Policies of one group answer in one batch."""
-        if self._how(voice) == "mixed":
-            return (id(voice.model), voice.stop_ids, voice.tokenizer.pad_token_id)
-        return (voice.name,)
+        if self._how(policy) == "mixed":
+            return (id(policy.model), policy.stop_ids, policy.tokenizer.pad_token_id)
+        return (policy.name,)
 
-    def _how(self, voice: Policy) -> str:
-        on_cpu = next(voice.model.parameters()).device.type == "cpu"
+    def _how(self, policy: Policy) -> str:
+        on_cpu = next(policy.model.parameters()).device.type == "cpu"
         wanted = ("merged" if on_cpu else "mixed") if self.adapters == "auto" else self.adapters
-        return wanted if merges(voice.model, voice.adapter) else "plain"
+        return wanted if merges(policy.model, policy.adapter) else "plain"
 
     def _speak(self, requests: list[Request], temperature: float) -> list[Reply]:
-        voices = [self.policies[r.policy] for r in requests]
+        speaking = [self.policies[r.policy] for r in requests]
         known = [len(r.transcript.ids) for r in requests]
         prompts = [
-            r.transcript.hear(r.ask.messages, v.tokenizer, v.stop_ids) for r, v in zip(requests, voices, strict=True)
+            r.transcript.hear(r.ask.messages, p.tokenizer, p.stop_ids) for r, p in zip(requests, speaking, strict=True)
         ]
-        for request, voice, ids in zip(requests, voices, prompts, strict=True):
-            voice.check_length(len(ids), self.max_new_tokens, request.label)
-        first = voices[0]
+        for request, policy, ids in zip(requests, speaking, prompts, strict=True):
+            policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
+        first = speaking[0]
         sampling = Sampling(
             self.max_new_tokens, temperature, first.stop_ids, self.batch_size, batch_tokens=self.batch_tokens
         )
         draws = [r.draw for r in requests]
         keys = None if None in draws else [d for d in draws if d is not None]
-        mixed = len({v.name for v in voices}) > 1
+        mixed = len({p.name for p in speaking}) > 1
         merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
         with merged(first.model, str(first.adapter)) if merge else first.active() as model:  # type: ignore[arg-type]
             answers = sample(
@@ -95,17 +95,17 @@ class TransformersEngine:
                 first.tokenizer.pad_token_id,
                 sampling,
                 keys,
-                [str(v.adapter) for v in voices] if mixed else None,
+                [str(p.adapter) for p in speaking] if mixed else None,
                 self.states,
                 known,
-                owners=[v.name for v in voices],
+                owners=[p.name for p in speaking],
             )
-        return [reply_of(*place) for place in zip(requests, voices, prompts, answers, strict=True)]
+        return [reply_of(*place) for place in zip(requests, speaking, prompts, answers, strict=True)]
 
 
-def reply_of(request: Request, voice: Policy, prompt: list[int], answer: Sampled) -> Reply:
+def reply_of(request: Request, policy: Policy, prompt: list[int], answer: Sampled) -> Reply:
     """What was sampled, as an engine replies; the transcript takes it in."""
-    ended = answer.ids[-1] in voice.stop_ids
+    ended = answer.ids[-1] in policy.stop_ids
     request.transcript.say(request.utterance, answer.ids, ended)
-    text = voice.tokenizer.decode(answer.ids, skip_special_tokens=True).strip()
+    text = policy.tokenizer.decode(answer.ids, skip_special_tokens=True).strip()
     return Reply(text, Stop.EOS if ended else Stop.LENGTH, prompt, answer.ids, answer.logprobs)

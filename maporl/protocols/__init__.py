@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from maporl.config import ConfigError, unknown, validated
+from maporl.config import Config, unknown, validated
+from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol
 from maporl.protocols.call_return import CallReturn
 from maporl.protocols.chain import Chain
@@ -24,67 +25,71 @@ PROTOCOLS: dict[str, Any] = {
 
 
 def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str = "configuration") -> Protocol:
-    """The protocol that a configuration's ``protocol:`` section describes; ``agents`` in it restricts who plays."""
-    options = dict(section)
-    name = options.pop("name", None)
-    if not isinstance(name, str) or name not in PROTOCOLS:
-        raise ConfigError(f"{where}: protocol.name: {unknown(name, PROTOCOLS)}")
-    _check_players(section, agents, where)
-    options.pop("agents", None)
-    protocol = validated(PROTOCOLS[name], options, f"{where}: protocol")
-    _check_mentioned(protocol, name, speakers(section, agents), where)
+    """The protocol that a configuration's ``protocol:`` section describes; ``agents`` in it restricts who plays.
+
+    Raises:
+        ConfigError: there is no such protocol, an option is wrong, or these agents cannot play it.
+    """
+    _check_listed(section, agents, where)
+    protocol = _build(section, where)
+    players = speakers(section, agents)
+    if players == protocol.helpers():
+        raise ConfigError(
+            f"{where}: protocol.summariser: {players[0]!r} is the only agent, and it does not debate itself; let another "
+            "agent play too, or remove summariser"
+        )
+    for agent in sorted(protocol.mentioned()):
+        if agent not in players:
+            raise ConfigError(
+                f"{where}: protocol {section['name']!r} names agent {agent!r} but agents are {list(players)}; add it under agents:"
+            )
+    try:
+        protocol.check_players(players)
+    except ValueError as error:
+        raise ConfigError(f"{where}: protocol {section['name']!r}: {error}") from None
     return protocol
 
 
-def _check_mentioned(protocol: Any, name: str, players: tuple[str, ...], where: str) -> None:
-    """Agents in a protocol's options play; and there are as many players as it needs."""
-    for agent in sorted(getattr(protocol, "mentioned", set)()):
-        if agent not in players:
-            raise ConfigError(
-                f"{where}: protocol {name!r} names agent {agent!r} but agents are {list(players)}; add it under agents:"
-            )
-    needed = getattr(protocol, "players", None)
-    if needed is not None and len(players) != needed:
-        raise ConfigError(
-            f"{where}: protocol {name!r}: {protocol.game} has {needed} players but agents are {list(players)}; list that many "
-            "in protocol.agents"
-        )
-    if name in ("collaboration", "refine") and len(players) < 2:
-        raise ConfigError(f"{where}: protocol {name!r} needs two agents, got {list(players)}; add one under agents:")
+def _build(section: dict[str, Any], where: str) -> Protocol:
+    options = {key: value for key, value in section.items() if key not in ("name", "agents")}
+    name = section.get("name")
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        raise ConfigError(f"{where}: protocol.name: {unknown(str(name), PROTOCOLS)}")
+    return validated(PROTOCOLS[name], options, f"{where}: protocol")
 
 
-def _check_players(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:
+def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:
     listed = section.get("agents")
     if listed is not None and (not isinstance(listed, list | tuple) or not listed):
         raise ConfigError(
             f"{where}: protocol.agents: expected a list of agents, got {listed!r:.80}; give some of {list(agents)}, or "
             "remove it so that all play"
         )
-    players = speakers(section, agents)
-    for agent in players:
+    for agent in (listed := listed or []):
         if agent not in agents:
             raise ConfigError(
-                f"{where}: protocol {section['name']!r} names agent {agent!r} but agents are {list(agents)}; add it under agents:"
+                f"{where}: protocol {section.get('name')!r} names agent {agent!r} but agents are {list(agents)}; add it under agents:"
             )
-        if players.count(agent) > 1:
-            raise ConfigError(f"{where}: protocol.agents: {agent!r} stands {players.count(agent)} times; name it once")
-    if players == (section.get("summariser"),):
-        raise ConfigError(
-            f"{where}: protocol.summariser: {players[0]!r} is the only agent, and it does not debate itself; let another "
-            "agent play too, or remove summariser"
-        )
+        if list(listed).count(agent) > 1:
+            raise ConfigError(
+                f"{where}: protocol.agents: {agent!r} stands {list(listed).count(agent)} times; name it once"
+            )
 
 
 def speakers(section: dict[str, Any], agents: tuple[str, ...]) -> tuple[str, ...]:
-    """Who plays, in order: ``protocol.agents``, by default every agent; and a summariser."""
+    """Who plays, in order: ``protocol.agents``, by default every agent; and the protocol's helpers.
+
+    Raises:
+        ConfigError: the section describes no protocol.
+    """
     playing = tuple(section.get("agents") or agents)
-    helper = section.get("summariser")
-    return playing if helper is None or helper in playing else (*playing, helper)
+    helpers = _build(section, "protocol").helpers()
+    return (*playing, *(name for name in helpers if name not in playing))
 
 
-def opening_of(section: dict[str, Any]) -> str:
-    """How the protocol of a ``protocol:`` section puts a question to begin with."""
-    return str(section.get("opening", "{question}"))
+def turns_of(config: Config) -> int:
+    """Answers of an agent at most, in the protocol of ``config``."""
+    return _build(config.protocol, "protocol").turns
 
 
 __all__ = [
@@ -99,6 +104,6 @@ __all__ = [
     "Protocol",
     "Refine",
     "build_protocol",
-    "opening_of",
     "speakers",
+    "turns_of",
 ]

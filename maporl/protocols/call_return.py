@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, check_template
+from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example
 
 PLAN = (
@@ -13,7 +13,7 @@ PLAN = (
 
 
 @dataclass(frozen=True)
-class CallReturn:
+class CallReturn(Protocol):
     """``planner`` (default: the first agent) answers, or calls a worker (default: the others, in turn), at most ``calls`` times.
 
     What it puts in the first group of ``pattern`` is asked of a worker afresh, as ``ask``; the reply comes back as
@@ -42,7 +42,7 @@ class CallReturn:
             raise ValueError(f"pattern: expected one group, around what is asked; got {self.pattern!r}")
 
     @property
-    def turns(self) -> int:
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """How often the planner speaks at most."""
         return self.calls + 1
 

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from maporl.protocols.base import Play, check_template
+from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, Utterance
 
 LATER = "{question}\n\nOthers have said:\n\n{others}"
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Protocol):
     """``turns`` rounds in which the agents speak in ``order`` (default: as they are listed).
 
     ``visibility``: each sees its ``predecessor``'s words, those of ``all`` before it in the dialogue, or of the agents that
@@ -46,7 +46,7 @@ class Chain:
         return {*self.order, *self.prompts, *self.sees, *(b for seen in self.sees.values() for b in seen)}
 
     @property
-    def every_step_scored(self) -> bool:
+    def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
         """Whether each step ends with an answer."""
         return self.answering == "all"
 

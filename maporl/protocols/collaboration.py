@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from maporl.protocols.base import Play, check_template
+from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, Utterance
 
 HINT = "{question}\n\nDo not solve this. Give a hint that helps someone else to solve it."
@@ -13,7 +13,7 @@ REVISE = "Someone's remarks on your answer:\n{words}\n\nAnswer again.\n\n{questi
 
 
 @dataclass(frozen=True)
-class Collaboration:
+class Collaboration(Protocol):
     """``collaborator`` and ``actor``, by default the first and the second agent.
 
     ``mode="hint"``: the collaborator says something about the question (``hint``), the actor answers with it
@@ -31,6 +31,8 @@ class Collaboration:
     revise: str = REVISE
     every_step_scored = False
 
+    least_players = 2
+
     def __post_init__(self):
         check_template("opening", self.opening, {"question"}, {"question"})
         check_template("hint", self.hint, {"question"}, {"question"})
@@ -39,7 +41,7 @@ class Collaboration:
         check_template("revise", self.revise, {"question", "words"}, {"words"})
 
     @property
-    def turns(self) -> int:
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """How often the actor answers."""
         return 1 if self.mode == "hint" else 2
 

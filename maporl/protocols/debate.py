@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from maporl.protocols.base import Play, check_template
+from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, Utterance
 
 OTHERS = (
@@ -88,7 +88,7 @@ class Consensus:
 
 
 @dataclass(frozen=True)
-class Debate:
+class Debate(Protocol):
     """``turns`` simultaneous turns.
 
     ``opening`` may use ``{question}``; ``later`` may use ``{question}`` and ``{others}``, which joins one ``quote`` for
@@ -123,10 +123,18 @@ class Debate:
         check_template("quote", self.quote, {"number", "name", "text"})
         check_template("summary", self.summary, {"question", "others"})
 
+    @property
+    def score_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Consensus looks at scores."""
+        return self.consensus is not None
+
     def between_turns(self) -> frozenset[str]:
-        """What must be known of an answer before the next turn: names of reward sources, or "score" for all of them."""
-        sources = {self.feedback} - {"none"}
-        return frozenset(sources | ({"score"} if self.consensus is not None else set()))
+        """The source whose values agents are told."""
+        return frozenset({self.feedback} - {"none"})
+
+    def helpers(self) -> tuple[str, ...]:
+        """The summariser."""
+        return () if self.summariser is None else (self.summariser,)
 
     def at_update(self, update: int) -> "Debate":
         """The protocol as it is played in ``update``, counted from 1."""

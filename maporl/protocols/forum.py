@@ -4,7 +4,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, check_template
+from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, Utterance
 
 SOLVE = "{question}\n\n{history}Give your solution."
@@ -16,7 +16,7 @@ SCORE = (
 
 
 @dataclass(frozen=True)
-class Forum:
+class Forum(Protocol):
     """``rounds`` rounds; in each a random agent solves, and ``evaluations`` times one evaluates and one scores.
 
     A score t in {1, 2, 3}, read by the regular expression ``pattern``, gives the solver (t - 1) / 2 and the evaluator
@@ -48,7 +48,7 @@ class Forum:
             raise ValueError(f"pattern: expected one group, around the score; got {self.pattern!r}")
 
     @property
-    def turns(self) -> int:
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """An agent may speak three times a round."""
         return self.rounds
 

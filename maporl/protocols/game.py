@@ -7,14 +7,15 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from maporl.config import ConfigError, unknown, validated
-from maporl.games import GAMES, Game, IllegalMove
-from maporl.protocols.base import Play, check_template
+from maporl.config.parse import unknown, validated
+from maporl.environments.games import GAMES, Game, IllegalMove
+from maporl.errors import ConfigError
+from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, Grade, Utterance
 
 
 @dataclass(frozen=True)
-class PlayGame:
+class PlayGame(Protocol):
     """The agents, in order, are the players of ``game`` (with its ``options``).
 
     Each is asked ``prompt`` with ``{observation}`` and its legal ``{moves}`` in place. ``memory``: whether a player's turns
@@ -46,14 +47,19 @@ class PlayGame:
             raise ValueError(str(error)) from None
 
     @property
-    def turns(self) -> int:
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """Moves of a player at most."""
         return self.new_game().longest
 
     @property
-    def players(self) -> int:
+    def players(self) -> int:  # type: ignore[override]  # it follows from the options
         """How many agents must play."""
         return self.new_game().players
+
+    @property
+    def label(self) -> str:
+        """The game's name."""
+        return self.game
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Outcome: what each player was paid in all, by agent; "illegal" instead where a move was none."""

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, check_template
+from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example
 
 VERIFY = (
@@ -14,7 +14,7 @@ MEND = "Your answer was not approved:\n{words}\n\nAnswer again.\n\n{question}"
 
 
 @dataclass(frozen=True)
-class Refine:
+class Refine(Protocol):
     """``solver`` answers, ``verifier`` judges it, ``refiner`` (default: the solver) answers again, at most ``rounds`` times.
 
     By default the first agent solves and the second verifies. Words in which the regular expression ``approval`` is found
@@ -32,6 +32,8 @@ class Refine:
     every_step_scored = False
     roles = True
 
+    least_players = 2
+
     def __post_init__(self):
         if self.rounds < 1:
             raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
@@ -44,7 +46,7 @@ class Refine:
             raise ValueError(f"approval: {self.approval!r} is no regular expression: {error}") from None
 
     @property
-    def turns(self) -> int:
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """Answers at most."""
         return self.rounds + 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from maporl.evaluation import Share
+from maporl.evaluation.metrics import Share
 from maporl.report.read import Run
 
 Numbers = list[float | None]

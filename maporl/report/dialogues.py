@@ -6,7 +6,7 @@ from typing import Any
 
 from maporl.report.charts import finite
 from maporl.report.read import Run, When
-from maporl.words import LONGEST, visible
+from maporl.text import LONGEST, visible
 
 MOST = 5000
 """Dialogues of a report; of longer runs, the last evaluation, the last updates, and an even selection of the others."""

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from maporl.evaluation import Share
+from maporl.evaluation.metrics import Share
 from maporl.report.charts import finite
 from maporl.report.dialogues import LAST_UPDATES, flags_of, game_of, graded, kind_of, last_answers, newest
 from maporl.report.language import counted
 from maporl.report.read import Run
-from maporl.words import visible
+from maporl.text import visible
 
 Record = dict[str, Any]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from maporl.evaluation import Z95, Share
+from maporl.evaluation.metrics import Z95, Share
 
 
 def counted(number: int, noun: str) -> str:

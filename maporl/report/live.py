@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from maporl.errors import RunError
 from maporl.report.dialogues import shown
 from maporl.report.page import about, as_json, render
-from maporl.report.read import Run, RunError, RunReader
+from maporl.report.read import Run, RunReader
 
 MOST = 1000
 """Of training, the newest dialogues that a page gets."""

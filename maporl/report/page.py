@@ -15,15 +15,16 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from maporl.evaluation import Share
+from maporl.errors import RunError
+from maporl.evaluation.metrics import Share
 from maporl.report.charts import charts, compared, finite, unique_names
 from maporl.report.dialogues import FLAGS, MOST, entries
 from maporl.report.failures import failures
 from maporl.report.health import health
 from maporl.report.language import Difference, percent
-from maporl.report.read import Run, RunError, read_run
+from maporl.report.read import Run, read_run
 from maporl.report.story import paired_gain, story, talking_gain
-from maporl.words import visible
+from maporl.text import visible
 
 SCRIPTS = ("vendor/uplot.js", "vendor/preact.js", "page.js")
 STYLES = ("vendor/uplot.css", "page.css")

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from maporl.records import DamagedRecord, whole_lines
+from maporl.errors import RunError
+from maporl.storage.jsonl import DamagedRecord, whole_lines
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")
@@ -17,10 +18,6 @@ UNUSED = ("prompt_ids", "response_ids", "logprobs")
 
 When = int | str
 """Of a dialogue: the update, or ``before`` and ``after`` for the evaluations."""
-
-
-class RunError(RuntimeError):
-    """The folder is no run, or one that cannot be read; names the file and the line."""
 
 
 @dataclass

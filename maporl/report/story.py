@@ -3,13 +3,13 @@
 from collections import Counter
 from typing import Any
 
-from maporl.evaluation import Share
+from maporl.evaluation.metrics import Share
 from maporl.report.charts import finite, last_turn
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest
 from maporl.report.failures import right_share
 from maporl.report.language import Difference, counted, listed, percent
 from maporl.report.read import Run
-from maporl.words import visible
+from maporl.text import visible
 
 FEW = 6
 """Updates below which there is no course to speak of."""

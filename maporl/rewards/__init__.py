@@ -1,11 +1,16 @@
 """Rewards: sources give named values to answers, rules turn them into credit."""
 
+from maporl.rewards.base import RewardFailure, RewardSource, as_source
+from maporl.rewards.build import SOURCES, build_sources
 from maporl.rewards.credit import assign_credit
-from maporl.rewards.sources import SOURCES, RewardSource, build_sources, fill_in, grade_answers, label, score_dialogues
+from maporl.rewards.labels import label
+from maporl.rewards.scoring import fill_in, grade_answers, score_dialogues
 
 __all__ = [
     "SOURCES",
+    "RewardFailure",
     "RewardSource",
+    "as_source",
     "assign_credit",
     "build_sources",
     "fill_in",

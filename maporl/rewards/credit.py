@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from maporl.config.schema import PenaltySection, RewardSection
 from maporl.rewards.penalties import repeats
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
-from maporl.sections import PenaltySection, RewardSection
 from maporl.types import Dialogue, Stop, Utterance
 
 PENALTIES = ("too_short", "no_final_answer", "repetition", "no_eos")

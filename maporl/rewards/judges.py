@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Generator
 from typing import Any
 
-from maporl.rewards.sources import RewardFailure, where
+from maporl.config.schema import ArenaSection, JudgeSection
+from maporl.rewards.base import RewardFailure, RewardSource, Values, where
 from maporl.rewards.tournament import bouts
-from maporl.sections import ArenaSection, JudgeSection
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Message, Utterance
 
@@ -14,13 +14,13 @@ Speak = Callable[[str, list[list[Message]]], list[str]]
 """``(agent, conversations) -> words``: what the agent answers to each, greedily, remembering nothing."""
 
 
-class PointwiseJudge:
+class PointwiseJudge(RewardSource):
     """Every answer is shown to the judge; the number it ends with, over ``largest``, is the reward."""
 
     def __init__(self, section: JudgeSection, speak: Speak):
         self.section, self.speak = section, speak
 
-    def __call__(self, dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, u) for d in dialogues for u in d.utterances]
         conversations = [
             _user(
@@ -47,7 +47,7 @@ class PointwiseJudge:
         return self.section.unreadable
 
 
-class PairwiseJudge:
+class PairwiseJudge(RewardSource):
     """The last answers of a question's dialogues are ranked by single elimination (ArenaRL, arXiv 2601.06487): every pair is
     judged in both orders. The reward is ``1 - rank / (N - 1)``, for every answer of the dialogue.
 
@@ -57,7 +57,7 @@ class PairwiseJudge:
     def __init__(self, section: ArenaSection, speak: Speak):
         self.section, self.speak = section, speak
 
-    def __call__(self, dialogues: list[Dialogue], task: Task) -> list[list[float | None]]:
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         questions: dict[int, list[Dialogue]] = {}
         for dialogue in dialogues:
             questions.setdefault(dialogue.prompt, []).append(dialogue)

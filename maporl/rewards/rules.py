@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from maporl.config import build_named
+from maporl.config.parse import build_named
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 

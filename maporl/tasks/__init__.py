@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from maporl.config import ConfigError, unknown, validated
+from maporl.config.parse import unknown, validated
+from maporl.errors import ConfigError
 from maporl.tasks.anli import ANLI
 from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.base import Task, TaskError, read_examples

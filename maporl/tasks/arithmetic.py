@@ -6,8 +6,8 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from maporl.grading import canonical, final_answer, number
 from maporl.tasks.base import Task
+from maporl.tasks.grading import canonical, final_answer, number
 from maporl.types import Example, Grade
 
 _SYMBOL = {"sum": "+", "times": "*"}

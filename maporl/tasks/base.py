@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from maporl.errors import UserError
 from maporl.types import Example, Grade
 
 
-class TaskError(ValueError):
+class TaskError(UserError, ValueError):
     """Data that cannot serve as a task."""
+
+    exit_status = 2
 
 
 class Task(ABC):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from maporl.grading import grade_mathematics
 from maporl.tasks.base import ReadTask, TaskError, read_examples
+from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
 
 

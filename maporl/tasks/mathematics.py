@@ -5,8 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from maporl.grading.benchmarks import grade_benchmark
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.types import Example, Grade
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from maporl.grading import grade_mathematics
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_rows
+from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
 
 FUNCTION = "simple_math_problem"
@@ -126,7 +126,7 @@ def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str
 
 def _run(codes: list[Any]) -> list[Any]:
     """The sandbox's outcome for each program."""
-    from maporl.rewards.sandbox import Outcome, Sandbox  # rewards need tasks, and only this task needs the sandbox
+    from maporl.sandbox.sandbox import Outcome, Sandbox  # rewards need tasks, and only this task needs the sandbox
 
     calls = [_function(code) for code in codes]
     outcomes: dict[int, Outcome] = {}

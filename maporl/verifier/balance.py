@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from tqdm.auto import tqdm
 from transformers import set_seed
 
-from maporl.agents import Team
-from maporl.config import Config
-from maporl.protocols import opening_of
+from maporl.config.schema import Config
+from maporl.protocols import build_protocol
 from maporl.tasks import Task, build_task
+from maporl.team.team import Team
 from maporl.types import Example
 from maporl.verifier.data import DataError, Sample
 from maporl.verifier.filters import fault, same_text
@@ -134,7 +134,10 @@ class TopUp:
         quiet: bool = False,
     ):  # fmt: skip
         self.task, self.options, self.speaker, self.judge, self.quiet = task, options, speaker, judge, quiet
-        self.opening, self.examples = opening_of(config.protocol), {example.id: example for example in task}
+        self.opening, self.examples = (
+            build_protocol(config.protocol, tuple(config.agents)).opening,
+            {example.id: example for example in task},
+        )
 
     @classmethod
     def from_config(cls, config: Config, options: BalanceOptions, quiet: bool = False) -> "TopUp":
@@ -144,7 +147,7 @@ class TopUp:
             return cls(config, task, options, None, None, quiet)
         set_seed(config.seed)  # tiny models are drawn at random: those that were sampled from, again
         team = Team.from_config(config)
-        speaker = Speaker(config, team, options.agent or next(iter(team.voices)), "--agent")
+        speaker = Speaker(config, team, options.agent or next(iter(team.policies_of)), "--agent")
         judge = Speaker(config, team, options.judge, "--judge") if options.judge else None
         return cls(config, task, options, speaker, judge, quiet)
 

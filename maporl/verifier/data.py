@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from maporl.run_folder import RunExists
+from maporl.errors import UserError
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import read_rows
 from maporl.types import Message
-from maporl.verifier.encoding import chat_of
 
 MANIFEST = "manifest.json"
 """Beside the samples of ``maporl verifier generate``: what made them, and how many there are."""
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """Data that a verifier cannot be made of."""
 
 

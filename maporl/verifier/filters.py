@@ -2,7 +2,7 @@
 
 import re
 
-from maporl.grading import final_answer
+from maporl.tasks.grading import final_answer
 
 _ASKED = re.compile(r"^\W*(?:the\s+)?(?:final\s+)?answer\W*:|\\boxed\s*\{|####", re.IGNORECASE | re.MULTILINE)
 _LEAKED = re.compile(

@@ -16,11 +16,13 @@ from typing import Any
 from filelock import FileLock
 from tqdm.auto import tqdm
 
-from maporl.agents import Team
-from maporl.config import Config, ConfigError, to_yaml
-from maporl.protocols import opening_of
-from maporl.run_folder import RunExists
+from maporl.config.parse import to_yaml
+from maporl.config.schema import Config
+from maporl.errors import ConfigError
+from maporl.protocols import build_protocol
+from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
+from maporl.team.team import Team
 from maporl.verifier.data import MANIFEST, DataError, Sample, replace_file
 from maporl.verifier.options import GenerateOptions
 from maporl.verifier.sampling import Speaker, label, seed_of
@@ -92,9 +94,9 @@ def _speaking(team: Team, options: GenerateOptions) -> tuple[str, ...]:
     if options.agents:
         return tuple(dict.fromkeys(options.agents))
     heard: dict[tuple, str] = {}
-    for name in team.voices:
-        if name != options.judge or len(team.voices) == 1:
-            heard.setdefault((team.voices[name][0].name, team.agents[name].system), name)
+    for name in team.policies_of:
+        if name != options.judge or len(team.policies_of) == 1:
+            heard.setdefault((team.policies_of[name][0].name, team.agents[name].system), name)
     return tuple(heard.values())
 
 
@@ -121,7 +123,7 @@ def _sample(
     speaker = speakers[batch[0] // options.per_question // count]
     examples = [task[position // options.per_question % count] for position in batch]
     questions = [task.question(example) for example in examples]
-    opening = opening_of(config.protocol)
+    opening = build_protocol(config.protocol, tuple(config.agents)).opening
     asked = [opening.replace("{question}", question) for question in questions]
     answers = speaker.say(asked, temperature, options.batch_size, options.top_p, rng.getrandbits(62))
     samples, dropped = [], Counter[str]()

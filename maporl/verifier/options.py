@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from maporl.config import ConfigError
+from maporl.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from maporl.agents import Policy, Team
-from maporl.config import Config, ConfigError, unknown
-from maporl.grading import find_label
+from maporl.config.parse import unknown
+from maporl.config.schema import Config
+from maporl.errors import ConfigError
 from maporl.tasks.base import Task
+from maporl.tasks.grading import find_label
+from maporl.team.team import Policy, Team
 from maporl.types import Example
 from trl_ext.chat import encode_prompt
 from trl_ext.forward import base_of
-from trl_ext.generation import Sampling, generate, stop_ids_of
+from trl_ext.sampling import Sampling, generate, stop_ids_of
 
 JUDGE_PROMPT = (
     "Question:\n{question}\n\nA right answer, for comparison:\n{reference}\n\nThe answer to judge:\n{answer}\n\n"
@@ -30,14 +32,14 @@ class Speaker:
     """One agent with the weights of its first turn: answers fresh conversations of one message each."""
 
     def __init__(self, config: Config, team: Team, agent: str, option: str):
-        if agent not in team.voices:
-            what = "is a human" if agent in team.agents else unknown(agent, team.voices)
+        if agent not in team.policies_of:
+            what = "is a human" if agent in team.agents else unknown(agent, team.policies_of)
             raise ConfigError(f"{option} {agent}: {what}; name an agent of the configuration that a model speaks for")
         self.agent = agent
-        self.policy: Policy = team.voices[agent][0]
+        self.policy: Policy = team.policies_of[agent][0]
         self.system = team.agents[agent].system
         self.longest = config.ppo.response_length
-        self.policy.stop_ids = stop_ids_of(
+        self.policy.voice.stop_ids = stop_ids_of(
             base_of(self.policy.model), self.policy.tokenizer, config.ppo.stop_token, config.ppo.stop_token_id
         )
         model: Any = self.policy.model
@@ -52,7 +54,7 @@ class Speaker:
         system = [{"role": "system", "content": self.system}] if self.system else []
         prompts = [encode_prompt(tokenizer, [*system, {"role": "user", "content": text}]) for text in texts]
         try:
-            self.policy.check_length(max(map(len, prompts)), self.longest, f"agent {self.agent!r}")
+            self.policy.voice.check_length(max(map(len, prompts)), self.longest, f"agent {self.agent!r}")
         except ValueError as error:
             raise ConfigError(str(error)) from error
         sampling = Sampling(self.longest, temperature, self.policy.stop_ids, batch_size, top_p)

@@ -28,13 +28,13 @@ from transformers import (
     set_seed,
 )
 
-from maporl.config import ConfigError
-from maporl.run_folder import RunExists
+from maporl.errors import ConfigError
+from maporl.rewards.verifier.encoding import answer_start, encode
+from maporl.rewards.verifier.model import RECORD, VerifierError, last_outputs, token_outputs
+from maporl.storage.run_folder import RunExists
 from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
-from maporl.verifier.encoding import answer_start, encode
 from maporl.verifier.measures import by_length, by_question, fit_temperature, reliability_plot, sigmoid, summary
-from maporl.verifier.model import RECORD, VerifierError, last_outputs, token_outputs
 from maporl.verifier.options import TrainOptions
 from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
 from trl_ext.forward import base_of

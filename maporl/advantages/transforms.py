@@ -1,0 +1,185 @@
+"""Posts: what is done to advantages at the end, left to right.
+
+A post is a dataclass of its options with two hooks, either of which may be left as it is: ``weigh`` says before anything
+is compared how often each row counts in a statistic (and in the loss), ``apply`` changes the advantages afterwards.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from maporl.advantages.batch import TurnBatch
+from maporl.config.parse import build_named
+from maporl.config.schema import AdvantageConfig
+
+
+class Post:
+    """The hooks, and the columns that a post cannot do without."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    needs_everybody: ClassVar[bool] = False
+    """Whether utterances that nobody learns from (of past opponents) must be among the rows."""
+
+    def weigh(self, batch: TurnBatch) -> Tensor:
+        """How often each row counts, [N]."""
+        return torch.ones(len(batch), dtype=torch.float64)
+
+    def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+        """The advantages [N] from here on."""
+        return advantages
+
+
+@dataclass(frozen=True)
+class Align(Post):
+    """Let every dialogue count ``to`` utterances of each agent, however often it was called (M-GRPO, arXiv 2511.13288).
+
+    ``weight``: each of the k it has counts ``to / k`` times, the expectation of the other two; ``duplicate``: random ones
+    are repeated; ``drop``: random ones are left out, and where there are fewer they are repeated, as the paper does.
+    ``to``: default, the largest number that no more than 1% of the dialogues exceed.
+    """
+
+    how: Literal["weight", "duplicate", "drop"] = "weight"
+    to: int | None = None
+    seed: int = 0
+    needs = ("agent", "rollout")
+
+    def weigh(self, batch: TurnBatch) -> Tensor:
+        """See the class."""
+        weights = torch.ones(len(batch), dtype=torch.float64)
+        callers = batch.caller
+        called = [rows for rows in batch.trajectories(by_agent=True) if not callers or callers[rows[0]] is not None]
+        counts = sorted(len(rows) for rows in called)
+        target = self.to or (counts[min(len(counts) - 1, int(0.99 * len(counts)))] if counts else 0)
+        for number, rows in enumerate(called):
+            rng = random.Random(f"{self.seed}/{number}")
+            if self.how == "weight":
+                weights[rows] = target / len(rows)
+            elif len(rows) > target and self.how == "drop":
+                weights[rng.sample(rows, len(rows) - target)] = 0.0
+            else:
+                for i in rng.choices(rows, k=max(0, target - len(rows))):
+                    weights[i] += 1.0
+        return weights
+
+
+@dataclass(frozen=True)
+class BroadcastToCallees(Post):
+    """Only utterances that nobody called are compared; what they called gets their advantage (MATPO, arXiv 2510.04678).
+
+    The advantage is one number for an utterance, spread over that utterance's own tokens.
+    """
+
+    needs = ("caller",)
+
+    def weigh(self, batch: TurnBatch) -> Tensor:
+        """Callees do not count."""
+        callers = batch.column("caller", "post: broadcast_to_callees")
+        return torch.tensor([float(caller is None) for caller in callers], dtype=torch.float64)
+
+    def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+        """Callers' advantages to their callees, also through several calls."""
+        callers = batch.column("caller", "post: broadcast_to_callees")
+        result = advantages.clone()
+        for i in batch.rows():
+            root = i
+            while callers[root] is not None:
+                root = callers[root]
+            result[i] = advantages[root]
+        return result
+
+
+@dataclass(frozen=True)
+class OpponentShaping(Post):
+    """Advantage alignment (arXiv 2406.14662; with group baselines 2511.19405), for two agents on one grid of turns:
+
+    ``A*_t = A_t + beta (sum_{k<t} gamma^(t-k) A_k) B_t``, where A is the agent's own advantage and B the other's.
+    ``gamma``: default, that of the returns. ``extra_gamma`` multiplies the sum by it once more, as the published code does.
+    """
+
+    beta: float = 1.0
+    gamma: float | None = None
+    extra_gamma: bool = False
+    needs = ("agent", "rollout", "turn")
+    needs_everybody = True
+
+    def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+        """See the class."""
+        gamma = config.gamma if self.gamma is None else self.gamma
+        agents = batch.column("agent", "post: opponent_shaping")
+        turns = batch.column("turn", "post: opponent_shaping")
+        result = advantages.clone()
+        for rows in batch.groups(batch.dialogues()):
+            by_agent = {
+                a: {turns[i]: i for i in rows if agents[i] == a} for a in dict.fromkeys(agents[i] for i in rows)
+            }
+            grids = list(by_agent.values())
+            if len(grids) != 2 or grids[0].keys() != grids[1].keys():
+                raise ValueError(
+                    "post: opponent_shaping needs exactly two agents who both speak in every turn of a dialogue; got "
+                    + ", ".join(f"{agent!r} in turns {sorted(own)}" for agent, own in by_agent.items())
+                )
+            for mine, theirs in (grids, grids[::-1]):
+                past = torch.zeros((), dtype=advantages.dtype)
+                for turn in sorted(mine):
+                    weight = past * gamma if self.extra_gamma else past
+                    result[mine[turn]] = advantages[mine[turn]] + self.beta * weight * advantages[theirs[turn]]
+                    past = gamma * (past + advantages[mine[turn]])
+        return result
+
+
+@dataclass(frozen=True)
+class StepMerge(Post):
+    """SALT (arXiv 2510.20022), as reconstructed from its abstract: the same action in the same state in several dialogues
+    of one prompt gets the mean of their advantages, because it cannot be what told them apart."""
+
+    needs = ("state",)
+
+    def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+        """The mean over equal (prompt, agent, state, action), as far as these are recorded."""
+        result = advantages.clone()
+        key = [name for name in ("prompt", "agent", "state", "action") if getattr(batch, name) is not None]
+        if batch.state is None:
+            batch.column("state", "post: step_merge")
+        for rows in batch.groups(key):
+            result[rows] = advantages[rows].mean()
+        return result
+
+
+@dataclass(frozen=True)
+class DropZeros(Post):
+    """Rows whose advantage is 0 are not trained on (SPIRAL; dynamic sampling): they would only dilute a token mean."""
+
+
+@dataclass(frozen=True)
+class CumulativeKL(Post):
+    """``A_t = A - beta sum_{l>=t} log(pi_old/pi_ref)_l`` for each token (REINFORCE++, arXiv 2501.03262).
+
+    ``beta`` is ``ppo.kl_coef``, which then penalises nothing else. It works on tokens, so the trainer applies it, and the
+    scale after it, where tokens are: with the scale "std" they are whitened within the key, with "agent_std" and
+    "batch_std" over what these name.
+    """
+
+    def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+        """Refused: there is no single number for an utterance."""
+        raise ValueError(
+            "post: cumulative_kl gives every token its own advantage, so estimate() has no number for a row; in a run the "
+            "trainer applies it (maporl.training.assign)"
+        )
+
+
+TRANSFORMS: dict[str, Any] = {
+    "align": Align,
+    "broadcast_to_callees": BroadcastToCallees,
+    "opponent_shaping": OpponentShaping,
+    "step_merge": StepMerge,
+    "drop_zeros": DropZeros,
+    "cumulative_kl": CumulativeKL,
+}
+
+
+def build_transforms(config: AdvantageConfig, where: str = "advantage") -> list[Post]:
+    """The posts a configuration names, in its order: a name, or ``{name: options}``."""
+    return build_named(config.post, TRANSFORMS, f"{where}.post")

@@ -1,0 +1,157 @@
+"""``maporl report``, ``maporl watch`` and ``maporl play``: looking at runs, and taking part."""
+
+import sys
+import threading
+import time
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maporl.cli.common import known_errors, load_team_config, quiet_libraries
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The output_dir of a run.")]
+Port = Annotated[int, typer.Option("--port", help="Port of the page on 127.0.0.1; 0: any that is free.")]
+Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file to write; by default report.html in the run, comparison.html here for several.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[int, typer.Option("--dialogues", min=0, help="Most dialogues in the page.")] = 5000,
+) -> None:
+    """Write a run, or several beside each other, as one page that needs no network."""
+    with known_errors():
+        from maporl.report.page import write_report
+
+        typer.echo(write_report(runs, output, most))
+
+
+def watch(
+    run: Run,
+    port: Port = 8600,
+    browser: Browser = True,
+    tui: Annotated[bool, typer.Option("--tui", help="Show it in this terminal.")] = False,
+) -> None:
+    """Look at a run while it goes on: a page on this machine, or a view in the terminal."""
+    with known_errors():
+        if tui:
+            return _in_the_terminal(run)
+        from maporl.report.live import LivePage
+
+        page = LivePage(run, port)
+        _open(page.url, browser)
+        typer.echo("Ctrl-C ends it; the run goes on.")
+        try:
+            page.serve_forever()
+        except KeyboardInterrupt:
+            page.server_close()
+    return None
+
+
+def play(
+    values: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG|KEY=VALUE",
+            help="A YAML file, a recipe, a run's folder or a team on the hub, and values to override.",
+        ),
+    ],
+    person: Annotated[
+        str | None, typer.Option("--as", help="Whose seat you take; by default the first agent's.", show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="A checkpoint-N or final folder for the others.", show_default=False),
+    ] = None,
+    questions: Annotated[int, typer.Option("--questions", "-n", min=1, help="Dialogues to play.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for what is played; by default the run's with -played.", show_default=False
+        ),
+    ] = None,
+    page: Annotated[bool, typer.Option("--page", help="Play in a browser instead of here.")] = False,
+    port: Port = 8600,
+    browser: Browser = True,
+) -> None:
+    """Take an agent's seat in any protocol; the dialogue is graded and recorded like any other."""
+    with known_errors():
+        quiet_libraries()
+        from maporl.engines.human import SeatLeft
+        from maporl.report.live import LivePage, PageSeat
+        from maporl.runs.play import Game, told, welcome
+
+        config, checkpoint = load_team_config(values, None, None, checkpoint)
+        folder = output or Path(f"{config.output_dir}-played")
+        seat = PageSeat() if page else None
+        game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, input)))
+        served = LivePage(folder, port, seat) if seat else None
+        if served is not None:
+            threading.Thread(target=served.serve_forever, daemon=True).start()
+            _open(served.url, browser)
+        (seat.show if seat else typer.echo)(welcome(game, config))
+        played = 0
+        try:
+            for dialogue in game.play(questions):
+                played += 1
+                (seat.show if seat else typer.echo)(told(dialogue))
+            if seat is not None:
+                seat.close()
+                typer.echo("That was the last one. Ctrl-C ends the page.")
+                while True:
+                    time.sleep(1)
+        except (KeyboardInterrupt, SeatLeft):
+            typer.echo("\nYou have left; a dialogue that had not ended is not recorded.")
+        if played:
+            typer.echo(str(folder / "dialogues.jsonl"))
+
+
+def _open(url: str, browser: bool) -> None:
+    """Say where the page is, and open it where there is a browser."""
+    typer.echo(url)
+    if browser and not _has_browser():
+        typer.echo("no browser was found here; open the address in one on this machine")
+    elif browser:
+        webbrowser.open(url)
+
+
+def _has_browser() -> bool:
+    try:
+        return not isinstance(webbrowser.get(), webbrowser.GenericBrowser)  # those are for the terminal
+    except webbrowser.Error:
+        return False
+
+
+def _in_the_terminal(folder: Path) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from maporl.errors import RunError
+    from maporl.report.read import RunReader
+    from maporl.report.terminal import frame
+
+    console, reader = Console(), RunReader(folder, keep=100)
+    first = frame(reader.read(), console.width)
+    if not sys.stdout.isatty():
+        console.print(first)
+        return
+    with Live(first, console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as view:
+        try:
+            while True:
+                began = time.monotonic()
+                with suppress(RunError):  # a file that is being replaced is there the next time
+                    view.update(frame(reader.read(), console.width), refresh=True)
+                time.sleep(max(1.0, 10 * (time.monotonic() - began)))
+        except KeyboardInterrupt:
+            return

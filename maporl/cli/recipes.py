@@ -1,0 +1,68 @@
+"""The command line: ``maporl recipes list | show | try``."""
+
+import tempfile
+from typing import Annotated
+
+import typer
+
+from maporl.cli.common import known_errors, quiet_libraries
+
+app = typer.Typer(
+    help="Published methods as configurations: what there is, where it comes from, a quick try.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe; see: maporl recipes list")]
+
+
+@app.command("list")
+def list_() -> None:
+    """All recipes, with the paper and what of it was read."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from maporl.config.recipes import card_of, recipe_files
+
+    table = Table("recipe", "method", "evidence")
+    for name in recipe_files():
+        card = card_of(name)
+        table.add_row(name, card.title, card.evidence)
+    Console().print(table)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """A recipe: its citation, what is exact and what differs from the paper, and the file itself."""
+    with known_errors():
+        from maporl.config.recipes import card_of, recipe_file
+
+        card, file = card_of(name), recipe_file(name)
+        for key in ("title", "paper", "url", "evidence", "exact", "differs"):
+            typer.echo(f"{key + ':':10}{getattr(card, key)}")
+        typer.echo(f"{'file:':10}{file}\n")
+        body = file.read_text(encoding="utf-8").split("\n")
+        start = next(i for i, line in enumerate(body) if i > 1 and line and not line.startswith((" ", "recipe:")))
+        typer.echo("\n".join(body[start:]), nl=False)
+
+
+@app.command("try")
+def try_(name: Name) -> None:
+    """Three updates with tiny random models: that it runs, and what it logs. Nothing is kept."""
+    with known_errors():
+        quiet_libraries()
+        from maporl.config.recipes import tiny_version
+        from maporl.runs.train import train
+        from maporl.storage.run_folder import RunFolder
+        from maporl.validation.load import from_dict
+        from maporl.validation.preflight import check_run
+
+        with tempfile.TemporaryDirectory() as folder:
+            config = from_dict(tiny_version(name, f"{folder}/{name}"), name)
+            for line in check_run(config):
+                typer.echo(line)
+            train(config, resume=False, quiet=True)
+            for metrics in RunFolder(config.output_dir).read_metrics():
+                shown = {k: v for k, v in metrics.items() if k in ("loss/policy_avg", "grad_norm") or "/loss/policy_avg" in k or "/grad_norm" in k}  # fmt: skip
+                if shown:
+                    numbers = ", ".join(f"{key} {value:.3g}" for key, value in sorted(shown.items()))
+                    typer.echo(f"update {metrics['step']}: {numbers}")

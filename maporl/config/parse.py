@@ -1,0 +1,230 @@
+"""Reading a configuration: YAML plus dotted overrides -> one frozen dataclass. Imports no torch.
+
+The dataclasses of :mod:`maporl.config.schema` *are* the schema. Here keys and types are checked; whether the parts fit each other
+is checked by :mod:`maporl.validation`.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
+
+from maporl.config.files import configuration_files, recipe_files
+from maporl.config.schema import Config
+from maporl.errors import ConfigError
+
+
+def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """What :func:`load` makes a Config of: the plain values of ``path`` with ``overrides``, not yet checked."""
+    file = Path(path)
+    if file.suffix == "" and not file.is_file():
+        recipes = recipe_files() | configuration_files()
+        if str(path) not in recipes and len(file.parts) == 1:
+            raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
+        file = recipes.get(str(path), file)
+    return _apply(read_yaml(file), overrides or [])
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a YAML file: every section's keys, and those that serve the file itself. An overlay may leave out what it
+    extends, so nothing is required."""
+    found = TypeAdapter(Config).json_schema()
+    found.pop("required", None)
+    agent = dict(found["$defs"]["AgentSection"])
+    agent.pop("required", None)
+    found["properties"] |= {
+        "extends": {"type": "string", "description": "A file beside this one, whose values these overlay."},
+        "agent_defaults": {**agent, "description": "Merged into every agent."},
+        "recipe": {"type": "object", "description": "Where a method comes from."},
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A configuration of maporl", **found}
+
+
+def parse_config(values: dict[str, Any], where: str = "configuration") -> Config:
+    """A Config from plain values: keys and types are checked here, what spans several keys in :mod:`maporl.validation`.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value is not of its type; names the key and the nearest known ones.
+    """
+    values = dict(values)
+    values.pop("recipe", None)
+    defaults = values.pop("agent_defaults", None)
+    if not isinstance(defaults, dict | None):
+        raise ConfigError(f"{where}: agent_defaults: expected options of agents by name, got {defaults!r:.80}")
+    agents = values.get("agents")
+    if isinstance(agents, dict):  # an agent that is no mapping is left for the schema to refuse
+        values["agents"] = {
+            name: _merge(defaults or {}, own or {}) if isinstance(own, dict | None) else own
+            for name, own in agents.items()
+        }
+    return validated(Config, values, where)
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration, every value written out; :func:`load` reads it back equal."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
+    """``values`` as an instance of the dataclass ``kind``; every fault becomes one line of a ``ConfigError``."""
+    for key in values:  # plain dataclasses (a task, a protocol) let unknown keys pass
+        if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
+            raise ConfigError(f"{where}: unknown key {key!r}; {_nearest(kind, (key,))}")
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        lines = [_explain(kind, fault) for fault in error.errors()]
+        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines))) from None
+
+
+def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
+    """What ``entries`` name among ``known``, in their order: a name, or ``{name: options}``."""
+    parts = []
+    for entry in entries:
+        if isinstance(entry, dict) and len(entry) != 1:
+            raise ConfigError(f"{where}: expected a name or one {{name: options}}, got {entry!r:.80}")
+        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        if name not in known:
+            raise ConfigError(f"{where}: {unknown(name, known)}")
+        parts.append(validated(known[name], options or {}, f"{where}.{name}"))
+    return parts
+
+
+def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping in a YAML file, with its ``extends`` merged under it; duplicate keys are an error.
+
+    ``overlays``: the files that extend this one.
+    """
+    if path.resolve() in overlays:
+        raise ConfigError(
+            f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of the files"
+        )
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; expected a YAML file")
+    if not path.is_file():
+        near = (
+            difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], 1)
+            if path.parent.is_dir()
+            else []
+        )
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ConfigError(f"{path}: no such configuration file{hint}")
+    try:
+        with path.open(encoding="utf-8") as stream:  # its name is in the error
+            values = yaml.load(stream, Loader=_Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        hint = "; indent with spaces" if "'\\t'" in str(error) else ""
+        raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}{hint}") from None
+    if values is None:
+        raise ConfigError(
+            f"{path}: is empty; configs/ppo/base.yaml shows every key, configs/ppo/quickstart.yaml a whole run"
+        )
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(values).__name__}")
+    parent = values.pop("extends", None)
+    if not isinstance(parent, str | None):
+        raise ConfigError(f"{path}: extends: expected the name of one file, got {parent!r:.80}")
+    return _merge(read_yaml(path.parent / parent, (*overlays, path.resolve())), values) if parent else values
+
+
+def unknown(name: str, known: Any) -> str:
+    """``unknown 'x'; did you mean 'y'? known: ...``."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name), names, 1)
+    return f"unknown {name!r}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _merge(under: dict, over: dict) -> dict:
+    """``over`` on top of ``under``; a section that names another kind (task.name, protocol.name) begins anew, and
+    reward.sources are taken as a whole."""
+    merged = dict(under)
+    for key, value in over.items():
+        beneath = merged.get(key)
+        if isinstance(value, dict) and isinstance(beneath, dict):
+            name = beneath.get("name")
+            another = key == "sources" or (key in ("task", "protocol") and value.get("name", name) != name)
+            merged[key] = value if another else _merge(beneath, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _apply(values: dict, overrides: list[str]) -> dict:
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"--set {override}: expected key=value, for example --set training.learning_rate=1e-4")
+        try:
+            nested: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override}: the value is not readable as YAML: {_one_line(error)}") from None
+        for key in reversed(path.split(".")):
+            nested = {key: nested}
+        values = _merge(values, nested)
+    return values
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _explain(kind: type, fault: Any) -> str:
+    location = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"{location}: this key is required"
+    told = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "value_error":  # our own words; they may begin with a key
+        return f"{location}{'.' if re.match(r'[a-z_]+: ', told) else ': '}{told}" if location else told
+    for theirs, ours in _WORDS:
+        told = re.sub(theirs, ours, told)
+    return f"{location}: {told}, got {fault['input']!r:.80}"
+
+
+_WORDS = (
+    (r"^Input should be ", "expected "),
+    (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping of keys to values"),
+    (r"a valid list", "a list, as [a, b]"),
+    (r"^Dictionary should have at least 1 item after validation, not 0", "expected at least one"),
+)
+"""Pydantic's words, and those of this place."""
+
+
+def _nearest(kind: type, location: tuple) -> str:
+    """The keys known at ``location``, and the nearest to its last part."""
+    current: Any = kind
+    for part in location[:-1]:
+        if dataclasses.is_dataclass(current):
+            hints = {f.name: f.type for f in dataclasses.fields(current)}
+            current = hints.get(part, current)
+        else:
+            continue
+        current = _dataclass_in(current) or current
+    names = [f.name for f in dataclasses.fields(current)] if dataclasses.is_dataclass(current) else []
+    near = difflib.get_close_matches(str(location[-1]), names, 1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    if dataclasses.is_dataclass(hint):
+        return hint  # type: ignore[return-value]
+    for part in getattr(hint, "__args__", ()):
+        if found := _dataclass_in(part):
+            return found
+    return None

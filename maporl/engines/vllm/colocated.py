@@ -1,0 +1,93 @@
+"""vLLM in the trainer's own process, beside the weights it trains: for a GPU that holds both, and where vLLM is installed."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from maporl.config.schema import ColocateSection
+from maporl.engines.vllm.server import Asked
+from maporl.errors import ConfigError
+from maporl.team.team import Policy
+from trl_ext import distributed
+from trl_ext.forward import base_of
+from trl_ext.sampling import Sampled
+
+HERE = "vLLM in this process"
+"""In the place of a URL."""
+
+
+class ColocatedServer:
+    """One ``vllm.LLM`` for the base of ``policies``; adapters are loaded from folders, as a server does."""
+
+    url = HERE
+
+    def __init__(self, section: ColocateSection, policies: Sequence[Policy]):
+        if find_spec("vllm") is None:
+            raise ConfigError("vllm.colocate needs the package vllm; install it with: pip install 'maporl[vllm]'")
+        if distributed.size() > 1:
+            raise ConfigError(
+                f"vllm.colocate: expected a single process, got {distributed.size()}; start servers and give their urls instead"
+            )
+        from vllm import LLM
+
+        base: Any = base_of(policies[0].model)
+        ranks = [config.r for p in policies for config in getattr(p.model, "peft_config", {}).values()]
+        # vLLM knows a few ranks only, and takes adapters up to the one it is given
+        highest = next(
+            (r for r in (8, 16, 32, 64, 128, 256, 320, 512) if r >= max(ranks, default=1)), max(ranks, default=1)
+        )
+        options: dict[str, Any] = {
+            "model": base.config._name_or_path,
+            "dtype": str(base.dtype).removeprefix("torch."),
+            "logprobs_mode": "processed_logprobs",
+            "gpu_memory_utilization": section.gpu_memory_utilization,
+            "enable_lora": bool(ranks),
+        }
+        options |= {"max_loras": len(policies), "max_lora_rank": highest} if ranks else {}
+        options |= {"max_model_len": section.max_model_len} if section.max_model_len is not None else {}
+        self._engine = LLM(**options | section.options)
+        self.base = options["model"]
+        self._adapters: dict[str, Any] = {}
+        self._loaded = 0
+
+    def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
+        """All of them in one batch."""
+        from vllm import SamplingParams
+
+        outputs = self._engine.generate(
+            [{"prompt_token_ids": one.prompt} for one in asked],
+            [
+                SamplingParams(
+                    max_tokens=one.most, temperature=one.temperature, stop_token_ids=sorted(one.stop_ids), ignore_eos=True,
+                    logprobs=0, seed=one.seed, detokenize=False,
+                )
+                for one in asked
+            ],
+            lora_request=[self._adapters.get(one.model) for one in asked],
+            use_tqdm=False,
+        )  # fmt: skip
+        found = [output.outputs[0] for output in outputs]
+        return [
+            Sampled(
+                list(one.token_ids),
+                [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)],
+            )
+            for one in found
+        ]
+
+    def tokenize(self, model: str, text: str) -> list[int]:
+        """The tokens of vLLM's own tokenizer."""
+        return self._engine.get_tokenizer().encode(text, add_special_tokens=False)
+
+    def load(self, name: str, folder: Path, what: str) -> None:
+        """Read the adapter now: its folder goes afterwards."""
+        from vllm.lora.request import LoRARequest
+
+        self._loaded += 1
+        self._adapters[name] = LoRARequest(name, self._loaded, str(folder))
+        self._engine.llm_engine.add_lora(self._adapters[name])
+
+    def unload(self, name: str, what: str) -> None:
+        """Let vLLM forget the adapter."""
+        self._engine.llm_engine.remove_lora(self._adapters.pop(name).lora_int_id)

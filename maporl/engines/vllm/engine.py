@@ -1,0 +1,234 @@
+"""Rollouts by vLLM, one ``vllm serve`` for each base model: token ids in, token ids and log-probabilities out.
+
+    vllm serve BASE --enable-lora --max-loras 3 --max-lora-rank 16 --logprobs-mode processed_logprobs
+    (with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment)
+
+Of a policy that is a LoRA only the adapter travels, through a folder that trainer and servers see, under a new name after
+every update: vLLM caches prefixes by the adapter's name. Full weights travel over a GPU group, by TRL's client.
+With ``colocate`` in place of ``urls`` vLLM runs in this process (:mod:`maporl.engines.vllm.colocated`).
+"""
+
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from maporl.config.schema import VLLMSection
+from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.transformers import reply_of
+from maporl.engines.vllm.colocated import HERE, ColocatedServer
+from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
+from maporl.errors import ConfigError
+from maporl.team.agents import Policy
+from trl_ext import distributed, maths
+from trl_ext.checkpoint import save_policy_weights
+from trl_ext.sampling import Sampled, number_of
+
+PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
+MOST_NATS_APART = 1.0
+"""How far the probability of the probe's next token may lie from this process's; other weights lie further."""
+
+
+class VLLMEngine(Engine):
+    """Answers with the policies' weights on vLLM servers.
+
+    Args:
+        policies, sections: by policy name; policies of one base name the same servers.
+        max_new_tokens: most tokens of an answer.
+        temperature: that of training, at which servers must count log-probabilities.
+        folder: where adapters are written for servers to read, unless their section names another.
+    """
+
+    remote = True
+    """Answers with weights of its own while those here change."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        sections: Mapping[str, VLLMSection],
+        max_new_tokens: int,
+        temperature: float,
+        folder: str | Path,
+    ):
+        self.policies, self.sections = dict(policies), dict(sections)
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        self.folder = Path(folder).resolve()
+        urls = dict.fromkeys(url for section in self.sections.values() for url in section.urls)
+        self._servers: dict[str, Server] = {url: RemoteServer(url, self._section_of(url)) for url in urls}
+        here = {name: s.colocate for name, s in self.sections.items() if s.colocate is not None}
+        if len(set(here.values())) > 1:
+            raise ConfigError(
+                f"policies {', '.join(here)}: vllm.colocate differs, and there is one vLLM in this process"
+            )
+        if here:
+            self._servers[HERE] = ColocatedServer(next(iter(here.values())), [self.policies[name] for name in here])
+        self._names: dict[str, str] = {}
+        self._versions = 0
+        self._started = False
+        self._run = distributed.broadcast_from_main(uuid.uuid4().hex[:8])
+        check_sharing(list(self.policies.values()), self.sections)
+        self._senders: dict[str, Any] = {}
+
+    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+        """One reply per request, in order; each goes to the next of its policy's servers."""
+        self.start()
+        speaking = [self.policies[r.policy] for r in requests]
+        prompts = [
+            r.transcript.hear(r.ask.messages, p.tokenizer, p.stop_ids) for r, p in zip(requests, speaking, strict=True)
+        ]
+        for request, policy, ids in zip(requests, speaking, prompts, strict=True):
+            policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
+        by_server: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            urls = places_of(self.sections[request.policy])
+            by_server.setdefault(urls[number % len(urls)], []).append(number)
+
+        def ask(url: str) -> list[Sampled]:
+            server = self._servers[url]
+            return server.answer([self._asked(requests[i], prompts[i], server, temperature) for i in by_server[url]])
+
+        answers: dict[int, Sampled] = {}
+        with ThreadPoolExecutor(len(by_server)) as pool:
+            for url, found in zip(by_server, pool.map(ask, by_server), strict=True):
+                answers |= dict(zip(by_server[url], found, strict=True))
+        return [
+            reply_of(r, p, ids, answers[i])
+            for i, (r, p, ids) in enumerate(zip(requests, speaking, prompts, strict=True))
+        ]
+
+    def start(self) -> None:
+        """Send every policy's weights, and see whom one talks to; at the first answer, unless done before."""
+        if self._started:
+            return
+        self._started = True
+        for name in sorted(self.sections):
+            self._push(name)
+            for url in places_of(self.sections[name]) if distributed.is_main() else ():
+                self._introduce(self._servers[url], name, self.policies[name])
+        distributed.barrier()
+
+    def sync(self, policy: str) -> None:
+        """Send the policy's weights, which have changed; all processes call this together."""
+        if policy in self.sections and self._started:
+            self._push(policy)
+            distributed.barrier()
+
+    def metrics(self) -> dict[str, float]:
+        """``vllm/pushed``: how often weights were sent."""
+        return {"vllm/pushed": float(self._versions)}
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def _asked(self, request: Request, prompt: list[int], server: Server, temperature: float) -> Asked:
+        section, policy = self.sections[request.policy], self.policies[request.policy]
+        seed = number_of(request.draw) % 2**63 if section.seeds and request.draw is not None else None
+        model = self._model(request.policy, server)
+        return Asked(request.label, model, prompt, self.max_new_tokens, temperature, policy.stop_ids, seed)
+
+    def _model(self, policy: str, server: Server) -> str:
+        return self._names.get(policy) or self.sections[policy].base or server.base
+
+    def _section_of(self, url: str) -> VLLMSection:
+        return next(section for section in self.sections.values() if url in section.urls)
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    def _push(self, name: str) -> None:
+        policy = self.policies[name]
+        self._versions += 1
+        if isinstance(policy.model, PeftModel):
+            self._push_adapter(name, policy)
+        elif policy.trainable:
+            self._push_weights(name, policy)
+
+    def _push_adapter(self, name: str, policy: Policy) -> None:
+        section, old = self.sections[name], self._names.get(name)
+        new = self._names[name] = f"{name}-{self._run}-{self._versions}"
+        if not distributed.is_main():
+            return
+        folder = Path(section.folder or self.folder).resolve() / new
+        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder)
+        rank = getattr(policy.model.peft_config[str(policy.adapter)], "r", "unknown")
+        for url in places_of(section):
+            server = self._servers[url]
+            if old is not None:
+                server.unload(old, f"taking back policy {name!r}")
+            server.load(new, folder, f"loading policy {name!r} (a LoRA of rank {rank})")
+        shutil.rmtree(folder)  # servers have read it
+
+    def _push_weights(self, name: str, policy: Policy) -> None:
+        """Over a GPU group, by TRL's client; not run where this was written, which had no GPU."""
+        if self.sections[name].colocate is not None:
+            raise VLLMFailure(
+                f"policy {name!r} trains all its weights, and vLLM in this process takes adapters only; give it a LoRA "
+                "(agents.NAME.lora), or a server (agents.NAME.vllm.urls)"
+            )
+        if not torch.cuda.is_available():
+            raise VLLMFailure(
+                f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a GPU group "
+                "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora), of which only the adapter travels"
+            )
+        if not distributed.is_main():
+            return
+        from trl.generation.vllm_client import VLLMClient
+
+        for url in self.sections[name].urls:
+            if url not in self._senders:
+                self._senders[url] = VLLMClient(base_url=url)
+                self._senders[url].init_communicator(device=next(policy.model.parameters()).device)
+            self._senders[url].update_model_params(policy.model)
+            self._senders[url].reset_prefix_cache()
+
+    # -- who is there ---------------------------------------------------------------------------------------------
+
+    def _introduce(self, server: Server, name: str, policy: Policy) -> None:
+        """Raise unless the server has this tokenizer and gives this policy's probabilities."""
+        model = self._model(name, server)
+        ids = policy.tokenizer.encode(PROBE, add_special_tokens=False)
+        theirs = server.tokenize(self.sections[name].base or server.base, PROBE)
+        if theirs != ids:
+            raise VLLMFailure(
+                f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; serve "
+                "the model that the policy was built from"
+            )
+        [answer] = server.answer([Asked(f"policy {name!r}", model, ids, 1, self.temperature, frozenset())])
+        with torch.no_grad(), policy.active() as own:
+            logits = own(input_ids=torch.tensor([ids], device=own.device)).logits[0, -1:].float()
+        token = torch.tensor(answer.ids, device=logits.device)
+        here = float(maths.token_logprobs(logits, token, self.temperature))
+        there = (answer.logprobs or [float("nan")])[0]
+        if abs(here - there) <= MOST_NATS_APART:
+            return
+        raw = float(maths.token_logprobs(logits, token, 1.0))
+        if self.temperature != 1.0 and abs(raw - there) <= MOST_NATS_APART / 4:
+            raise VLLMFailure(
+                f"{server.url}: gives log-probabilities before the temperature ({there:.2f}; at {self.temperature} it would be "
+                f"{here:.2f}); start it with --logprobs-mode processed_logprobs"
+            )
+        raise VLLMFailure(
+            f"{server.url}: model {model!r} gives a token the log-probability {there:.2f}, policy {name!r} here {here:.2f}; it serves "
+            "other weights than agents.NAME.model"
+        )
+
+
+def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection]) -> None:
+    """Raise where policies of different bases name one server."""
+    owners: dict[str, tuple[str, int]] = {}
+    for policy in policies:
+        base = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
+        for url in places_of(sections[policy.name]):
+            name, known = owners.setdefault(url, (policy.name, id(base)))
+            if known != id(base):
+                raise ConfigError(
+                    f"policies {name!r} and {policy.name!r} have different bases and name one server, {url}; a server has one base"
+                )
+
+
+def places_of(section: VLLMSection) -> list[str]:
+    """The servers of a policy: their URLs, or that in this process."""
+    return section.urls if section.colocate is None else [HERE]

@@ -1,0 +1,1 @@
+"""What agents act in: the games that come with maporl."""

@@ -1,0 +1,32 @@
+"""Games: small turn-based worlds for the protocol ``game``. ``GAMES`` names them all. No torch."""
+
+from typing import Any
+
+from maporl.environments.games.base import Game, IllegalMove
+from maporl.environments.games.kuhn import KuhnPoker
+from maporl.environments.games.plan_path import PlanPath
+from maporl.environments.games.prisoners import PrisonersDilemma
+from maporl.environments.games.signals import Signals
+from maporl.environments.games.text_arena import TextArena
+from maporl.environments.games.tictactoe import TicTacToe
+
+GAMES: dict[str, Any] = {
+    "tictactoe": TicTacToe,
+    "kuhn_poker": KuhnPoker,
+    "prisoners_dilemma": PrisonersDilemma,
+    "plan_path": PlanPath,
+    "signals": Signals,
+    "textarena": TextArena,
+}
+
+__all__ = [
+    "GAMES",
+    "Game",
+    "IllegalMove",
+    "KuhnPoker",
+    "PlanPath",
+    "PrisonersDilemma",
+    "Signals",
+    "TextArena",
+    "TicTacToe",
+]

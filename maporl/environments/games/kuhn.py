@@ -1,0 +1,41 @@
+"""Kuhn poker (1950): three cards, one bet, exact equilibrium known (the first player loses 1/18 a game)."""
+
+import random
+from dataclasses import dataclass
+
+from maporl.environments.games.base import Game
+
+
+@dataclass
+class KuhnPoker(Game):
+    """Each of two players puts in 1 and gets J, Q or K. ``p`` (pass) or ``b`` (bet 1), in turn: after two passes or two bets
+    the higher card takes the pot, after a bet a pass folds. Payments are what is won, times ``scale``."""
+
+    scale: float = 1.0
+    longest = 2
+
+    def reset(self, rng: random.Random) -> None:
+        self.cards = rng.sample("JQK", 2)
+        self.history = ""
+        self.won = 0.0
+
+    def to_move(self) -> tuple[int, ...]:
+        return () if self.history in ("pp", "bp", "bb", "pbp", "pbb") else (len(self.history) % 2,)
+
+    def observe(self, player: int) -> str:
+        return f"{self.cards[player]} {self.history}".rstrip()
+
+    def moves(self, player: int) -> tuple[str, ...]:
+        return ("p", "b")
+
+    def step(self, moves: dict[int, str]) -> dict[int, float]:
+        (move,) = moves.values()
+        self.history += move
+        if self.to_move():
+            return {}
+        higher = 1.0 if "JQK".index(self.cards[0]) > "JQK".index(self.cards[1]) else -1.0
+        self.won = {"pp": higher, "bp": 1.0, "bb": 2 * higher, "pbp": -1.0, "pbb": 2 * higher}[self.history]
+        return {0: self.scale * self.won, 1: -self.scale * self.won}
+
+    def success(self, player: int) -> bool | None:
+        return self.won > 0 if player == 0 else self.won < 0

@@ -1,0 +1,51 @@
+"""The iterated prisoner's dilemma, both players moving at once."""
+
+import random
+from dataclasses import dataclass
+
+from maporl.environments.games.base import Game
+
+PAYOFF = {("A", "A"): (3.0, 3.0), ("A", "B"): (0.0, 5.0), ("B", "A"): (5.0, 0.0), ("B", "B"): (1.0, 1.0)}
+
+
+@dataclass
+class PrisonersDilemma(Game):
+    """``A`` cooperates, ``B`` defects: 3 each, 1 each, or 5 for the one who alone defects and 0 for the other, divided by
+    ``divide``. A player is shown the last ``memory`` rounds as pairs, its own move first."""
+
+    rounds: int = 10
+    divide: float = 5.0
+    memory: int = 1
+
+    def __post_init__(self):
+        if self.rounds < 1 or self.divide <= 0 or self.memory < 0:
+            raise ValueError(
+                f"expected rounds >= 1, divide > 0 and memory >= 0, got {self.rounds}, {self.divide} and {self.memory}"
+            )
+
+    @property
+    def longest(self) -> int:  # type: ignore[override]
+        """One move a round."""
+        return self.rounds
+
+    def reset(self, rng: random.Random) -> None:
+        self.played: list[tuple[str, str]] = []
+
+    def to_move(self) -> tuple[int, ...]:
+        return (0, 1) if len(self.played) < self.rounds else ()
+
+    def observe(self, player: int) -> str:
+        shown = self.played[len(self.played) - min(self.memory, len(self.played)) :]
+        return " ".join(pair[player] + pair[1 - player] for pair in shown) or "-"
+
+    def moves(self, player: int) -> tuple[str, ...]:
+        return ("A", "B")
+
+    def step(self, moves: dict[int, str]) -> dict[int, float]:
+        pair = (moves[0], moves[1])
+        self.played.append(pair)
+        return {player: PAYOFF[pair][player] / self.divide for player in (0, 1)}
+
+    def success(self, player: int) -> bool | None:
+        """Whether both cooperated in the last round."""
+        return bool(self.played) and self.played[-1] == ("A", "A")

@@ -1,0 +1,48 @@
+"""A cooperative game of hidden information (Lewis 1969): one player sees a state and may only signal, the other must act."""
+
+import random
+from dataclasses import dataclass
+
+from maporl.environments.games.base import Game
+
+
+@dataclass
+class Signals(Game):
+    """Player 0 sees one of ``states`` numbers and says one of as many letters; player 1 sees the letter and guesses the
+    number. Both are paid 1 for a right guess."""
+
+    states: int = 4
+    longest = 1
+
+    def __post_init__(self):
+        if not 2 <= self.states <= 9:
+            raise ValueError(f"states: expected 2 to 9, got {self.states}")
+
+    def reset(self, rng: random.Random) -> None:
+        self.state = rng.randrange(self.states)
+        self.signal: str | None = None
+        self.guess: str | None = None
+
+    def to_move(self) -> tuple[int, ...]:
+        if self.signal is None:
+            return (0,)
+        return (1,) if self.guess is None else ()
+
+    def observe(self, player: int) -> str:
+        return str(self.state + 1) if player == 0 else str(self.signal)
+
+    def moves(self, player: int) -> tuple[str, ...]:
+        names = "abcdefghi" if player == 0 else "123456789"
+        return tuple(names[: self.states])
+
+    def step(self, moves: dict[int, str]) -> dict[int, float]:
+        ((player, move),) = moves.items()
+        if player == 0:
+            self.signal = move
+            return {}
+        self.guess = move
+        right = float(self.guess == str(self.state + 1))
+        return {0: right, 1: right}
+
+    def success(self, player: int) -> bool | None:
+        return self.guess == str(self.state + 1)

@@ -1,0 +1,62 @@
+"""Games of TextArena (https://github.com/LeonGuertler/TextArena), if it is installed: ``pip install textarena``."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from maporl.environments.games.base import Game, IllegalMove
+
+
+@dataclass
+class TextArena(Game):
+    """The environment ``env`` of TextArena, for two players who move in turn; its rewards are paid at the end.
+
+    ``longest`` moves of a player at most; a game that takes longer pays nobody.
+    """
+
+    env: str = "TicTacToe-v0"
+    longest: int = 30
+
+    def reset(self, rng: random.Random) -> None:
+        import textarena  # an optional package
+
+        self.world: Any = textarena.make(env_id=self.env)
+        self.world.reset(num_players=self.players, seed=rng.randrange(2**31))
+        self.done, self.rewards = False, dict[int, float]()
+        self.taken = 0
+        self._look()
+
+    def _look(self) -> None:
+        player, seen = self.world.get_observation()
+        self.player, self.seen = int(player), seen if isinstance(seen, str) else "\n".join(str(part) for part in seen)
+
+    def to_move(self) -> tuple[int, ...]:
+        return () if self.done or self.taken >= self.players * self.longest else (self.player,)
+
+    def observe(self, player: int) -> str:
+        return self.seen
+
+    def moves(self, player: int) -> tuple[str, ...]:
+        """TextArena judges words itself."""
+        return ()
+
+    def read(self, player: int, text: str) -> str:
+        """The words as they are."""
+        if not text.strip():
+            raise IllegalMove("nothing was said")
+        return text
+
+    def step(self, moves: dict[int, str]) -> dict[int, float]:
+        (text,) = moves.values()
+        self.done = bool(self.world.step(action=text)[0])
+        self.taken += 1
+        if not self.done:
+            self._look()
+            return {}
+        closed = self.world.close()
+        rewards = closed[0] if isinstance(closed, tuple) else closed
+        self.rewards = {int(player): float(value) for player, value in rewards.items()}
+        return self.rewards
+
+    def success(self, player: int) -> bool | None:
+        return self.rewards.get(player, 0.0) > 0

@@ -1,0 +1,61 @@
+"""Tic-tac-toe."""
+
+import random
+from dataclasses import dataclass
+
+from maporl.environments.games.base import Game
+
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+
+
+@dataclass
+class TicTacToe(Game):
+    """X (the first player) and O; cells are numbered 1 to 9 by rows. +1 for a win, -1 for a loss, ``draw`` for a draw.
+
+    ``random_opening``: so many random moves are made before the first player's.
+    """
+
+    draw: float = 0.0
+    random_opening: int = 0
+    longest = 5
+
+    def reset(self, rng: random.Random) -> None:
+        self.board = ["_"] * 9
+        for _ in range(2 * (self.random_opening // 2)):
+            free = [i for i in range(9) if self.board[i] == "_" and not self._wins_at(i)]
+            self.board[rng.choice(free)] = self._mark()
+
+    def _mark(self) -> str:
+        return "XO"[9 - self.board.count("_") & 1]
+
+    def _wins_at(self, cell: int) -> bool:
+        mark = self._mark()
+        return any(cell in line and all(self.board[i] == mark for i in line if i != cell) for line in LINES)
+
+    def winner(self) -> str | None:
+        """X, O, or None."""
+        return next(
+            (self.board[a] for a, b, c in LINES if self.board[a] == self.board[b] == self.board[c] != "_"), None
+        )
+
+    def to_move(self) -> tuple[int, ...]:
+        if self.winner() is not None or "_" not in self.board:
+            return ()
+        return ("XO".index(self._mark()),)
+
+    def observe(self, player: int) -> str:
+        rows = "/".join("".join(self.board[i : i + 3]) for i in (0, 3, 6))
+        return f"{'XO'[player]} {rows}"
+
+    def moves(self, player: int) -> tuple[str, ...]:
+        return tuple(str(i + 1) for i, cell in enumerate(self.board) if cell == "_")
+
+    def step(self, moves: dict[int, str]) -> dict[int, float]:
+        ((player, move),) = moves.items()
+        self.board[int(move) - 1] = "XO"[player]
+        if self.winner() is not None:
+            return {player: 1.0, 1 - player: -1.0}
+        return {} if "_" in self.board else {0: self.draw, 1: self.draw}
+
+    def success(self, player: int) -> bool | None:
+        return self.winner() == "XO"[player]

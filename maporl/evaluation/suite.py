@@ -1,0 +1,96 @@
+"""Evaluation over a suite of benchmarks with several samples of each question: avg@k, pass@k, maj@k. No torch.
+
+A team's answer to a question is the plurality of its agents' answers in the last turn.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from maporl.evaluation.metrics import Share, majority_credit
+from maporl.types import Dialogue, Grade
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """One benchmark: ``average`` is avg@k, ``passed`` pass@j by j, ``majority`` maj@k."""
+
+    name: str
+    questions: int
+    samples: int
+    average: Share
+    passed: dict[int, Share]
+    majority: Share
+    tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, with 95% intervals."""
+        return {
+            "benchmark": self.name,
+            "questions": self.questions,
+            "samples": self.samples,
+            f"avg@{self.samples}": _plain(self.average),
+            **{f"pass@{k}": _plain(share) for k, share in self.passed.items()},
+            f"maj@{self.samples}": _plain(self.majority),
+            "tokens": self.tokens,
+        }
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The unbiased estimate of the probability that one of k samples is right (Chen et al. 2021, arXiv 2107.03374, eq. 1):
+    ``1 - C(n - c, k) / C(n, k)``.
+
+    >>> [round(pass_at_k(4, 1, k), 4) for k in (1, 2, 4)], pass_at_k(4, 0, 4), pass_at_k(4, 4, 1)
+    ([0.25, 0.5, 1.0], 0.0, 1.0)
+    """
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def summarise(name: str, dialogues: Sequence[Dialogue], samples: int) -> SuiteResult:
+    """Measure graded dialogues, ``samples`` of each question (``Dialogue.prompt``)."""
+    questions: dict[int, list[list[Grade]]] = {}
+    for dialogue in dialogues:
+        last = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None]
+        questions.setdefault(dialogue.prompt, []).append(last)
+    total = len(questions)
+    credit = {q: [majority_credit(grades) for grades in own] for q, own in questions.items()}
+    ks = [k for k in (2**power for power in range(samples.bit_length())) if k <= samples]
+    right = [sum(c > 0.5 for c in own) for own in credit.values()]
+    return SuiteResult(
+        name,
+        total,
+        samples,
+        Share(sum(sum(own) / len(own) for own in credit.values()), total),
+        {k: Share(sum(pass_at_k(samples, c, k) for c in right), total) for k in ks},
+        Share(sum(majority_credit([g for grades in own for g in grades]) for own in questions.values()), total),
+        sum(len(u.response_ids) for d in dialogues for u in d.utterances),
+    )
+
+
+def markdown(results: Sequence[SuiteResult]) -> str:
+    """One table: a benchmark a row, shares in % with 95% Wilson intervals over questions; the mean over benchmarks last."""
+    first = results[0]
+    columns = [f"avg@{first.samples}", *(f"pass@{k}" for k in first.passed), f"maj@{first.samples}"]
+    lines = ["| benchmark | questions | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
+    for result in results:
+        shares = [result.average, *result.passed.values(), result.majority]
+        lines.append(f"| {result.name} | {result.questions} | " + " | ".join(map(_cell, shares)) + " |")
+    means = [
+        sum(shares) / len(results)
+        for shares in zip(
+            *([s.value for s in (r.average, *r.passed.values(), r.majority)] for r in results), strict=True
+        )
+    ]
+    lines.append("| mean | | " + " | ".join(f"{100 * m:.1f}" for m in means) + " |")
+    return "\n".join(lines)
+
+
+def _cell(share: Share) -> str:
+    low, high = share.interval()
+    return f"{100 * share.value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _plain(share: Share) -> dict[str, float]:
+    low, high = share.interval()
+    return {"value": share.value, "low": low, "high": high}

@@ -1,0 +1,62 @@
+"""Tables of evaluations for a terminal."""
+
+from rich.table import Table
+
+from maporl.evaluation.metrics import Evaluation, Share
+
+
+def cell(share: Share | None) -> str:
+    """``62.5% [58.2, 66.6]``."""
+    if share is None or not share.total:
+        return "-"
+    low, high = share.interval()
+    return f"{share.value:.1%} [{low:.1%}, {high:.1%}]".replace("%", "")
+
+
+def before_after(before: Evaluation | None, after: Evaluation) -> Table:
+    """Accuracy per turn and agent, before and after training."""
+    table = Table(title=f"Held-out accuracy in %, {after.questions} questions, 95% intervals")
+    for heading in ("turn", "who", "before", "after"):
+        table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
+    for number, turn in enumerate(after.turns):
+        old = before.turns[number] if before and number < len(before.turns) else None
+        rows = [(agent, old.agents.get(agent) if old else None, share) for agent, share in turn.agents.items()]
+        rows += [
+            ("all agents", old.team if old else None, turn.team),
+            ("majority", old.majority if old else None, turn.majority),
+        ]
+        for position, (who, was, now) in enumerate(rows):
+            table.add_row(
+                str(number + 1) if position == 0 else "",
+                who,
+                cell(was),
+                cell(now),
+                end_section=position == len(rows) - 1,
+            )
+    return table
+
+
+def evaluation_table(evaluation: Evaluation) -> Table:
+    """One evaluation: turns, agents, votes, agreement, flips, baselines."""
+    table = Table(title=f"{evaluation.questions} questions, {evaluation.tokens} tokens sampled, 95% intervals")
+    for heading in ("turn", "who", "accuracy in %"):
+        table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
+    for number, turn in enumerate(evaluation.turns, 1):
+        for agent, share in turn.agents.items():
+            table.add_row(str(number), agent, cell(share))
+        table.add_row(str(number), "all agents", cell(turn.team))
+        table.add_row(str(number), "majority vote", cell(turn.majority))
+        table.add_row(str(number), "agreement", cell(turn.agreement), end_section=number == len(evaluation.turns))
+    for name, share in evaluation.baselines.items():
+        table.add_row("", name, cell(share))
+    return table
+
+
+def flip_lines(evaluation: Evaluation) -> list[str]:
+    """Changes of mind between turns, a line each, with shares and their 95% intervals in %."""
+    return [
+        f"turn {n} -> {n + 1}: {f.wrong_to_right} wrong to right ({cell(f.shares()['improved'])}), "
+        f"{f.right_to_wrong} right to wrong ({cell(f.shares()['declined'])}), "
+        f"{f.stayed_right} stayed right, {f.stayed_wrong} stayed wrong"
+        for n, f in enumerate(evaluation.flips, 1)
+    ]

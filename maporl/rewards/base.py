@@ -1,0 +1,61 @@
+"""The contract of a reward source, and the error of one that fails. Imports no torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from maporl.errors import UserError
+from maporl.tasks.base import Task
+from maporl.types import Dialogue, Utterance
+
+Values = list[list[float | None]]
+"""One value for each utterance of each dialogue; None where the source does not apply."""
+
+
+class RewardFailure(UserError, RuntimeError):
+    """A reward is missing, not finite, or its source raised; names source, dialogue, agent and turn."""
+
+
+class RewardSource:
+    """One named reward: ``source(dialogues, task)`` gives one value per utterance of every dialogue.
+
+    Derive from it where a source keeps something between updates; a plain function of the same arguments serves where it does
+    not (:func:`as_source` wraps it). A source that fails raises; nothing turns a failure into 0.
+    """
+
+    learns: bool = False
+    """Whether it changes while a team is trained: then :meth:`save` and :meth:`load` make it part of checkpoints."""
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """One value for each utterance of each dialogue, or None where it does not apply."""
+        raise NotImplementedError(f"{type(self).__name__}: a reward source defines __call__(dialogues, task)")
+
+    def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
+        """Learn from this process's graded ``dialogues`` of ``update`` on ``task``; returns numbers to log. All processes call it."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """Write what :meth:`load` needs into ``folder``, which is empty."""
+
+    def load(self, folder: Path) -> None:
+        """Inverse of :meth:`save`."""
+
+
+class FunctionSource(RewardSource):
+    """A function ``(dialogues, task) -> values`` as a source."""
+
+    def __init__(self, function: Callable[[list[Dialogue], Task], Values]):
+        self.function = function
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """The function's values."""
+        return self.function(dialogues, task)
+
+
+def as_source(source: RewardSource | Callable[[list[Dialogue], Task], Values]) -> RewardSource:
+    """``source`` itself, or a function wrapped as one."""
+    return source if isinstance(source, RewardSource) else FunctionSource(source)
+
+
+def where(dialogue: Dialogue, utterance: Utterance) -> str:
+    """Names an utterance for people: agent, turn (from 1), dialogue."""
+    return f"agent {utterance.agent!r}, turn {utterance.turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"

@@ -1,0 +1,51 @@
+"""Every reward source by name, and how it is made of a configuration. Importing it imports no torch."""
+
+from collections.abc import Callable, Collection
+
+from maporl.config.schema import RewardSection
+from maporl.errors import ConfigError
+from maporl.rewards.base import FunctionSource, RewardSource
+from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
+from maporl.rewards.labels import label, near, readable
+
+
+def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
+    from maporl.rewards.verifier.source import load_verifier  # needs torch
+
+    if section.verifier is None:
+        raise ConfigError("reward.verifier: the source 'verifier' needs it; give it a model, or use the source 'label'")
+    return load_verifier(section.verifier)
+
+
+def _judge(section: RewardSection, speak: Speak | None) -> RewardSource:
+    if section.judge is None or speak is None:
+        raise ConfigError("reward.judge: the source 'judge' needs it; give it an agent, or use another source")
+    return PointwiseJudge(section.judge, speak)
+
+
+def _arena(section: RewardSection, speak: Speak | None) -> RewardSource:
+    if section.arena is None or speak is None:
+        raise ConfigError("reward.arena: the source 'arena' needs it; give it an agent, or use another source")
+    return PairwiseJudge(section.arena, speak)
+
+
+SOURCES: dict[str, Callable[[RewardSection, Speak | None], RewardSource]] = {
+    "label": lambda section, speak: FunctionSource(label),
+    "format": lambda section, speak: FunctionSource(readable),
+    "near": lambda section, speak: FunctionSource(near),
+    "verifier": _verifier,
+    "judge": _judge,
+    "arena": _arena,
+}
+"""``(reward section, speak) -> source``; ``speak`` lets agents of the team judge (:mod:`maporl.rewards.judges`)."""
+
+
+def build_sources(
+    section: RewardSection, names: Collection[str], speak: Speak | None = None
+) -> dict[str, RewardSource]:
+    """The sources called ``names``, ready to score.
+
+    Raises:
+        ConfigError: a source lacks the part of ``section`` that describes it.
+    """
+    return {name: SOURCES[name](section, speak) for name in names}

@@ -1,1 +1,0 @@
-"""The process in which untrusted snippets run; started by :mod:`maporl.rewards.sandbox`, never imported by it."""

@@ -1,0 +1,86 @@
+"""A verifier that keeps learning while the agents do, from answers whose label a rule gives (Cooper, arXiv 2508.05613).
+
+Data flow: an update's graded answers -> for each question the first right and the first wrong one -> every k updates, a
+step of ``-log sigmoid(s+ - s-)`` over the pairs gathered, s being the verifier's output before temperature and sigmoid.
+Cooper has an assistant rewrite a right answer into a wrong one; here both are the agents' own.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from maporl.rewards.verifier.encoding import TooLong, chat_of, encode
+from maporl.rewards.verifier.model import Verifier, last_outputs
+from maporl.tasks.base import Task
+from maporl.types import Dialogue
+from trl_ext.checkpoint import load_weights, read_optimizer, save_optimizer
+
+
+def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
+    """Mean of ``-log sigmoid(right - wrong)`` over pairs [N], nats (Cooper, equation 4).
+
+    >>> round(pair_loss(torch.tensor([2.0]), torch.tensor([-0.5])).item(), 4)
+    0.0789
+    """
+    return -logsigmoid(right - wrong).mean()
+
+
+class CoTraining:
+    """Trains ``verifier`` in place, all its weights, every ``every`` updates."""
+
+    def __init__(self, verifier: Verifier, every: int, learning_rate: float):
+        self.verifier, self.every = verifier, every
+        self.pairs: list[tuple[list[int], list[int]]] = []
+        verifier.model.requires_grad_(True)
+        self.optimizer = torch.optim.AdamW(verifier.model.parameters(), lr=learning_rate, weight_decay=0.0)
+
+    def after_update(self, update: int, dialogues: Iterable[Dialogue], task: Task) -> dict[str, float]:
+        """Gather this update's pairs, and learn from all gathered if it is time to; returns what to log."""
+        self.pairs += self._pairs_of(dialogues, task)
+        if update % self.every or not self.pairs:
+            return {}
+        losses = []
+        size = self.verifier.batch_size
+        for start in range(0, len(self.pairs), size):
+            rights, wrongs = zip(*self.pairs[start : start + size], strict=True)
+            outputs = last_outputs(self.verifier.model, [*rights, *wrongs])
+            loss = pair_loss(*outputs.chunk(2))
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.verifier.model.parameters(), 1.0)
+            self.optimizer.step()
+            losses.append(loss.item())
+        learned, self.pairs = len(self.pairs), []
+        return {"verifier/pair_loss": sum(losses) / len(losses), "verifier/pairs": float(learned)}
+
+    def _pairs_of(self, dialogues: Iterable[Dialogue], task: Task) -> list[tuple[list[int], list[int]]]:
+        found: dict[str, dict[bool, list[int]]] = {}
+        for dialogue in dialogues:
+            for utterance in dialogue.answers():
+                correct = utterance.grade.correct if utterance.grade else None
+                sides = found.setdefault(dialogue.example.id, {})
+                if correct is None or correct in sides:
+                    continue
+                chat = chat_of(task.question(dialogue.example), utterance.words())
+                try:
+                    sides[correct] = encode(self.verifier.tokenizer, chat, self.verifier.longest)
+                except TooLong:
+                    continue
+        return [(sides[True], sides[False]) for sides in found.values() if len(sides) == 2]
+
+    def save(self, folder: Path) -> None:
+        """The verifier and what it takes to go on training it."""
+        self.verifier.model.save_pretrained(folder)
+        self.verifier.tokenizer.save_pretrained(folder)
+        state = self.optimizer.state_dict()
+        save_optimizer(state["state"], state["param_groups"], folder, {"pairs": self.pairs})
+
+    def load(self, folder: Path) -> None:
+        """Inverse of :meth:`save`."""
+        load_weights(self.verifier.model, None, folder)
+        state, record = read_optimizer(folder)
+        self.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
+        self.pairs = [(right, wrong) for right, wrong in record["pairs"]]

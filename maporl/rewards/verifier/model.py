@@ -1,0 +1,120 @@
+"""A verifier: a causal trunk with one output, read at the last token of a chat, as a probability that it is right."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from maporl.errors import UserError
+from maporl.rewards.verifier.encoding import encode
+from maporl.types import Message
+from trl_ext.chat import Tokenizer, check_tokenizer
+
+RECORD = "verifier.json"
+"""Beside the weights of a trained verifier: ``temperature`` and what it was trained on."""
+
+
+class VerifierError(UserError, ValueError):
+    """A model that cannot serve as a verifier."""
+
+
+@dataclass
+class Verifier:
+    """Scores chats between 0 and 1: ``sigmoid(output / temperature)`` at the last token.
+
+    ``longest``: most tokens of a chat; ``record``: what ``verifier.json`` says of the model, or nothing.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    name: str
+    temperature: float = 1.0
+    longest: int | None = None
+    batch_size: int = 16
+    record: dict[str, Any] | None = None
+
+    @classmethod
+    def load(
+        cls, source: str, device: str | torch.device | None = None, dtype: str = "auto", batch_size: int = 16
+    ) -> "Verifier":
+        """From a folder or hub name of a sequence-classification model with one output."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model: Any = AutoModelForSequenceClassification.from_pretrained(source, dtype=dtype, use_safetensors=True)
+        except (OSError, ValueError) as error:
+            first_line = str(error).strip().split("\n")[0]
+            raise VerifierError(
+                f"{source!r} could not be loaded ({first_line}); give the folder or hub name of a sequence-classification "
+                "model with one output"
+            ) from error
+        if model.config.num_labels != 1:
+            raise VerifierError(f"{source!r} has {model.config.num_labels} outputs; expected a model with one")
+        check_tokenizer(tokenizer, f"verifier {source!r}")
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        record = read_record(source)
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        temperature = temperature_of(record)
+        model = model.requires_grad_(False).eval().to(device)
+        return cls(model, tokenizer, source, temperature, longest, batch_size, record)
+
+    def score(self, chats: list[list[Message]]) -> list[float]:
+        """The probability that the last message of each chat is right, in order."""
+        return self.score_ids([encode(self.tokenizer, chat, self.longest) for chat in chats])
+
+    @torch.no_grad()
+    def score_ids(self, rows: list[list[int]], batch_size: int | None = None) -> list[float]:
+        """Scores of encoded chats; rows of like length share a forward, and padding changes nothing."""
+        size = batch_size or self.batch_size
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        scores = [0.0] * len(rows)
+        for start in range(0, len(order), size):
+            chunk = order[start : start + size]
+            outputs = last_outputs(self.model, [rows[i] for i in chunk])
+            for index, value in zip(chunk, (outputs / self.temperature).sigmoid().tolist(), strict=True):
+                scores[index] = value
+        return scores
+
+    def digest(self) -> str:
+        """SHA-256 over the names and bytes of the weights: tells one verifier from another."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def read_record(source: str) -> dict[str, Any] | None:
+    """What was written beside the weights in a folder, if anything was."""
+    path = Path(source) / RECORD
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def temperature_of(record: dict[str, Any] | None) -> float:
+    """What outputs are divided by before the sigmoid."""
+    return float((record or {}).get("temperature", 1.0))
+
+
+def token_outputs(model: Any, input_ids: Tensor) -> Tensor:
+    """The model's output [N, T] at every token of right-padded rows, float32.
+
+    Right padding needs no mask: in a causal model no real token sees a later column.
+    """
+    trunk = getattr(model, model.base_model_prefix)
+    return model.score(trunk(input_ids=input_ids, use_cache=False).last_hidden_state).squeeze(-1).float()
+
+
+def last_outputs(model: Any, rows: list[list[int]]) -> Tensor:
+    """The model's output [N] at the last token of each row."""
+    width = max(map(len, rows))
+    device = next(model.parameters()).device
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+    last = torch.tensor([len(row) - 1 for row in rows], device=device)
+    trunk = getattr(model, model.base_model_prefix)
+    hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
+    return model.score(hidden[torch.arange(len(rows), device=device), last]).squeeze(-1).float()

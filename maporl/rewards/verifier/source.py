@@ -1,0 +1,122 @@
+"""The verifier as a reward source: scores of question and answer, checked before anything is learned from them."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from maporl.config.schema import VerifierSection
+from maporl.errors import ConfigError
+from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, Values, where
+from maporl.rewards.verifier.client import VerifierClient, server_urls
+from maporl.rewards.verifier.cotraining import CoTraining
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.model import Verifier, VerifierError
+from maporl.tasks.base import Task
+from maporl.types import Dialogue, Message, Utterance
+
+Scores = Callable[[list[list[Message]]], Sequence[float]]
+
+
+def load_verifier(section: VerifierSection) -> RewardSource:
+    """The source that ``reward.verifier`` describes: served if there are URLs, else in this process, loaded once."""
+    urls = server_urls(section)
+    if urls:
+        return ServedVerifier(VerifierClient(section, urls), section.on_failure == "label")
+    if section.model is None:
+        raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
+    if section.learn_every:
+        return LearningVerifier(section, section.model)
+    return verifier_source(_loaded(section.model, section.batch_size).score, section.model)
+
+
+def verifier_source(scores_of: Scores, name: str) -> RewardSource:
+    """A reward source of anything that scores chats; ``name`` names it in errors."""
+
+    def score(dialogues: list[Dialogue], task: Task) -> Values:
+        asked = [(d, u) for d in dialogues for u in d.utterances]
+        chats = [chat_of(task.question(d.example), u.words()) for d, u in asked]
+        scores = iter(checked(scores_of(chats), asked, name))
+        return [[next(scores) for _ in d.utterances] for d in dialogues]
+
+    return FunctionSource(score)
+
+
+class ServedVerifier(RewardSource):
+    """A reward source that asks servers. ``label``: answers that no server scored get the grader's 1 or 0 instead."""
+
+    def __init__(self, client: VerifierClient, label: bool):
+        self.client, self.label = client, label
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        asked = [(d, u) for d in dialogues for u in d.utterances]
+        chats = [chat_of(task.question(d.example), u.words()) for d, u in asked]
+        outcomes = self.client.scores(chats, [d.example.answer for d, _ in asked])
+        missing = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, RewardFailure)]
+        if missing and not self.label:
+            dialogue, utterance = asked[missing[0]]
+            raise RewardFailure(f"{outcomes[missing[0]]}; no score for {where(dialogue, utterance)}")
+        scores = [math.nan if isinstance(outcome, RewardFailure) else outcome for outcome in outcomes]
+        grades = task.grade_many([asked[i][0].example for i in missing], [asked[i][1].words() for i in missing])
+        for index, grade in zip(missing, grades, strict=True):
+            if grade.correct is None:
+                raise RewardFailure(
+                    f"{outcomes[index]}; and {where(*asked[index])} has no label either: {grade.reason}"
+                )
+            scores[index] = float(grade.correct)
+        self.client.count("labelled", len(missing))
+        found = iter(checked(scores, asked, " or ".join(self.client.urls)))
+        return [[next(found) for _ in d.utterances] for d in dialogues]
+
+    def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
+        """What happened since the last update: requests, retries, waits, ejected servers, answers labelled instead."""
+        return {f"verifier/{name}": float(value) for name, value in self.client.take_counts().items()}
+
+
+class LearningVerifier(RewardSource):
+    """A reward source in this process that learns from what it scored; see :mod:`maporl.rewards.verifier.cotraining`."""
+
+    learns = True
+
+    def __init__(self, section: VerifierSection, model: str):
+        verifier = _load(model, section.batch_size)
+        self.score = verifier_source(verifier.score, model)
+        self.learning = CoTraining(verifier, section.learn_every, section.learning_rate)
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """The verifier's scores, as it is now."""
+        return self.score(dialogues, task)
+
+    def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
+        """Gather pairs of right and wrong answers, and learn from them where it is time to."""
+        return self.learning.after_update(update, dialogues, task)
+
+    def save(self, folder: Path) -> None:
+        """The verifier and what it takes to go on training it."""
+        self.learning.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Inverse of :meth:`save`."""
+        self.learning.load(folder)
+
+
+def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], name: str) -> Sequence[float]:
+    """``scores`` if there is one for each answer and each is in [0, 1]; else an error that names the verifier."""
+    if len(scores) != len(asked):
+        raise RewardFailure(f"verifier {name}: expected {len(asked)} scores, got {len(scores)}")
+    for score, (dialogue, utterance) in zip(scores, asked, strict=True):
+        if not 0.0 <= score <= 1.0:  # also where it is NaN
+            raise RewardFailure(
+                f"verifier {name}: expected scores in [0, 1], got {score} for {where(dialogue, utterance)}"
+            )
+    return scores
+
+
+def _load(source: str, batch_size: int) -> Verifier:
+    try:
+        return Verifier.load(source, batch_size=batch_size)
+    except VerifierError as error:
+        raise ConfigError(f"reward.verifier.model: {error}") from error
+
+
+_loaded = cache(_load)

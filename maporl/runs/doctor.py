@@ -1,0 +1,128 @@
+"""What this machine has, what is missing for which feature, and the command that installs it: ``maporl doctor``."""
+
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+PACKAGES = ("maporl", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "sympy", "numpy", "pydantic")
+FEATURES = (
+    ("rollouts by vLLM servers, agents behind an API", "openai", "api"),
+    ("rollouts by vLLM in the trainer's process", "vllm", "vllm"),
+    ("DeepSpeed ZeRO", "deepspeed", "deepspeed"),
+    ("8-bit optimizer, 4-bit models", "bitsandbytes", "quantized"),
+    ("reward server", "fastapi", "server"),
+    ("TextArena games", "textarena", "games"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of ``maporl doctor``; ``state``: fine, missing (a feature does not work), or broken (nothing does)."""
+
+    what: str
+    state: Literal["fine", "missing", "broken"]
+    detail: str
+
+
+def examine() -> list[Finding]:
+    """Everything that is looked at, in order."""
+    versions = _versions()
+    torch_works = all(found.state == "fine" for found in versions if found.what == "torch")
+    return [*versions, *(_devices() if torch_works else []), *_features(), *_surroundings()]
+
+
+def _versions() -> list[Finding]:
+    found = [Finding("python", "fine", f"{platform.python_version()}, {sys.executable}")]
+    for package in PACKAGES:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(package)
+            found.append(Finding(package, "fine", version(package)))
+        except PackageNotFoundError:
+            found.append(Finding(package, "fine", "not installed as a package: this is a checkout"))
+        except Exception as error:  # whatever a broken installation throws
+            found.append(
+                Finding(
+                    package,
+                    "broken",
+                    f"{type(error).__name__}: {' '.join(str(error).split())[:200]}; pip install {package}",
+                )
+            )
+    return found
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    threads = Finding("processor", "fine", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return [
+            threads,
+            *(Finding(f"GPU {i}", "fine", f"{p.name}, {p.total_memory / 2**30:.0f} GiB") for i, p in enumerate(names)),
+        ]
+    why = "torch is a build for CPUs" if torch.version.cuda is None else "no driver or no device"
+    return [threads, Finding("GPU", "missing", f"none ({why}); tiny and small models train on the processor")]
+
+
+def _features() -> list[Finding]:
+    found = []
+    for what, package, extra in FEATURES:
+        if importlib.util.find_spec(package) is not None:
+            found.append(Finding(what, "fine", f"{package} {_version(package)}"))
+        else:
+            found.append(Finding(what, "missing", install(extra)))
+    from maporl.sandbox.bubblewrap import find_bubblewrap
+
+    program, why = find_bubblewrap()
+    detail = (
+        str(program) if program else f"{why}; {install('sandbox')} (without it, code runs in a restricted process only)"
+    )
+    return [*found, Finding("sandbox inside bubblewrap", "fine" if program else "missing", detail)]
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra: from the checkout, where maporl was installed from one."""
+    try:
+        source = json.loads(distribution("maporl").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        source = {}
+    if not source.get("dir_info", {}).get("editable"):
+        return f"pip install 'maporl[{extra}]'"
+    return f"pip install -e '{url2pathname(urlsplit(source['url']).path)}[{extra}]'"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def _surroundings() -> list[Finding]:
+    from huggingface_hub import constants, get_token
+
+    home = Path(os.path.expanduser("~"))
+    there = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    hub = (
+        "offline (HF_HUB_OFFLINE)"
+        if constants.HF_HUB_OFFLINE
+        else f"online, {'logged in' if get_token() else 'not logged in (hf auth login)'}"
+    )
+    return [
+        Finding("hub", "fine", f"{hub}; cache {constants.HF_HUB_CACHE}"),
+        Finding("disk", "fine" if free > 5 else "missing", f"{free:.0f} GB free in {there}"),
+    ]

@@ -1,0 +1,225 @@
+"""Whole teams to the hub: adapters or models per policy, heads, the configuration, and a card with the results."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import yaml
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from maporl.team.pretrained import first_line
+from maporl.report.failures import failures
+from maporl.report.page import payload, render, results
+from maporl.report.read import Run, read_run
+from maporl.errors import RunError
+from maporl.report.story import story
+
+EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
+TEXTS = (".json", ".md", ".jinja", ".txt")
+PATHS = ("model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "folder")
+ADDRESSES = ("base_url", "urls")
+"""The keys of a configuration whose values may name places of the machine or of its network."""
+
+_CARD = """---
+{data}
+---
+
+# {name}
+
+A team of language models that talk to each other, trained together with `maporl`.
+
+{story}
+
+{failures}
+
+{results}
+
+## Use
+
+```python
+from maporl import Team
+
+team = Team.from_pretrained("{name}")  # to evaluate, play with, or train further
+```
+
+```bash
+maporl play {name}    # take a seat at the table
+maporl eval {name}    # held-out accuracy per turn
+```
+
+Each policy's folder is a model (or an adapter) of its own: {policies}. `value_head.safetensors` is a critic's head, needed only to go
+on training. `config.yaml` is the whole configuration of the run, `report.html` its report.
+
+## Method
+
+Multi-agent PPO on dialogues: protocol `{protocol}`, task `{task}`, {updates} updates; objective `{objective}`, KL coefficient {kl_coef}.
+
+## Citation
+
+MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Large Language Models with Reinforcement Learning*, ACL
+2025, arXiv:2502.18439.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pushed:
+    """What a push holds: its address, (path, bytes) of its files, and what everybody can read, or cannot, in them."""
+
+    address: str
+    files: list[tuple[str, int]]
+    notes: list[str]
+
+
+def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
+    """Upload the team of a finished run as ``name``. With ``dry_run`` nothing leaves this machine. What a repository holds besides
+    stays. Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise RunError(f"{name!r}: is no hub name ({first_line(error)}); expected ORG/NAME") from None
+    if "/" not in name:
+        raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
+    record = read_run(run)
+    if not (record.folder / "final").is_dir() or not record.config:
+        raise RunError(f"{run}: has no final weights and config.yaml; push a run that has ended")
+    contents, notes = pack(record, name)
+    files = [(path, len(c) if isinstance(c, bytes) else c.stat().st_size) for path, c in sorted(contents.items())]
+    address = f"https://huggingface.co/{name}"
+    if dry_run:
+        return Pushed(address, files, notes)
+    try:
+        api = HfApi()
+        repository = api.create_repo(name, private=private, exist_ok=True).repo_id
+        operations = [CommitOperationAdd(path, c if isinstance(c, bytes) else str(c)) for path, c in contents.items()]
+        done = api.create_commit(repository, operations, commit_message="Team trained with maporl")
+        address = str(done.repo_url)
+    except LocalTokenNotFoundError:
+        raise RunError(f"{name}: nobody is logged in; run: hf auth login") from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise RunError(
+            f"{name}: could not be pushed ({first_line(error)}); an empty repository may have been made"
+        ) from None
+    return Pushed(address, files, notes)
+
+
+def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
+    """The repository: by path, a file's new content, or the file that goes there as it is; and what is to be noted."""
+    final = run.folder / "final"
+    policies = sorted(path.name for path in final.iterdir() if path.is_dir())
+    if not policies:
+        raise RunError(f"{final}: holds no policy; push a run that has ended")
+    places: dict[str, str] = {}
+    config = _public({**run.config, "output_dir": name.split("/")[1]}, places)
+    for section in config.get("agents", {}).values():
+        if section.get("engine") == "vllm":  # a server of the one who trained
+            section |= {"engine": "transformers", "vllm": None}
+    shown = dataclasses.replace(run, config=config)
+    contents: dict[str, bytes | Path] = {
+        "config.yaml": yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode(),
+        "report.html": render(payload([shown])).encode(),
+        "README.md": card(shown, name, policies).encode(),
+    }
+    contents |= {file: run.folder / file for file in EVALUATIONS if (run.folder / file).is_file()}
+    for file in (file for policy in policies for file in sorted((final / policy).rglob("*")) if file.is_file()):
+        contents[str(file.relative_to(final))] = _public_text(file, name, places) if file.suffix in TEXTS else file
+    bases = [
+        n
+        for n, s in config.get("agents", {}).items()
+        if s.get("model") in places.values() and (s.get("lora") or not s.get("trainable", True))
+    ]
+    notes = [f"taken out: {place}" for place in places]
+    notes += [
+        f"agents.{n}: its base is a folder of this machine; who loads the team must give agents.{n}.model"
+        for n in bases
+    ]
+    notes += [f"everybody can read: {address}" for address in _addresses(config)]
+    return contents, [*notes, f"everybody can read: the {run.recorded} recorded dialogues, in report.html"]
+
+
+def _public(value: Any, places: dict[str, str], key: str = "") -> Any:
+    """``value`` without paths of this machine, of which the last part stays, and without credentials in addresses. ``places``
+    collects what was replaced, and by what."""
+    if isinstance(value, dict):
+        return {name: _public(own, places, name) for name, own in value.items()}
+    if isinstance(value, list):
+        return [_public(own, places, key) for own in value]
+    public = value
+    if key in ADDRESSES and isinstance(value, str):
+        parts = urlsplit(value)
+        public = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    elif key in PATHS and isinstance(value, str) and value.startswith(("/", "~")):
+        public = Path(value).name
+    if public != value:
+        places[value] = public
+    return public
+
+
+def _public_text(file: Path, name: str, places: dict[str, str]) -> bytes:
+    """A policy's text file, without ``places``, and with the address that the policy has now."""
+    text, policy = file.read_text(encoding="utf-8"), file.parent.name
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, places[place])
+    if file.name == "README.md":
+        text = re.sub(r"^(?:base_model:.*\n)(?:- .*\n)*", _hub_names, text, flags=re.MULTILINE)
+        text = text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")')
+    return text.encode()
+
+
+def _hub_names(found: re.Match[str]) -> str:
+    """The front matter's base models, those that the hub may know."""
+    bases = yaml.safe_load(found[0])["base_model"]
+    known = [base for base in ([bases] if isinstance(bases, str) else bases or []) if _hub_name(base)]
+    return yaml.safe_dump({"base_model": known}) if known else ""
+
+
+def _hub_name(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+
+
+def _addresses(value: Any, at: str = "") -> list[str]:
+    """The addresses of a configuration."""
+    if isinstance(value, dict):
+        return [found for key, own in value.items() for found in _addresses(own, f"{at}.{key}" if at else str(key))]
+    if isinstance(value, list):
+        return [found for own in value for found in _addresses(own, at)]
+    return [f"{at}={value}"] if value and at.split(".")[-1] in ADDRESSES else []
+
+
+def card(run: Run, name: str, policies: list[str]) -> str:
+    """The README of a pushed team."""
+    config = run.config
+    bases = sorted({a["model"] for a in run.agents().values() if _hub_name(a.get("model") or "")})
+    data = ModelCardData(
+        library_name="maporl",
+        base_model=bases or None,
+        tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
+    )
+    told = "\n\n".join(f"**{part['title']}** {part['text']}" for part in story(run))
+    failed = failures(run)
+    lines = "\n".join(f"- {line['text']}" for line in failed["lines"])
+    return _CARD.format(
+        data=data.to_yaml(),
+        name=name,
+        story=told,
+        failures=f"**Where it still fails** (of {failed['scope']}):\n\n{lines}" if lines else "",
+        results=_results(run),
+        policies=", ".join(f"`{policy}`" for policy in policies),
+        protocol=(config.get("protocol") or {}).get("name"),
+        task=(config.get("task") or {}).get("name"),
+        updates=config.get("updates"),
+        objective=(config.get("ppo") or {}).get("objective"),
+        kl_coef=(config.get("ppo") or {}).get("kl_coef"),
+    )
+
+
+def _results(run: Run) -> str:
+    """The table of the report."""
+    shown = [(row, row["after"]) for row in results(run) if row["after"] and row["after"]["value"] is not None]
+    if not shown:
+        return ""
+    rows = [f"| {r['turn']} | {r['who']} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for r, s in shown]
+    return "\n".join(["| turn | who | right, held out | 95% interval |", "|---|---|---|---|", *rows])

@@ -1,0 +1,1 @@
+"""A sandbox for Python that nobody has read: code of data sets, of models, of tools."""

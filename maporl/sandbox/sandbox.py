@@ -1,0 +1,294 @@
+"""Runs untrusted Python: data sets whose labels are programs, and answers that are.
+
+    with Sandbox() as sandbox:
+        sandbox.run("def f(): return 6 * 7", "f")  # Outcome(value=42, reason='ok')
+
+A snippet gets no network, no files, no environment, no other processes, and no more time, memory or output than
+:class:`Limits` allows. It runs in a fork of a worker process (:mod:`maporl.sandbox.sandboxed.worker`) behind three
+walls: a restricted Python, an audit hook and kernel limits. Where bubblewrap works, the worker itself is locked into
+namespaces without network, home folder or view of other processes (``kind`` is ``bubblewrap``, else ``restricted``).
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from maporl.errors import UserError
+from maporl.sandbox.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
+from maporl.storage.disk_cache import DiskCache, cache_folder
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["bubblewrap", "restricted"]
+REASONS = ("ok", "source", "syntax", "forbidden", "no_value", "timeout", "cpu", "memory", "output", "killed")
+"""And ``error:<built-in exception>``. ``source``: not a text, blank, or too long; ``no_value``: no such function, or what
+it returned is None, not finite or no JSON value; ``output``: printed or returned too much; ``killed``: died otherwise."""
+
+_LOADING_SECONDS = 60.0
+_GRACE_SECONDS = 5.0
+"""How much later than a snippet's own limit the worker itself is given up."""
+_SAVE_EVERY = 500
+_UNCACHED = ("timeout", "killed")
+"""These depend on what else the machine was doing."""
+
+
+class SandboxError(UserError, RuntimeError):
+    """The sandbox itself cannot work here; never a snippet's fault."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one snippet may use.
+
+    ``cpu_seconds`` of CPU time (whole seconds), ``wall_seconds`` of waiting, ``memory_mb`` MiB of address space
+    (of which the interpreter takes about 40), ``output_bytes`` printed, and as many returned as JSON, ``source_bytes``.
+    """
+
+    cpu_seconds: int = 2
+    wall_seconds: float = 10.0
+    memory_mb: int = 256
+    output_bytes: int = 65536
+    source_bytes: int = 100_000
+
+    def __post_init__(self):
+        for name, least in (("cpu_seconds", 1), ("wall_seconds", 0.01), ("memory_mb", 64), ("output_bytes", 256), ("source_bytes", 1)):  # fmt: skip
+            if getattr(self, name) < least:
+                raise ValueError(f"Limits.{name}: expected at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a snippet: the JSON ``value`` it returned if ``reason`` is "ok", else None and one of ``REASONS``."""
+
+    value: Any
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the snippet ran to its end."""
+        return self.reason == "ok"
+
+
+class Sandbox:
+    """Runs snippets one after another in one worker process, which starts with the first of them.
+
+    ``kind``: "auto" takes bubblewrap where it works. ``cache``: True keeps verdicts in the user's cache folder
+    (``$MAPORL_CACHE``, else ``~/.cache/maporl``), a path in that folder, False nowhere. Use it as a context manager, or
+    call :meth:`close`; threads take turns.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        kind: Literal["auto", "bubblewrap", "restricted"] = "auto",
+        cache: bool | Path = True,
+    ):
+        if find_spec("resource") is None:
+            raise SandboxError(
+                f"running untrusted code needs POSIX resource limits, which {sys.platform} lacks; use Linux"
+            )
+        self.limits = limits or Limits()
+        bubblewrap, why = find_bubblewrap() if kind != "restricted" else (None, "as asked")
+        if kind == "bubblewrap" and bubblewrap is None:
+            raise SandboxError(f"kind='bubblewrap' was asked for, but {why}; use kind='auto' or 'restricted'")
+        self.kind: Kind = "restricted" if bubblewrap is None else "bubblewrap"
+        _log_once(self.kind, why)
+        self._command = (
+            [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else worker_command(WORKER.parent)
+        )
+        self._cache = None if cache is False else DiskCache(cache_folder() if cache is True else cache)
+        self._lock = threading.Lock()
+        self._worker: subprocess.Popen | None = None
+        self._owner = os.getpid()
+        self._stop: Callable[[], Any] = lambda: None
+
+    def run(self, code: Any, call: str | None = None) -> Outcome:
+        """Run ``code``, then call its function ``call`` without arguments, if given; the value is what that returns."""
+        return self.run_many([code], call)[0]
+
+    def run_many(self, codes: Sequence[Any], call: str | None = None) -> list[Outcome]:
+        """:meth:`run` for each of ``codes``; equal ones run once, known ones not at all."""
+        if call is not None and not call.isidentifier():
+            raise ValueError(f"call: expected the name of a function that the snippet defines, got {call!r}")
+        keys = [self._key(code, call) if self._is_source(code) else None for code in codes]
+        known: dict[str | None, Outcome] = {None: Outcome(None, "source")}
+        if self._cache:
+            found = self._cache.get(list({key for key in keys if key is not None}))
+            known |= {key: Outcome(**record) for key, record in found.items()}
+        fresh: list[tuple[str, dict[str, Any]]] = []
+        try:
+            for key, code in zip(keys, codes, strict=True):
+                if key is None or key in known:
+                    continue
+                known[key] = self._run(code, call)
+                if known[key].reason not in _UNCACHED:
+                    fresh.append((key, asdict(known[key])))
+                if len(fresh) >= _SAVE_EVERY:
+                    self._save(fresh)
+        finally:
+            self._save(fresh)
+        return [known[key] for key in keys]
+
+    def close(self) -> None:
+        """End the worker and everything it started; the next snippet starts a new one."""
+        self._stop()
+        self._worker = None
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    # -- one snippet --------------------------------------------------------------------------------------------------
+
+    def _is_source(self, code: Any) -> bool:
+        return isinstance(code, str) and bool(code.strip()) and len(code) <= self.limits.source_bytes
+
+    def _key(self, code: str, call: str | None) -> str:
+        parts = [code, call, asdict(self.limits), self.kind, _version()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _save(self, fresh: list[tuple[str, dict[str, Any]]]) -> None:
+        if self._cache and fresh:
+            self._cache.put(fresh)
+        fresh.clear()
+
+    def _run(self, code: str, call: str | None) -> Outcome:
+        request = json.dumps({"code": code, "call": call}).encode()
+        with self._lock:
+            outcome = self._exchange(request)
+            if (
+                outcome.reason == "killed"
+            ):  # the worker may have died of something else; a snippet that kills does so again
+                outcome = self._exchange(request)
+        return outcome
+
+    def _exchange(self, request: bytes) -> Outcome:
+        """Ask the worker; after anything but a plain verdict it is replaced, with all that the snippet may have left."""
+        worker = self._running()
+        deadline = time.monotonic() + self.limits.wall_seconds + _GRACE_SECONDS
+        try:
+            _send(worker.stdin, request, deadline)
+            outcome = _decode(_receive(worker.stdout, deadline))
+        except _Lost as lost:
+            outcome = Outcome(None, str(lost))
+        except BaseException:  # an interrupted exchange would leave its answer to the next snippet
+            self.close()
+            raise
+        if outcome.reason in _UNCACHED:
+            self.close()
+        return outcome
+
+    def _running(self) -> subprocess.Popen:
+        """The worker, started if there is none; a fork of this process gets one of its own."""
+        if self._worker is None or self._owner != os.getpid():
+            # LD_LIBRARY_PATH: some interpreters do not start without. The hash seed makes the order of sets repeatable.
+            kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+            self._worker = subprocess.Popen(
+                [*self._command, json.dumps(asdict(self.limits))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                env={"PYTHONHASHSEED": "0", **kept}, cwd="/", start_new_session=True, bufsize=0,
+            )  # fmt: skip
+            self._owner = os.getpid()
+            self._stop = weakref.finalize(self, _end, self._worker, self._owner)
+            try:
+                _receive(self._worker.stdout, time.monotonic() + _LOADING_SECONDS)
+            except _Lost as lost:
+                self.close()
+                raise SandboxError(
+                    f"the worker of the {self.kind} sandbox did not start ({lost}); run it by hand to see why: "
+                    f"{' '.join(self._command[:-2])} ..."
+                ) from None
+        return self._worker
+
+
+class _Lost(Exception):
+    """The worker is gone ("killed") or did not answer in time ("timeout")."""
+
+
+def _send(stream: Any, payload: bytes, deadline: float) -> None:
+    frame = struct.pack(">I", len(payload)) + payload
+    while frame:
+        _wait(stream, select.POLLOUT, deadline)
+        try:
+            sent = os.write(stream.fileno(), frame[: select.PIPE_BUF])  # so much never blocks
+        except BrokenPipeError:
+            raise _Lost("killed") from None
+        frame = frame[sent:]
+
+
+def _receive(stream: Any, deadline: float) -> bytes:
+    header = _receive_bytes(stream, 4, deadline)
+    return _receive_bytes(stream, struct.unpack(">I", header)[0], deadline)
+
+
+def _receive_bytes(stream: Any, count: int, deadline: float) -> bytes:
+    received = b""
+    while len(received) < count:
+        _wait(stream, select.POLLIN, deadline)
+        piece = os.read(stream.fileno(), count - len(received))
+        if not piece:
+            raise _Lost("killed")
+        received += piece
+    return received
+
+
+def _wait(stream: Any, event: int, deadline: float) -> None:
+    poller = select.poll()
+    poller.register(stream, event)
+    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise _Lost("timeout")
+
+
+def _decode(payload: bytes) -> Outcome:
+    """A verdict; one that is malformed was not written by the worker's own code."""
+    try:
+        record = json.loads(payload)
+        reason, value = record["reason"], record["value"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Outcome(None, "killed")
+    if reason not in REASONS and not re.fullmatch(r"error:[A-Za-z]{1,40}", str(reason)):
+        return Outcome(None, "killed")
+    return Outcome(value if reason == "ok" else None, reason)
+
+
+def _end(worker: subprocess.Popen, owner: int) -> None:
+    """Kill the worker's process group, and reap it; a fork of the owner leaves it alone."""
+    if os.getpid() != owner:
+        return
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        os.killpg(worker.pid, signal.SIGKILL)
+    for stream in (worker.stdin, worker.stdout):
+        if stream is not None:
+            stream.close()
+    worker.wait()
+
+
+@functools.cache
+def _log_once(kind: str, why: str) -> None:
+    logger.info("sandbox for untrusted code: %s (%s)", kind, why)
+
+
+@functools.cache
+def _version() -> str:
+    """Changes with the worker's sources and with Python, on which verdicts depend."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(WORKER.glob("*.py")))
+    return f"{sys.version_info.major}.{sys.version_info.minor} {hashlib.sha256(sources.encode()).hexdigest()}"

@@ -1,0 +1,73 @@
+"""The run folder: ``config.yaml``, ``metrics.jsonl``, ``dialogues.jsonl``. Nothing of an earlier run is overwritten."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from maporl.errors import UserError
+from maporl.storage.jsonl import whole_lines
+from maporl.types import Dialogue, to_json
+from trl_ext import distributed
+
+
+class RunExists(UserError, RuntimeError):
+    """The output folder holds another run."""
+
+
+class RunFolder:
+    """Writes records as they come; each line is whole or absent after a crash and a rewind. Only the main process writes."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.dialogues = self.path / "dialogues.jsonl"
+        self._checked = False
+
+    def must_be_new(self) -> None:
+        """Raise if the folder holds records that this run did not write."""
+        if not self._checked and distributed.is_main() and (self.metrics.exists() or self.dialogues.exists()):
+            raise RunExists(
+                f"{self.path}: holds another run, and nothing is overwritten; go on with it (--resume, or "
+                "train(resume_from_checkpoint=True)), or choose another output_dir"
+            )
+        self._checked = True
+
+    def add_metrics(self, step: int, values: dict[str, Any]) -> None:
+        """One line of numbers; a run that starts in another run's folder fails here at the latest."""
+        if not self._checked:
+            self.must_be_new()
+        self._append(self.metrics, [json.dumps({"step": step, **values})])
+
+    def add_dialogues(self, step: int, dialogues: list[Dialogue]) -> None:
+        """One line for each dialogue."""
+        if not self._checked:
+            self.must_be_new()
+        self._append(self.dialogues, [json.dumps({"step": step, **json.loads(to_json(d))}) for d in dialogues])
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines of ``metrics.jsonl``."""
+        return [record for _, record in whole_lines(self.metrics)]
+
+    def read_dialogues(self) -> list[dict[str, Any]]:
+        """All whole lines of ``dialogues.jsonl``; none where there is no such file."""
+        return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
+
+    def rewind(self, step: int) -> None:
+        """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
+        self._checked = True
+        for path in (self.metrics, self.dialogues):
+            if path.exists() and distributed.is_main():
+                kept = [json.dumps(record) for _, record in whole_lines(path) if record["step"] <= step]
+                replacement = path.with_suffix(".tmp")
+                replacement.write_text("".join(line + "\n" for line in kept))
+                replacement.replace(path)
+
+    def _append(self, path: Path, lines: list[str]) -> None:
+        if not distributed.is_main():
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(line + "\n" for line in lines)
+        except OSError as error:  # a write's own error names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,0 +1,74 @@
+"""Labels of a classification: the one that a text asserts."""
+
+import re
+from collections.abc import Sequence
+
+from maporl.tasks.grading.answers import CLAUSES, boxed, marked
+from maporl.types import Grade
+
+_NEGATION = re.compile(
+    r"\b(?:not|cannot|neither|nor|no|non|never|none|without|wrong|incorrect|false|untrue|unlikely|impossible|hardly|"
+    r"barely|scarcely|rather than|instead of|anything but|all but|far from|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|"
+    r"except|unless|lack(?:s|ing)?|fail(?:s|ed)?|absent|den(?:y|ies|ied)|doubt(?:s|ful)?|"
+    r"(?:do|does|did|is|are|was|were|ca|wo|would|could|should)nt)\b|n['’]t\b|\?"
+)
+_NOTHING_BUT_NEGATION = re.compile(
+    r"[\s*_]*(?:(?:is|that is|that's|this is)\s+)?(?:not|no|wrong|incorrect|false)[\s*_]*"
+)
+_NEGATION_GOES_ON = re.compile(
+    r"(?:\bnot|n['’]t|\bcannot|\bnever|\bneither|\b(?:not|never|cannot|n['’]t)\b.*\b(?:that|be|is|an?|the|think|say|believe"
+    r"|really|necessarily|strictly))\s*$"
+)
+_REASON = re.compile(r"\b(?:because|since|as)\b")
+
+
+def find_label(text: str, labels: Sequence[str]) -> str | None:
+    """The one label that ``text`` asserts: whole words, the final answer if marked, negated mentions set aside.
+
+    A mention is negated by a word like "not" or "wrong" in its clause, unless that word only belongs to a reason given
+    after it.
+
+    >>> nli = ("entailment", "neutral", "contradiction")
+    >>> find_label("not entailment, it is a contradiction", nli)
+    'contradiction'
+    >>> find_label("neither entailment nor neutral but contradiction", nli)
+    'contradiction'
+    >>> find_label("It could be neutral.\\nAnswer: Entailment because it is not open", nli)
+    'entailment'
+    >>> find_label("neutral or contradiction", nli) is None, find_label("contradictions abound", nli) is None
+    (True, True)
+    >>> find_label("This is not necessarily entailment.", nli) is None, find_label("entailment is wrong", nli) is None
+    (True, True)
+    >>> find_label("I don't think the answer is neutral", nli) is None, find_label("It is not, I think, neutral", nli) is None
+    (True, True)
+    >>> [find_label(text, ("yes", "no")) for text in ("yes", "No.", "yes or no", "not yes")]
+    ['yes', 'no', None, None]
+    """
+    mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
+    where = boxed(text)
+    if where is None:
+        named = [f"{before} {written}" for before, written in marked(text) if mention.search(written.lower())]
+        where = named[-1] if named else text
+    clauses = CLAUSES.split(where.lower())
+    found, carried = set(), False
+    for clause, following in zip(clauses, [*clauses[1:], ""], strict=True):
+        mentions = list(mention.finditer(clause))
+        others = mention.sub(lambda match: "_" * len(match.group()), clause)  # "no" may itself be a label
+        taken_back = carried or _NOTHING_BUT_NEGATION.fullmatch(mention.sub("_", following))
+        for match in mentions:
+            after = _REASON.split(others[match.end() :], maxsplit=1)[0]
+            if not (taken_back or _NEGATION.search(others[: match.start()]) or _NEGATION.search(after)):
+                found.add(match.group())
+        carried = not mentions and (carried or _NEGATION_GOES_ON.search(clause) is not None)
+    asserted = [label for label in labels if label.lower() in found]
+    return asserted[0] if len(asserted) == 1 else None
+
+
+def grade_label(text: str, truth: str, labels: Sequence[str]) -> Grade:
+    """Grade a classification; text that asserts none or several labels has no final answer."""
+    if truth not in labels:
+        return Grade(None, None, f"the label {truth!r} is none of {', '.join(labels)}")
+    answer = find_label(text, labels)
+    if answer is None:
+        return Grade(None, False, "no single label is asserted")
+    return Grade(answer, answer == truth, "equals the label" if answer == truth else "differs from the label")

@@ -1,0 +1,1 @@
+"""Who speaks, with whose weights: agents, policies, and how their models are loaded."""

@@ -1,0 +1,116 @@
+"""Agents and policies: who speaks, and the weights that speak for them. Agents are not policies: several agents may share one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from maporl.errors import UserError
+from trl_ext.chat import Tokenizer
+from trl_ext.forward import base_of
+
+
+class PromptTooLong(UserError, ValueError):
+    """A prompt and its answer cannot fit the model's context."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One speaker of a team; frozen, because a team reads it once: :func:`dataclasses.replace` makes another one.
+
+    ``model`` and ``tokenizer`` are needed if ``engine`` is "transformers"; ``adapter`` names the adapter of a
+    ``PeftModel`` (which agents may share). ``policy`` names the weights: by default each agent has its own; agents that
+    name the same policy share it, and then the first one's model, tokenizer and options count.
+
+    ``by_turn``: other weights at every turn: entries that stand for this agent in its first turn, its second, ..., the
+    last one in all later turns too. Their names are the policies'; they need one tokenizer, because they continue one
+    conversation.
+    """
+
+    name: str
+    model: PreTrainedModel | PeftModel | None = None
+    tokenizer: Tokenizer | None = None
+    policy: str | None = None
+    adapter: str | None = None
+    role: str | None = None
+    system: str | None = None
+    trainable: bool = True
+    learning_rate: float | None = None
+    critic: str | None = None
+    engine: str = "transformers"
+    by_turn: tuple["Agent", ...] = ()
+
+
+@dataclass
+class Voice:
+    """What it takes to put words to a policy and to read its answers: everything of it but the weights.
+
+    ``context``: most tokens that its model reads, None where it says nothing. ``stop_ids``: what ends an answer, settled when a
+    trainer or player is built.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    context: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+
+    @cached_property
+    def digits(self) -> frozenset[int]:
+        """Token ids that are nothing but digits."""
+        tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
+        return frozenset(i for i, t in enumerate(tokens) if t is not None and t.lstrip("\u0120\u2581 ").isdigit())
+
+    def check_length(self, prompt: int, new: int, label: str) -> None:
+        """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more.
+
+        Raises:
+            PromptTooLong: the model's context is too short for both; ``label`` says whose answer it is.
+        """
+        if self.context is not None and prompt + new > self.context:
+            raise PromptTooLong(
+                f"{label}: the prompt has {prompt} tokens and the answer may have {new}, but policy {self.name!r} reads "
+                f"at most {self.context}; shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
+            )
+
+
+@dataclass
+class Policy:
+    """Weights that speak: a model (perhaps one adapter of a shared base) and its :class:`Voice`; ``agents`` are who it speaks for."""
+
+    voice: Voice
+    model: PreTrainedModel | PeftModel
+    adapter: str | None
+    trainable: bool
+    learning_rate: float | None
+    critic: str | None
+    agents: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What metrics, errors and folders call it."""
+        return self.voice.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of its voice."""
+        return self.voice.tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """What ends its answers."""
+        return self.voice.stop_ids
+
+    @contextmanager
+    def active(self) -> Iterator[PreTrainedModel]:
+        """The Hugging Face model with this policy's adapter switched on."""
+        if self.adapter is not None and self.model.active_adapters != [self.adapter]:
+            self.model.set_adapter(self.adapter)
+        yield base_of(self.model)
+
+
+def context_of(model: PreTrainedModel | PeftModel) -> int | None:
+    """Most tokens that ``model`` reads, as its configuration says."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -1,0 +1,79 @@
+"""What must hold of the agents of a configuration before their models are loaded. Imports no torch."""
+
+from pathlib import Path
+
+from maporl.config.schema import WITH_WEIGHTS, AgentSection, Config
+from maporl.errors import ConfigError
+
+
+def check_agents(config: Config, where: str) -> None:
+    """Check every agent's section, and that agents of one policy agree about it.
+
+    Raises:
+        ConfigError: the first fault; ``where`` is what its message begins with.
+    """
+    for name, agent in config.agents.items():
+        _check_agent(name, agent, where)
+    _check_policies(config, where)
+
+
+def _check_agent(name: str, agent: AgentSection, where: str) -> None:
+    _check_folder_name(name, f"{where}: agents")
+    if agent.policy is not None:
+        _check_folder_name(agent.policy, f"{where}: agents.{name}.policy")
+    if (agent.api is not None) != (agent.engine == "openai"):
+        raise ConfigError(
+            f"{where}: agents.{name}: 'api' goes with engine: openai, got engine {agent.engine!r} and "
+            f"{'no api' if agent.api is None else 'an api'}; give both or neither"
+        )
+    if (agent.vllm is not None) != (agent.engine == "vllm"):
+        raise ConfigError(
+            f"{where}: agents.{name}: 'vllm' goes with engine: vllm, got engine {agent.engine!r} and "
+            f"{'no vllm' if agent.vllm is None else 'vllm'}; give both or neither"
+        )
+    if agent.engine not in WITH_WEIGHTS:
+        return
+    if agent.engine == "vllm" and agent.tiny is not None:
+        raise ConfigError(f"{where}: agents.{name}: a tiny model has no folder that vLLM could serve; give 'model'")
+    if (agent.model is None) == (agent.tiny is None):
+        raise ConfigError(
+            f"{where}: agents.{name}: give either 'model' (a hub name or folder) or 'tiny', got {'both' if agent.model else 'neither'}"
+        )
+    for key in ("model", "tokenizer", "adapter"):
+        value = getattr(agent, key)
+        if value is not None and _looks_like_path(value) and not Path(value).is_dir():
+            raise ConfigError(
+                f"{where}: agents.{name}.{key}: no folder {value!r}; expected a folder or a hub name like org/name"
+            )
+    bits = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(agent, key)]
+    if len(bits) > 1:
+        raise ConfigError(f"{where}: agents.{name}: load_in_4bit and load_in_8bit exclude each other; set one of them")
+    if bits and agent.lora is None and agent.adapter is None and agent.trainable:
+        raise ConfigError(
+            f"{where}: agents.{name}.{bits[0]}: quantised weights cannot be trained; add lora: {{}} or set trainable: false"
+        )
+
+
+def _check_folder_name(name: str, where: str) -> None:
+    if not name.replace("_", "").replace("-", "").isalnum():
+        raise ConfigError(f"{where}: {name!r} is no name for a folder; use letters, digits, '-' and '_'")
+
+
+def _check_policies(config: Config, where: str) -> None:
+    """Agents that name one policy share its weights, so whatever describes the weights must agree."""
+    first: dict[str, str] = {}
+    for name, agent in config.agents.items():
+        policy = agent.policy or name
+        other = first.setdefault(policy, name)
+        for key in (
+            "model", "tiny", "lora", "adapter", "dtype", "load_in_4bit", "load_in_8bit", "policy_per", "trainable", "learning_rate", "critic",
+        ):  # fmt: skip
+            mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
+            if mine != theirs:
+                raise ConfigError(
+                    f"{where}: agents {other!r} and {name!r} share policy {policy!r} but differ in {key}: {theirs!r} and {mine!r}"
+                )
+
+
+def _looks_like_path(value: str) -> bool:
+    return value.startswith((".", "/", "~")) or value.count("/") > 1

@@ -1,0 +1,23 @@
+"""Which device a base model lives on."""
+
+import torch
+
+from trl_ext import distributed
+
+
+def split(owners: list[str], devices: list[torch.device] | None = None) -> list[torch.device]:
+    """A device for each base model, which ``owners`` name by a policy; default devices: this process's accelerators."""
+    if distributed.size() > 1:
+        raise ValueError(
+            f"placement: split gives one process several devices, and {distributed.size()} processes were started; start one, or use "
+            "placement: shared, where every process has all models on its own device"
+        )
+    if devices is None:
+        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    if len(owners) > len(devices):
+        raise ValueError(
+            f"placement: split needs a device for each of {len(owners)} base models (of policies {', '.join(owners)}), and there "
+            f"{'is' if len(devices) == 1 else 'are'} {len(devices)} ({', '.join(map(str, devices))}); use placement: shared, or let "
+            "agents share a base (agents.NAME.lora)"
+        )
+    return devices[: len(owners)]

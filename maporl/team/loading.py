@@ -1,0 +1,207 @@
+"""Loading a team: tokenizers first, checked, and only then the models; one base for adapters of the same model."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants
+from jinja2 import TemplateError
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+
+from maporl.config import Config
+from maporl.config.schema import WITH_WEIGHTS, AgentSection, LoraSection
+from maporl.errors import ConfigError
+from maporl.protocols import turns_of
+from maporl.team.agents import Agent
+from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, encode_prompt
+
+
+def policy_names(agent: str, section: AgentSection, turns: int) -> tuple[str, ...]:
+    """The policies that speak for an agent, by turn; the last one for all later turns too."""
+    policy = section.policy or agent
+    if section.policy_per == "turn":
+        return tuple(f"{policy}-turn{turn}" for turn in range(1, turns + 1))
+    return (f"{policy}-first", f"{policy}-rest") if section.policy_per == "first_and_rest" else (policy,)
+
+
+def load_agents(config: Config, tokenizers: dict[str, Tokenizer], weights: bool = True) -> list[Agent]:
+    """Every agent of ``config`` with its model, in speaking order; ``weights=False``: models without memory for their weights.
+
+    Raises:
+        ConfigError: a model or adapter cannot be loaded.
+    """
+    bases: dict[tuple, PeftModel] = {}
+    loaded: dict[str, Agent] = {}
+    agents: list[Agent] = []
+    for name, section in config.agents.items():
+        options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
+        spoken: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
+        if section.engine not in WITH_WEIGHTS:
+            agents.append(Agent(name, **spoken))
+            continue
+        for policy in (names := policy_names(name, section, turns_of(config))):
+            if policy not in loaded:
+                model = _load_policy(name, policy, section, tokenizers[name], bases, weights)
+                adapter = policy if isinstance(model, PeftModel) else None
+                loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
+        if len(names) > 1:
+            agents.append(Agent(name, by_turn=tuple(loaded[policy] for policy in names), **spoken))
+        else:
+            agents.append(replace(loaded[names[0]], name=name, policy=names[0], **spoken))
+    return agents
+
+
+def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
+    """Every agent's tokenizer, checked; no model is loaded."""
+    tokenizers = {}
+    for name, section in config.agents.items():
+        if section.engine not in WITH_WEIGHTS:
+            continue
+        if section.tiny is not None:
+            tokenizer = build_tiny_tokenizer(section.tiny)
+        else:
+            source = section.tokenizer or section.model
+            tokenizer = _from_pretrained(
+                AutoTokenizer, source, f"agents.{name}.{'tokenizer' if section.tokenizer else 'model'}"
+            )
+        if section.chat_template is not None:
+            tokenizer.chat_template = _chat_template(section.chat_template, f"agents.{name}.chat_template")
+        if section.pad_token is not None:
+            tokenizer.pad_token = section.pad_token
+        _check_for_config(name, section, tokenizer)
+        tokenizers[name] = tokenizer
+    return tokenizers
+
+
+def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) -> None:
+    where = f"agents.{name}"
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{where}: its tokenizer has no EOS token, so an answer could never end; use another tokenizer"
+        )
+    if tokenizer.pad_token_id is None:
+        raise ConfigError(
+            f"{where}: its tokenizer has no padding token; set {where}.pad_token: {tokenizer.eos_token!r}"
+        )
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"{where}: its tokenizer has no chat template (a base model?); set {where}.chat_template: fallback for plain "
+            "'User:' and 'Assistant:' paragraphs, or the path of a Jinja file"
+        )
+    _check_vocabulary(where, section, tokenizer)
+
+
+def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -> None:
+    """The template renders a short chat, and the model knows every id that this and ordinary text may hold.
+
+    Tokens added beyond the model's vocabulary that no text leads to do no harm, and some tokenizers have them.
+    """
+    messages = [{"role": "system", "content": "."}] if section.system else []
+    messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
+    try:
+        ids = encode_prompt(tokenizer, messages)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: its chat template cannot render {', '.join(m['role'] for m in messages)} messages "
+            f"({type(error).__name__}: {' '.join(str(error).split())}); mend the template, or set {where}.chat_template"
+        ) from None
+    size = None if section.model is None else getattr(_text_config(where, section.model), "vocab_size", None)
+    highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if size is not None and highest >= size:
+        raise ConfigError(
+            f"{where}: its tokenizer uses ids up to {highest}, but model {section.model!r} knows {size} tokens only; use "
+            "the model's own tokenizer"
+        )
+
+
+def _chat_template(value: str, where: str) -> str:
+    """``fallback``, a template's text, or a file: what ends in .jinja or has no brace must be one."""
+    if value == "fallback":
+        return FALLBACK_TEMPLATE
+    if "{" in value and not value.endswith(".jinja"):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{where}: {value!r:.80} is no readable file ({type(error).__name__}); expected 'fallback', a Jinja file, or "
+            "the text of a template"
+        ) from None
+
+
+def _load_policy(
+    agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: dict[tuple, PeftModel], weights: bool
+) -> PreTrainedModel | PeftModel:
+    """The model of a policy; policies with a LoRA on the same model and dtype share its base."""
+    key = (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
+    if section.tiny is None and key in bases and (section.lora or section.adapter):
+        return _add_adapter(bases[key], policy, section)
+    base = build_tiny_model(section.tiny, tokenizer) if section.tiny else _load_base(agent, section, weights)
+    if section.lora is None and section.adapter is None:
+        return base
+    model = _first_adapter(base, policy, section)
+    if section.tiny is None:
+        bases[key] = model
+    return model
+
+
+def _first_adapter(model: PreTrainedModel, policy: str, section: AgentSection) -> PeftModel:
+    if section.adapter is not None:
+        return PeftModel.from_pretrained(model, section.adapter, adapter_name=policy, is_trainable=section.trainable)
+    return get_peft_model(model, _lora_config(section), adapter_name=policy)
+
+
+def _add_adapter(model: PeftModel, policy: str, section: AgentSection) -> PeftModel:
+    if section.adapter is not None:
+        model.load_adapter(section.adapter, adapter_name=policy, is_trainable=section.trainable)
+    else:
+        model.add_adapter(policy, _lora_config(section))
+    return model
+
+
+def _lora_config(section: AgentSection) -> LoraConfig:
+    lora = section.lora or LoraSection()
+    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
+
+
+def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedModel:
+    if not weights:
+        return AutoModelForCausalLM.from_config(_from_pretrained(AutoConfig, section.model, f"agents.{agent}.model"))
+    options: dict[str, Any] = {"dtype": section.dtype}
+    if section.load_in_4bit:
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+    if section.load_in_8bit:
+        options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
+    return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", **options)
+
+
+_OFFLINE = " that is in the cache: HF_HUB_OFFLINE is set, so nothing is downloaded"
+
+
+def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(source, **options)
+    except (OSError, ValueError, ImportError) as error:  # ImportError: bitsandbytes is not installed
+        first_line = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"{where}: {source!r} could not be loaded as {kind.__name__} ({first_line}); give a folder saved by "
+            f"save_pretrained, or the hub name of a causal language model{_OFFLINE if constants.HF_HUB_OFFLINE else ''}"
+        ) from error
+
+
+def context_length(agent: str, section: AgentSection) -> int | None:
+    """The context of an agent's model, from its configuration alone."""
+    if section.tiny is not None:
+        return section.tiny.context
+    if section.model is None:
+        return None
+    return getattr(_text_config(f"agents.{agent}", section.model), "max_position_embeddings", None)
+
+
+def _text_config(where: str, model: str) -> Any:
+    return _from_pretrained(AutoConfig, model, f"{where}.model").get_text_config()

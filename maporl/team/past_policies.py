@@ -1,0 +1,79 @@
+"""A pool of past opponents: an agent that sometimes speaks with weights that a policy had some updates ago."""
+
+import copy
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+from maporl.schedules import OpponentPool
+from maporl.team.team import Policy, Team
+
+
+class PastPolicies:
+    """Keeps snapshots of a policy on the CPU, and a frozen policy that speaks with one of them.
+
+    That is a policy of the team, named ``NAME-past``: an adapter of its own on the same base, or a copy of the model.
+    """
+
+    def __init__(self, section: OpponentPool, team: Team, seed: int):
+        self.section, self.seed = section, seed
+        self.policy = team.policies_of[section.of][0]
+        self.snapshots: list[dict[str, torch.Tensor]] = []
+        name = f"{self.policy.name}-past"
+        model, adapter = self.policy.model, self.policy.adapter
+        if isinstance(model, PeftModel) and adapter is not None:
+            active = list(model.active_adapters)
+            model.add_adapter(name, copy.deepcopy(model.peft_config[adapter]))
+            for parameter_name, parameter in model.named_parameters():
+                if f".{name}." in parameter_name:
+                    parameter.requires_grad_(False)
+            model.set_adapter(active[0])
+            adapter = name
+        else:
+            model = copy.deepcopy(model).requires_grad_(False)
+        voice = replace(self.policy.voice, name=name)
+        self.past = Policy(voice, model, adapter, False, None, None, [section.agent])
+        team.policies[name] = self.past
+
+    def speaking(self, update: int) -> str | None:
+        """The policy that speaks for the agent in ``update``: the past one, its weights loaded, or None for its own."""
+        rng = random.Random(f"{self.seed}/{update}/opponents")
+        if not self.snapshots or rng.random() >= self.section.probability:
+            return None
+        self._load(rng.choice(self.snapshots))
+        return self.past.name
+
+    def after_update(self, update: int) -> None:
+        """Take a snapshot where one is due."""
+        if update % self.section.every == 0:
+            self.snapshots = [*self.snapshots, self._weights()][-self.section.keep :]
+
+    def save(self, folder: Path) -> None:
+        """Every snapshot, for a checkpoint."""
+        for number, weights in enumerate(self.snapshots):
+            save_file(weights, folder / f"snapshot-{number}.safetensors")
+
+    def load(self, folder: Path) -> None:
+        """Inverse of :meth:`save`."""
+        count = len(list(folder.glob("snapshot-*.safetensors")))
+        self.snapshots = [load_file(folder / f"snapshot-{number}.safetensors") for number in range(count)]
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        adapter = self.policy.adapter
+        if adapter is not None:
+            weights = get_peft_model_state_dict(self.policy.model, adapter_name=adapter)
+        else:
+            weights = dict(self.policy.model.named_parameters())
+        return {name: w.detach().cpu().clone().contiguous() for name, w in weights.items()}
+
+    @torch.no_grad()
+    def _load(self, weights: dict[str, torch.Tensor]) -> None:
+        if self.past.adapter is not None:
+            set_peft_model_state_dict(self.past.model, weights, adapter_name=self.past.adapter)
+            return
+        for name, parameter in self.past.model.named_parameters():
+            parameter.copy_(weights[name])

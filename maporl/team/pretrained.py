@@ -1,0 +1,127 @@
+"""A trained team from a run's folder or from the hub, for evaluation, play or further training."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from maporl.config import Config, parse_config, read_values
+from maporl.config.schema import WITH_WEIGHTS
+from maporl.errors import RunError
+from maporl.protocols import turns_of
+from maporl.team.agents import Policy
+from maporl.team.checks import check_agents
+from maporl.team.loading import policy_names
+from trl_ext.checkpoint import load_weights
+
+
+def find_run(name: str | Path) -> Path:
+    """The folder of a run or of a team that was pushed: a local one, else the hub's ``ORG/NAME``."""
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.yaml").is_file():
+            raise RunError(f"{folder}: has no config.yaml; give a run's output_dir, or the hub name of a team")
+        return folder
+    try:
+        validate_repo_id(str(name))
+        return Path(
+            snapshot_download(
+                str(name), allow_patterns=["*.json", "*.yaml", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+            )
+        )
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise RunError(
+            f"{name}: is no folder here, and no team on the hub that can be read ({first_line(error)})"
+        ) from None
+
+
+def weights_of(folder: Path) -> Path:
+    """Where the policies' folders are: in ``final`` of a run, beside the configuration of a pushed team."""
+    return folder / "final" if (folder / "final").is_dir() else folder
+
+
+def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
+    """The configuration of the team ``name``, and its folder. Whole models are read from their own folders there: their base, which
+    was only their beginning, is not needed. A configuration from the hub may not reach out of its repository.
+
+    Raises:
+        RunError: there is no team of this name, or its configuration reaches out of its folder.
+        ConfigError: its configuration is not one of this version.
+    """
+    folder = find_run(name)
+    file, root = folder / "config.yaml", weights_of(folder)
+    values = read_values(file, list(overrides))
+    for agent, section in (values.get("agents") or {}).items():
+        own = root / ((section or {}).get("policy") or agent)
+        alone = section and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
+        if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
+            section |= {"model": str(own), "tokenizer": None, "chat_template": None}
+    config = parse_config(values, str(file))
+    check_agents(config, str(file))
+    local = Path(name).is_dir()
+    if not local and (reach := _reaches_out(config, root)):
+        raise RunError(
+            f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
+            f"override it, or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
+        )
+    return dataclasses.replace(config, output_dir=str(folder) if local else Path(str(name)).name), folder
+
+
+def _reaches_out(config: Config, root: Path) -> str:
+    """What of a configuration of a stranger sends something to an address, or reads a file by its path; empty where nothing does."""
+    for name, section in config.agents.items():
+        paths = {key: getattr(section, key) for key in ("model", "tokenizer", "adapter", "chat_template")}
+        for key, value in paths.items():
+            if (
+                value is not None
+                and Path(value).parent != root
+                and (_is_path(value) or (key == "chat_template" and value != "fallback"))
+            ):
+                return f"agents.{name}.{key}={value!r:.60}"
+        for key in ("api", "vllm"):
+            if getattr(section, key) is not None:
+                return f"agents.{name}.{key}"
+    for key in ("source", "eval_source"):
+        if _is_path(str(config.task.get(key) or "")):
+            return f"task.{key}={config.task[key]!r:.60}"
+    verifier = config.reward.verifier
+    if verifier is not None and (verifier.urls or _is_path(verifier.model or "")):
+        return "reward.verifier"
+    return ""
+
+
+def _is_path(value: str) -> bool:
+    """Whether ``value`` names a place of this machine rather than one of the hub."""
+    return value.startswith(("/", "~", ".", "file:")) or "\\" in value or ".." in Path(value).parts
+
+
+def check_complete(config: Config, folder: Path) -> None:
+    """Check that the folder of a team has weights for every policy that was trained.
+
+    Raises:
+        RunError: names the first policy that has none.
+    """
+    root = weights_of(folder)
+    trained = [(name, s) for name, s in config.agents.items() if s.engine in WITH_WEIGHTS and s.trainable]
+    policies = [policy for name, section in trained for policy in policy_names(name, section, turns_of(config))]
+    missing = [policy for policy in policies if not (root / policy).is_dir()]
+    if missing:
+        raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is no team")
+
+
+def load_trained_weights(policies: Iterable[Policy], folder: Path) -> None:
+    """Read each policy's weights from its own folder, where it has one; the others are frozen and stay as they are."""
+    root = weights_of(folder)
+    for policy in policies:
+        own = root / policy.name
+        known = policy.adapter is None and policy.model.config._name_or_path == str(own)
+        if own.is_dir() and not known:
+            load_weights(policy.model, policy.adapter, own)
+
+
+def first_line(error: BaseException) -> str:
+    """A library's message, which may have many lines, as one."""
+    return " ".join(str(error).split())[:200]

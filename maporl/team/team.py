@@ -1,0 +1,137 @@
+"""A team: its agents by name, and the policies that speak for them."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+
+from maporl.config import Config
+from maporl.config.schema import WITH_WEIGHTS
+from maporl.team.agents import Agent, Policy, Voice, context_of
+from maporl.team.loading import load_agents, load_tokenizers
+from maporl.team.pretrained import check_complete, load_trained_weights, read_team
+from trl_ext.chat import check_tokenizer
+from trl_ext.forward import base_of
+from trl_ext.learner import Learner, starting_point
+from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.sampling import stop_ids_of
+
+
+class Team:
+    """Agents by name, in speaking order, and the policies behind them."""
+
+    def __init__(self, agents: list[Agent]):
+        names = [a.name for a in agents]
+        if not agents or len(set(names)) != len(names):
+            raise ValueError(f"a team needs agents with different names, got {names}")
+        self.agents = {a.name: a for a in agents}
+        self.policies: dict[str, Policy] = {}
+        self.policies_of: dict[str, tuple[Policy, ...]] = {}
+        for agent in agents:
+            if agent.engine in WITH_WEIGHTS:
+                speaking = [self._policy(entry) for entry in agent.by_turn or (agent,)]
+                if any(p.tokenizer is not speaking[0].tokenizer for p in speaking):
+                    raise ValueError(f"agent {agent.name!r}: by_turn: its turns continue one conversation; give every "
+                                     "entry the very same tokenizer object")  # fmt: skip
+                for name in dict.fromkeys(p.name for p in speaking):
+                    self.policies[name].agents.append(agent.name)
+                self.policies_of[agent.name] = tuple(speaking)
+
+    def _policy(self, agent: Agent) -> Policy:
+        """The policy of an agent, or of one of its turns; made on first sight."""
+        name = agent.policy or agent.name
+        if name in self.policies:
+            return self.policies[name]
+        if agent.model is None or agent.tokenizer is None:
+            raise ValueError(f"agent {agent.name!r}: pass a model and its tokenizer, or engine='human'")
+        check_tokenizer(agent.tokenizer, f"agent {agent.name!r}")
+        adapter = agent.adapter
+        if isinstance(agent.model, PeftModel):
+            adapter = adapter or agent.model.active_adapter
+            if adapter not in agent.model.peft_config:
+                raise ValueError(
+                    f"agent {agent.name!r}: no adapter {adapter!r}; the model has {list(agent.model.peft_config)}"
+                )
+        for other in self.policies.values():
+            if other.model is agent.model and other.adapter == adapter:
+                raise ValueError(
+                    f"policies {other.name!r} and {name!r} bring the same weights; give their agents one "
+                    "policy name to share them, or a model (or adapter) each"
+                )
+        voice = Voice(name, agent.tokenizer, context_of(agent.model))
+        policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learning_rate, agent.critic)
+        self.policies[name] = policy
+        return policy
+
+    def names(self) -> tuple[str, ...]:
+        """Agents in speaking order."""
+        return tuple(self.agents)
+
+    def find_stop_ids(self, args: PPOv2Config) -> None:
+        """Settle what ends an answer, for every policy."""
+        for policy in self.policies.values():
+            policy.voice.stop_ids = stop_ids_of(
+                base_of(policy.model), policy.tokenizer, args.stop_token, args.stop_token_id
+            )
+
+    def build_learners(self, args: PPOv2Config, outputs: int, critics: bool = True) -> dict[str, Learner]:
+        """One learner for each trainable policy; ``outputs`` values per critic (one per turn), or no critics."""
+        learners = {
+            policy.name: Learner(
+                policy.name,
+                policy.model,
+                policy.tokenizer,
+                args,
+                critic=(policy.critic or args.critic) if critics else "none",
+                adapter=policy.adapter,
+                ref_adapter=starting_point(policy.model, policy.adapter) if policy.adapter and args.kl_coef else None,
+                outputs=outputs,
+                learning_rate=policy.learning_rate,
+            )
+            for policy in self.policies.values()
+            if policy.trainable
+        }
+        if not learners:
+            raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
+        return learners
+
+    def count_parameters(self) -> dict[str, tuple[int, int]]:
+        """(all, of its own adapter or trainable) parameters by policy."""
+        counts = {}
+        for policy in self.policies.values():
+            own = [
+                p for n, p in policy.model.named_parameters() if policy.adapter is None or f".{policy.adapter}." in n
+            ]
+            everything = sum(p.numel() for p in base_of(policy.model).parameters())
+            counts[policy.name] = (everything, sum(p.numel() for p in own) if policy.trainable else 0)
+        return counts
+
+    @classmethod
+    def from_config(cls, config: Config, weights: bool = True) -> "Team":
+        """Load (or build) every tokenizer, check them all, and only then the models; one base per model name.
+
+        ``weights=False`` builds the models on the meta device, from their configurations alone: for counting.
+
+        Raises:
+            ConfigError: a model or tokenizer cannot be loaded, or they do not fit each other.
+        """
+        tokenizers = load_tokenizers(config)
+        with nullcontext() if weights else torch.device("meta"):
+            return cls(load_agents(config, tokenizers, weights))
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, overrides: Sequence[str] = ()) -> "Team":
+        """The trained team of a run's folder, or of a hub repository that ``maporl push`` made, for evaluation or further training.
+
+        ``overrides`` are ``KEY=VALUE`` as on the command line: ``["agents.ann.model=org/base"]`` where an adapter's base has moved.
+
+        Raises:
+            RunError: there is no team of this name, or its configuration reaches out of its folder.
+        """
+        config, folder = read_team(name, overrides)
+        check_complete(config, folder)
+        team = cls.from_config(config)
+        load_trained_weights(team.policies.values(), folder)
+        return team

@@ -1,0 +1,66 @@
+"""Tiny character-level models built on the spot: real architectures, no download."""
+
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as RawTokenizer
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from maporl.config.schema import TinySection
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""Messages one after the other; an answer ends with EOS."""
+
+
+def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
+    """One id per character of ``alphabet``, after padding, end of sequence and unknown.
+
+    The order of the alphabet decides the ids, so two alphabets give two tokenizers.
+    """
+    special = ["<pad>", "<eos>", "<unk>"]
+    vocabulary = {token: index for index, token in enumerate([*special, *section.alphabet])}
+    raw = RawTokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    raw.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template=TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """A randomly initialised model of the section's size, float32."""
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": section.hidden_size,
+        # a gated MLP has three matrices where a plain one has two: equal size at 8/3 of the width
+        "intermediate_size": section.hidden_size * 4
+        if section.architecture == "gpt_neox"
+        else section.hidden_size * 8 // 3,
+        "num_hidden_layers": section.layers,
+        "num_attention_heads": section.heads,
+        "max_position_embeddings": section.context,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if section.architecture == "llama":
+        return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=section.heads))
+    if section.architecture == "gpt_neox":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**shape, hidden_dropout=0.0, attention_dropout=0.0))
+    head_dim = section.hidden_size // section.heads
+    return Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=section.heads, head_dim=head_dim))

@@ -1,0 +1,124 @@
+"""Supervised training of a team's policies before PPO: on the task's own solutions, or on the best recorded debates.
+
+Token sequences are made here, as transcripts would have them, so that what is learned is what PPO will later see; TRL's
+``SFTTrainer`` does the training, with the loss on the agents' own words only.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets import Dataset
+from transformers import PrinterCallback
+from trl import SFTConfig, SFTTrainer
+
+from maporl.config.schema import Config
+from maporl.engines.transcript import conversations
+from maporl.errors import ConfigError
+from maporl.storage.run_folder import RunExists
+from maporl.tasks.base import Task
+from maporl.team.team import Policy, Team
+from maporl.types import Dialogue, Utterance, from_json
+from trl_ext.checkpoint import save_policy_weights
+
+
+def solutions(team: Team, task: Task, opening: str, limit: int | None = None) -> list[Dialogue]:
+    """One-turn dialogues in which every agent answers with :meth:`Task.solution`; the first ``limit`` questions."""
+    dialogues = []
+    for number in range(min(len(task), limit or len(task))):
+        example = task[number]
+        asked = [{"role": "user", "content": opening.replace("{question}", task.question(example))}]
+        said = []
+        for position, (name, agent) in enumerate(team.agents.items()):
+            system = [{"role": "system", "content": agent.system}] if agent.system else []
+            policy = team.policies_of[name][0].name if name in team.policies_of else name
+            said.append(Utterance(position, name, policy, 0, 0, [*system, *asked], task.solution(example)))
+        dialogues.append(Dialogue(example, said))
+    return dialogues
+
+
+def best_debates(file: Path, share: float) -> list[Dialogue]:
+    """The ``share`` of the dialogues in a ``dialogues.jsonl`` whose final answers score best on average."""
+    if not file.is_file():
+        raise ConfigError(
+            f"{file}: no such file; give a dialogues.jsonl that a run wrote (dialogues_logged sets how many)"
+        )
+    if not 0 < share <= 1:
+        raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
+    dialogues = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        record = json.loads(line)
+        record.pop("step", None)
+        dialogue = from_json(json.dumps(record))
+        if any("score" not in u.rewards for u in dialogue.answers()):
+            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
+        dialogues.append(dialogue)
+    if not dialogues:
+        raise ConfigError(f"{file}: holds no dialogues")
+    return sorted(dialogues, key=_final_score, reverse=True)[: max(1, round(share * len(dialogues)))]
+
+
+def _final_score(dialogue: Dialogue) -> float:
+    scores = [u.rewards["score"] for u in dialogue.at(dialogue.turns() - 1)]
+    return sum(scores) / len(scores)
+
+
+def train_supervised(
+    config: Config,
+    team: Team,
+    dialogues: Sequence[Dialogue],
+    folder: Path,
+    epochs: float = 1.0,
+    learning_rate: float = 5e-5,
+    batch_size: int = 8,
+    quiet: bool = False,
+) -> dict[str, float]:
+    """Train every trainable policy on its agents' words in ``dialogues``; save each under ``folder/NAME``.
+
+    Returns the mean training loss by policy. ``agents.NAME.model`` (or ``adapter``, for a LoRA) takes the folders.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
+    losses = {}
+    for policy in (p for p in team.policies.values() if p.trainable):
+        rows = _rows(policy, dialogues)
+        if not rows:
+            continue
+        args = SFTConfig(
+            output_dir=str(folder / policy.name),
+            num_train_epochs=epochs,
+            learning_rate=learning_rate,
+            per_device_train_batch_size=batch_size,
+            completion_only_loss=True,
+            max_length=None,
+            bf16=config.training.bf16,
+            gradient_checkpointing=config.training.gradient_checkpointing,
+            use_cpu=config.training.use_cpu,
+            seed=config.seed,
+            logging_steps=10,
+            save_strategy="no",
+            report_to=config.training.report_to,
+            disable_tqdm=quiet,
+        )
+        with policy.active():
+            trainer = SFTTrainer(
+                model=policy.model,
+                args=args,
+                train_dataset=Dataset.from_list(rows),
+                processing_class=policy.tokenizer,
+            )
+            if quiet:
+                trainer.remove_callback(PrinterCallback)
+            losses[policy.name] = float(trainer.train().training_loss)
+        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / policy.name)
+    return losses
+
+
+def _rows(policy: Policy, dialogues: Sequence[Dialogue]) -> list[dict[str, list[int]]]:
+    rows = []
+    for dialogue in dialogues:
+        for agent in policy.agents:
+            for ids, own in conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids):
+                if any(own):
+                    rows.append({"input_ids": ids, "completion_mask": [int(o) for o in own]})
+    return rows

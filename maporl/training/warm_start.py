@@ -1,0 +1,87 @@
+"""Warm start: brief supervised training on dialogues that an imperfect oracle plays.
+
+Tiny random models know neither the question nor the form of an answer. Here an oracle that is wrong with probability
+``wrong`` plays the protocol, and every policy learns to say what it said. What a team reaches beyond that, it owes to
+reinforcement learning.
+"""
+
+import random
+
+import torch
+from tqdm.auto import tqdm
+
+from maporl.config.schema import WarmStartSection
+from maporl.engines.base import Request
+from maporl.engines.scripted import ScriptedEngine
+from maporl.engines.transcript import conversations
+from maporl.protocols.base import Protocol
+from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.tasks.base import Task
+from maporl.team.team import Policy, Team
+from maporl.types import Dialogue
+
+
+def warm_start(
+    team: Team,
+    task: Task,
+    protocol: Protocol,
+    section: WarmStartSection,
+    seed: int,
+    speakers: tuple[str, ...] | None = None,
+    quiet: bool = False,
+) -> None:
+    """Train every trainable policy that speaks for ``section.steps`` steps, in place."""
+    names = speakers or team.names()
+    rng = random.Random(seed)
+
+    def script(request: Request) -> str:
+        if moves := request.ask.tags.get("moves"):
+            return rng.choice(moves)
+        return task.write_answer(request.example, rng, right=rng.random() >= section.wrong)
+
+    policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
+    optimizers = {p.name: torch.optim.AdamW(_parameters(p), lr=section.learning_rate) for p in policies}
+    engine, seats = ScriptedEngine(script), {name: SpeakerSpec("scripted", _policies(team, name)) for name in names}
+    for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
+        examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
+        dialogues = play_dialogues(examples, task, protocol, seats, {"scripted": engine}, temperature=0.0)
+        for policy in policies:
+            _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
+
+
+def _policies(team: Team, agent: str) -> tuple[str, ...]:
+    return tuple(p.name for p in team.policies_of[agent]) if agent in team.policies_of else (agent,)
+
+
+def _parameters(policy: Policy) -> list[torch.nn.Parameter]:
+    with policy.active():
+        return [p for p in policy.model.parameters() if p.requires_grad]
+
+
+def _step(
+    policy: Policy, optimizer: torch.optim.Optimizer, dialogues: list[Dialogue], left: float, rate: float
+) -> None:
+    """One step on the whole conversations of the policy's agents, loss on their own words only."""
+    played = [
+        spoken
+        for d in dialogues
+        for agent in policy.agents
+        for spoken in conversations(d, agent, policy.name, policy.tokenizer, policy.stop_ids)
+    ]
+    rows = [(ids, own) for ids, own in played if any(own)]
+    if not rows:  # it only speaks where no answer is asked for
+        return
+    width = max(len(ids) for ids, _ in rows)
+    input_ids = torch.full((len(rows), width), policy.tokenizer.pad_token_id)
+    labels = torch.full((len(rows), width), -100)
+    for row, (ids, own) in enumerate(rows):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        labels[row, : len(ids)] = torch.where(torch.tensor(own), torch.tensor(ids), -100)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * left
+    with policy.active() as model:
+        device = model.device
+        loss = model(input_ids=input_ids.to(device), labels=labels.to(device), use_cache=False).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,56 @@
+"""What an advantage's configuration must fit: its own slots, the columns that are recorded, the size of groups."""
+
+from collections.abc import Sequence
+
+from maporl.advantages.baselines import GROUPED
+from maporl.advantages.estimator import check_columns
+from maporl.advantages.returns import RELATIVE, TOKEN_RETURNS
+from maporl.advantages.transforms import CumulativeKL, build_transforms
+from maporl.config.schema import AdvantageConfig
+from maporl.errors import ConfigError
+
+_PERSISTENT = ("agent", "role", "game", "turn")
+
+
+def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str) -> None:
+    """Raise ``ConfigError`` where slots exclude each other or want a column that is not ``recorded``."""
+    try:
+        check_columns(config, recorded)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    posts = build_transforms(config, f"{where}: advantage")
+    if config.returns in (*RELATIVE, "token_chain_gae") and config.baseline != "critic":
+        raise ConfigError(
+            f"{where}: advantage: returns {config.returns} needs a critic's values, but baseline is {config.baseline!r}; set "
+            "advantage.baseline: critic"
+        )
+    if config.returns == "token_gae" and config.baseline not in ("critic", "none"):
+        raise ConfigError(
+            f"{where}: advantage: returns token_gae goes with baseline critic or none, got {config.baseline!r}; for a baseline "
+            "over groups set advantage.returns: utterance (or reward_to_go, tree)"
+        )
+    per_utterance = posts or config.ddof == 0 or config.unit != "row" or config.singleton != "error"
+    if config.returns in TOKEN_RETURNS and per_utterance:
+        raise ConfigError(
+            f"{where}: advantage: returns {config.returns} runs over tokens, whitened with ddof 1; post, ddof: 0, unit: rollout "
+            "and singleton: zero need one number per utterance: set advantage.returns: utterance, or remove them"
+        )
+    if any(isinstance(post, CumulativeKL) for post in posts) and len(posts) > 1:
+        raise ConfigError(f"{where}: advantage.post: cumulative_kl works on tokens and stands alone; remove the others")
+    if config.baseline == "ema" and (passing := [name for name in config.key if name not in _PERSISTENT]):
+        raise ConfigError(
+            f"{where}: advantage: baseline ema keeps a mean for each {list(config.key)}, but {passing[0]!r} is never the same "
+            f"again, so no mean would ever be read; use columns of {list(_PERSISTENT)}"
+        )
+
+
+def check_group_size(config: AdvantageConfig, group: int, turns: int, where: str) -> None:
+    """Raise where every group would have a single member: one dialogue per prompt, and a key that tells its rows apart."""
+    compared = config.returns not in TOKEN_RETURNS and (config.baseline in GROUPED or config.scale == "std")
+    key = set(config.key)
+    one_each = {"prompt", "agent", "turn"} <= key or ({"prompt", "agent"} <= key and turns == 1)
+    if compared and config.singleton == "error" and ("rollout" in key or (group == 1 and one_each)):
+        raise ConfigError(
+            f"{where}: advantage.key {list(config.key)} makes groups of one: there is {group} dialogue per question, so nothing "
+            "is compared with anything; set branching.group to 2 or more, or leave columns out of the key"
+        )

@@ -1,0 +1,248 @@
+"""What no single field of a configuration can say: parts that must fit each other. Loads no model, and no torch."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+from maporl.config.parse import unknown
+from maporl.config.schema import WITH_WEIGHTS, AdvantageConfig, AgentSection, Config
+from maporl.errors import ConfigError
+from maporl.protocols import Protocol, build_protocol, speakers
+from maporl.rewards import SOURCES
+from maporl.rewards.rules import Inherit, build_rules
+from maporl.tasks import TASKS, Task, build_task
+from maporl.team.checks import check_agents
+
+
+def check(config: Config, where: str) -> None:
+    """Raise ``ConfigError`` at the first fault; ``where`` is what its message begins with."""
+    _check_output(config, where)
+    _check_ppo(config, where)
+    check_agents(config, where)
+    for name, agent in config.agents.items():
+        _check_critic(name, agent, config, where)
+    _check_restating(config, where)
+    protocol = build_protocol(config.protocol, tuple(config.agents), where)
+    _check_learning(config, protocol, where)
+    _check_reward(config, protocol, where)
+    _check_async(config, where)
+    _check_branching(config, protocol, where)
+    _check_advantage(config, protocol, where)
+    _check_task(config, where)
+
+
+def _check_output(config: Config, where: str) -> None:
+    folder = Path(config.output_dir)
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if there.exists() and not there.is_dir():
+        raise ConfigError(
+            f"{where}: output_dir: {str(there)!r} is a file; expected a new or empty folder, so give another name"
+        )
+
+
+def _check_ppo(config: Config, where: str) -> None:
+    ppo = config.ppo
+    if ppo.total_episodes is not None:
+        raise ConfigError(f"{where}: ppo.total_episodes: the length of a run is set by 'updates'; remove it")
+    for name, value in dataclasses.asdict(ppo).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: ppo.{name}: expected a finite number, got {value}")
+    ids = [ppo.stop_token_id] if isinstance(ppo.stop_token_id, int) else ppo.stop_token_id
+    if ids is not None and (not ids or min(ids) < 0):
+        raise ConfigError(
+            f"{where}: ppo.stop_token_id: expected a token id of at least 0, or a list of them, got {ppo.stop_token_id}"
+        )
+    if config.questions_per_update() % ppo.num_mini_batches:
+        raise ConfigError(
+            f"{where}: ppo.num_mini_batches={ppo.num_mini_batches} does not divide the "
+            f"{config.questions_per_update()} questions of an update; change it or training.per_device_train_batch_size"
+        )
+
+
+def _check_critic(name: str, agent: AgentSection, config: Config, where: str) -> None:
+    key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
+    if agent.engine not in WITH_WEIGHTS or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
+        return
+    if agent.lora is None and agent.adapter is None:
+        raise ConfigError(
+            f"{where}: {key}: 'adapter' needs a LoRA, and agents.{name} has none; add lora: {{}} to it or use critic: head"
+        )
+    if config.training.gradient_checkpointing:
+        raise ConfigError(
+            f"{where}: {key}: 'adapter' excludes training.gradient_checkpointing, which would recompute activations under "
+            "the wrong adapter; use critic: head or set training.gradient_checkpointing: false"
+        )
+
+
+def _check_restating(config: Config, where: str) -> None:
+    """The untrained weights must still be there: under adapters, or as the reference of the KL penalty."""
+    for name, agent in config.agents.items():
+        whole = agent.engine in WITH_WEIGHTS and agent.trainable and agent.lora is None and agent.adapter is None
+        if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
+            raise ConfigError(
+                f"{where}: restate: agents.{name} trains all its weights and keeps no reference at ppo.kl_coef 0, so the "
+                "base model is gone; give it a lora, set ppo.kl_coef above 0, or restate: off"
+            )
+
+
+def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
+    """Somebody learns, and at turns that there are."""
+    learning = {name for name, a in config.agents.items() if a.trainable and a.engine in WITH_WEIGHTS}
+    if not learning:
+        raise ConfigError(
+            f"{where}: agents: none is trainable, so there is nothing to learn; set trainable: true for one"
+        )
+    playing = speakers(config.protocol, tuple(config.agents))
+    if learning.isdisjoint(playing):
+        raise ConfigError(
+            f"{where}: protocol.agents: of {list(playing)} none is trainable, so there is nothing to learn; add one of "
+            f"{sorted(learning)} or set trainable: true for one that plays"
+        )
+    try:
+        config.schedule.resolved(protocol.turns, tuple(config.agents))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    _check_exchange(config, playing, where)
+
+
+def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> None:
+    """Agents that speak with each other's weights have the same architecture; and what must learn can."""
+    schedule = config.schedule
+    groups = {"schedule.swap": schedule.swap.agents if schedule.swap else []}
+    if schedule.opponent_pool is not None:
+        groups["schedule.opponent_pool"] = [schedule.opponent_pool.of, schedule.opponent_pool.agent]
+    for key, names in groups.items():
+        for name in names[1:]:
+            for what in ("engine", "model", "tiny", "tokenizer", "chat_template", "lora", "policy_per"):
+                mine, first = getattr(config.agents[name], what), getattr(config.agents[names[0]], what)
+                if mine != first:
+                    raise ConfigError(
+                        f"{where}: {key}: {names[0]!r} and {name!r} are to speak with the same weights but differ in {what}: "
+                        f"{first!r:.60} and {mine!r:.60}; give them the same, or leave one of them out"
+                    )
+    rotation = [] if schedule.round_robin is None else schedule.round_robin.agents or list(playing)
+    for name in rotation:
+        agent = config.agents[name]
+        if not agent.trainable or agent.engine not in WITH_WEIGHTS:
+            raise ConfigError(
+                f"{where}: schedule.round_robin: agent {name!r} is to learn in its turn, but it is frozen (trainable: false, or "
+                "an engine without weights); name the agents that learn in schedule.round_robin.agents"
+            )
+    if schedule.critic_warmup and (config.advantage.baseline != "critic" or config.training.critic == "none"):
+        raise ConfigError(
+            f"{where}: schedule.critic_warmup: there is no critic to warm up; set training.critic: head and advantage.baseline: "
+            "critic, or critic_warmup: 0"
+        )
+
+
+def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
+    pays: frozenset[str] = protocol.pays
+    for source in config.reward.sources:
+        if source not in SOURCES and source not in pays:
+            raise ConfigError(f"{where}: reward.sources: {unknown(source, {*SOURCES, *pays})}")
+    rules = build_rules(config.reward.rules, f"{where}: reward.rules")
+    if any(isinstance(rule, Inherit) for rule in rules) and "caller" not in protocol.records:
+        raise ConfigError(
+            f"{where}: reward.rules: inherit hands on what callers get, but protocol {config.protocol['name']!r} records no "
+            "callers; use protocol call_return, or leave the rule out"
+        )
+    if config.reward.bonus is not None and rules:
+        raise ConfigError(f"{where}: reward: bonus goes with horizon, share and discount, not with rules; remove one")
+    used = {*config.reward.sources, *protocol.between_turns()}
+    for kind in ("judge", "arena"):
+        section = getattr(config.reward, kind)
+        if kind in used and section is None:
+            raise ConfigError(
+                f"{where}: reward.{kind}: the source {kind!r} needs it; for example reward.{kind}: {{agent: NAME}}"
+            )
+        playing = speakers(config.protocol, tuple(config.agents))
+        if section is not None and (section.agent not in config.agents or section.agent in playing):
+            raise ConfigError(
+                f"{where}: reward.{kind}.agent: {section.agent!r} must be one of {list(config.agents)} that does not play; add it "
+                "under agents: and list the others in protocol.agents"
+            )
+    if "arena" in config.reward.sources and config.branching.group < 2 and config.branching.how == "independent":
+        raise ConfigError(
+            f"{where}: reward.sources: arena compares a question's dialogues; set branching.group to 2 or more"
+        )
+    if "verifier" in used and config.reward.verifier is None:
+        raise ConfigError(
+            f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
+            "reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server"
+        )
+
+
+def _check_async(config: Config, where: str) -> None:
+    if not config.training.async_depth:
+        return
+    here = next((name for name, agent in config.agents.items() if agent.engine == "transformers"), None)
+    if here is not None:
+        raise ConfigError(
+            f"{where}: training.async_depth: 1 plays while weights change, but agents.{here}.engine is 'transformers', which "
+            "answers with those weights; use engine: vllm, or async_depth: 0"
+        )
+    if config.restate != "off":
+        raise ConfigError(
+            f"{where}: training.async_depth: 1 plays while weights change, but restate speaks with them; turn it off"
+        )
+    if config.ppo.engine_tis_cap is None:
+        raise ConfigError(
+            f"{where}: training.async_depth: 1 learns from dialogues of older weights; set ppo.engine_tis_cap, e.g. 2.0, which "
+            "corrects for it"
+        )
+
+
+def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
+    branching = config.branching
+    if branching.resample and branching.group < 2:
+        raise ConfigError(
+            f"{where}: branching.resample: one dialogue per question has nothing to differ from; set group above 1"
+        )
+    if branching.how in ("tree", "best_of") and not protocol.every_step_scored:
+        raise ConfigError(
+            f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
+            f"{config.protocol['name']!r} has steps that nothing scores yet; use how: independent or fork_first"
+        )
+
+
+def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
+    if config.advantage == AdvantageConfig():
+        return
+    from maporl.validation.advantage_checks import check_advantage, check_group_size  # needs torch
+
+    check_advantage(config.advantage, recorded_columns(config, protocol), where)
+    check_group_size(config.advantage, config.branching.group, protocol.turns, where)
+    for name, agent in config.agents.items():
+        critic = agent.critic or config.training.critic
+        relative = config.advantage.baseline == "critic" and config.advantage.returns != "token_gae"
+        if relative and critic == "none" and agent.trainable and agent.engine in WITH_WEIGHTS:
+            raise ConfigError(
+                f"{where}: advantage: returns {config.advantage.returns} with baseline critic needs a critic, but agent {name!r} "
+                "has none; set training.critic: head, or another advantage.baseline"
+            )
+
+
+def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
+    """The columns of a TurnBatch that a run of this configuration records."""
+    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action"]
+    roles = ["role"] if protocol.roles or any(a.role for a in config.agents.values()) else []
+    forks = ["state"] if config.branching.how != "independent" else []
+    return list(dict.fromkeys([*always, *roles, *forks, *sorted(protocol.records)]))
+
+
+def _check_task(config: Config, where: str) -> None:
+    name = config.task.get("name")
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"{where}: task.name: expected one of {', '.join(TASKS)}, got {name!r:.80}")
+    build_task(config.task, "train", config.seed, where)
+    for stage in config.schedule.curriculum:
+        build_task(
+            config.task | stage.task, "train", config.seed, f"{where}: schedule.curriculum, update {stage.update}"
+        )
+    if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
+        raise ConfigError(f"{where}: warm_start: task {name!r} cannot write example answers; set warm_start.steps to 0")
+    if config.training.eval_steps and not config.evaluation.questions:
+        raise ConfigError(
+            f"{where}: training.eval_steps={config.training.eval_steps} asks for evaluations but evaluation.questions is 0; "
+            "set evaluation.questions above 0 or training.eval_steps to 0"
+        )

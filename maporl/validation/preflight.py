@@ -1,0 +1,232 @@
+"""What ``maporl check`` and the start of every run look at: data, tokenizers, lengths, transformers' own options.
+
+No model is loaded.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+from transformers import SchedulerType, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
+
+from maporl.config.parse import unknown
+from maporl.config.schema import WITH_WEIGHTS, AgentSection, Config
+from maporl.engines import Engine, Reply, Request
+from maporl.errors import ConfigError
+from maporl.protocols import build_protocol, speakers
+from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.tasks import Task, build_task
+from maporl.team.devices import split
+from maporl.team.loading import context_length, load_tokenizers
+from maporl.training.args import MultiAgentPPOConfig
+from maporl.validation import memory
+from trl_ext import distributed
+from trl_ext.chat import Tokenizer
+
+
+def training_arguments(config: Config) -> MultiAgentPPOConfig:
+    """The trainer's arguments; what transformers would refuse while it trains is refused here."""
+    training = config.training
+    if not _steps(training.lr_scheduler_type):
+        usable = [kind.value for kind in SchedulerType if _steps(kind.value)]
+        raise ConfigError(f"training.lr_scheduler_type: {unknown(training.lr_scheduler_type, usable)}")
+    if "8bit" in training.optim and find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: pip install 'maporl[quantized]'"
+        )
+    try:
+        for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
+            callback()  # says what is not installed
+    except (ValueError, RuntimeError, ImportError, AssertionError) as error:
+        raise ConfigError(
+            f"training.report_to: {training.report_to} cannot be reported to: {' '.join(str(error).split())}"
+        ) from None
+    try:
+        return MultiAgentPPOConfig.from_config(config)
+    except ValueError as error:
+        raise ConfigError(f"training: {' '.join(str(error).split())}") from None
+
+
+def _reports(names: list[str]) -> list[str] | str:
+    """As ``TrainingArguments`` reads them: "all" and "none" stand alone."""
+    return names[0] if names in (["all"], ["none"]) else names
+
+
+def _steps(scheduler: str) -> bool:
+    """Whether there is a learning-rate schedule of this name that needs nothing but the number of updates."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    try:
+        schedule = get_scheduler(scheduler, optimizer, num_warmup_steps=0, num_training_steps=1)
+        optimizer.step()
+        schedule.step()
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def tasks_of(config: Config) -> tuple[Task, Task | None]:
+    """The training split, and the evaluation split unless ``evaluation.questions`` is 0; both are read here."""
+    task = build_task(config.task, "train", config.seed)
+    if len(task) == 0:
+        raise ConfigError("task: the training split is empty")
+    held_out = build_task(config.task, "eval", config.seed) if config.evaluation.questions else None
+    if held_out is not None and len(held_out) == 0:
+        raise ConfigError("task: the evaluation split is empty; set evaluation.questions to 0 to do without")
+    return task, held_out
+
+
+def check_run(config: Config) -> list[str]:
+    """Everything that can be checked without loading a model; returns what was found, a line each."""
+    training_arguments(config)
+    task, held_out = tasks_of(config)
+    tokenizers = load_tokenizers(config)
+    splits = [split for split in (task, held_out) if split is not None]
+    _check_placement(config)
+    _check_alphabets(config, splits)
+    warnings, longest = _check_lengths(config, splits, tokenizers)
+    evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
+    return [
+        f"task {config.task['name']}: {len(task)} questions, {evaluation}",
+        *(line for split in splits if (line := split.remark())),
+        f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
+        memory.line(config, longest),
+        f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
+        *warnings,
+        *_fewer_questions(config, held_out),
+        *_idle_cores(config),
+    ]
+
+
+def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
+    if held_out is None or config.evaluation.questions <= len(held_out):
+        return []
+    return [
+        f"warning: evaluation.questions={config.evaluation.questions}, but {len(held_out)} are held out; they are all used"
+    ]
+
+
+def _idle_cores(config: Config) -> list[str]:
+    """A line where a launcher leaves cores of this machine unused: ``accelerate launch`` gives a process on CPUs one thread."""
+    threads, cores = os.environ.get("OMP_NUM_THREADS", ""), os.cpu_count() or 1
+    on_cpu = config.training.use_cpu or not torch.accelerator.is_available()
+    tiny = all(agent.tiny is not None for agent in config.agents.values())  # those are as fast on one core
+    if not on_cpu or tiny or distributed.size() > 1 or not threads.isdigit() or int(threads) >= cores:
+        return []
+    return [
+        f"warning: OMP_NUM_THREADS={threads} leaves some of {cores} cores unused; `accelerate launch` sets it where it is not set: "
+        f"give it --num_cpu_threads_per_process {cores}, or start with `maporl train`"
+    ]
+
+
+def _check_placement(config: Config) -> None:
+    """With ``placement: split``, a device for every base model."""
+    if config.training.placement == "shared":
+        return
+    owners: dict[tuple, str] = {}
+    for name, section in config.agents.items():
+        if section.engine in WITH_WEIGHTS:
+            shares = section.tiny is None and (section.lora or section.adapter)
+            base = (
+                (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
+                if shares
+                else (section.policy or name,)
+            )
+            owners.setdefault(base, name)
+    try:
+        split(list(owners.values()))
+    except ValueError as error:
+        raise ConfigError(f"training.{error}") from None
+
+
+def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:
+    """Every character of every question is in the alphabet of every tiny model that plays."""
+    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
+    tinies = {name: tiny for name, tiny in players if tiny is not None}
+    if not tinies:
+        return
+    used = {character for task in splits for example in task for character in task.question(example)}
+    for name, tiny in tinies.items():
+        if missing := used - set(tiny.alphabet):
+            raise ConfigError(
+                f"agents.{name}.tiny.alphabet: questions have characters that {tiny.alphabet!r:.80} lacks: "
+                f"{''.join(sorted(missing))!r:.80}; add them"
+            )
+
+
+class _Silent(Engine):
+    """An engine whose agents say nothing, so that every prompt is as short as it can be; keeps prompts' lengths."""
+
+    def __init__(self, tokenizers: dict[str, Tokenizer]):
+        self.tokenizers = tokenizers
+        self.heard: list[tuple[Request, int]] = []
+
+    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+        """Empty answers; people, who have no tokenizer, are not measured."""
+        for request in (r for r in requests if r.ask.agent in self.tokenizers):
+            prompt = request.transcript.hear(request.ask.messages, self.tokenizers[request.ask.agent], frozenset())
+            request.transcript.say(request.utterance, [], ended=False)
+            self.heard.append((request, len(prompt)))
+        return [Reply("") for _ in requests]
+
+
+def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]) -> tuple[list[str], int]:
+    """Refuse prompts that cannot fit even if every answer is empty; returns warnings of those that long answers make too long,
+    and the tokens of the longest conversation if every answer is as long as it may be."""
+    names = tuple(config.agents)
+    players = speakers(config.protocol, names)
+    silent = _Silent(tokenizers)
+    seats = {name: SpeakerSpec("silent", (name,), system=config.agents[name].system) for name in players}
+    for task in splits:
+        by_length = sorted(task, key=lambda example: len(task.question(example)))
+        play_dialogues(by_length[-16:], task, build_protocol(config.protocol, names), seats, {"silent": silent}, 0.0)
+    contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
+    most = config.ppo.response_length
+    longer: dict[str, int] = {}
+    longest = 0
+    for request, length in silent.heard:
+        agent, context = request.ask.agent, contexts[request.ask.agent]
+        said = len(players) * most * (1 if request.ask.fresh else request.turn)
+        longest = max(longest, length + said + most)
+        if context is None:
+            continue
+        if length + most > context:
+            which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
+            raise ConfigError(
+                f"agents.{agent}: {which} {length} tokens and answers may have {most} (ppo.response_length), but its "
+                f"model reads at most {context}; shorten the protocol's texts or ppo.response_length, or use another "
+                f"model; question: {request.example.question!r:.80}"
+            )
+        if length + said + most > context:
+            longer[agent] = max(longer.get(agent, 0), length + said + most)
+    warnings = _unread(config, silent) + [
+        f"warning: agents.{agent}: its last turn may need about {length} tokens if all answers are as long as "
+        f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
+        for agent, length in longer.items()
+    ]
+    return warnings, longest
+
+
+def _unread(config: Config, silent: _Silent) -> list[str]:
+    """A line for each tiny model whose prompts have characters that it does not know."""
+    used: dict[str, set[str]] = {}
+    for request, _ in silent.heard:
+        used.setdefault(request.ask.agent, set()).update(*(message["content"] for message in request.ask.messages))
+    tinies = {name: config.agents[name].tiny for name in used}
+    missing = {name: used[name] - set(tiny.alphabet) for name, tiny in tinies.items() if tiny is not None}
+    return [
+        f"warning: agents.{name}.tiny.alphabet: its prompts have characters that it lacks, {''.join(sorted(lacking))!r:.60}; they "
+        "are read as unknown: add them, or shorten the protocol's texts"
+        for name, lacking in missing.items()
+        if lacking
+    ]
+
+
+def _describe(agent: AgentSection) -> str:
+    if agent.engine == "human":
+        return "human"
+    if agent.api is not None:
+        return f"{agent.api.model} by API"
+    what = f"tiny {agent.tiny.architecture}" if agent.tiny else str(agent.model)
+    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")
