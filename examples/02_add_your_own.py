@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from maporl.advantages import BASELINES
-from maporl.protocols import PROTOCOLS
-from maporl.rewards.rules import RULES
+from maporl.protocols import PROTOCOLS, Protocol
+from maporl.rewards.rules import RULES, Rule
 from maporl.runs import train as run
 from maporl.tasks import TASKS
 from maporl.tasks.base import Task
@@ -51,7 +51,7 @@ class Reversal(Task):
 
 
 @dataclass(frozen=True)
-class Relay:
+class Relay(Protocol):
     """Everybody answers in turn and sees the answer before; whoever repeats it ends the dialogue."""
 
     turns: int = 2
@@ -70,7 +70,7 @@ class Relay:
 
 
 @dataclass(frozen=True)
-class Best:
+class Best(Rule):
     """Everybody gets the best score of the dialogue."""
 
     def __call__(self, dialogues, credits):

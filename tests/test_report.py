@@ -578,7 +578,7 @@ def test_the_terminal_shows_a_run_in_60_columns(tmp_path, monkeypatch):
 def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
     import webbrowser
 
-    from maporl.report import cli
+    from maporl.cli import look as cli
 
     def none(*arguments):
         raise webbrowser.Error

@@ -24,7 +24,7 @@ class Totals:
     @classmethod
     def of(cls, rows: TokenBatch, index: Tensor, options: PPOOptions) -> "Totals":
         """Those of the minibatch ``index`` of ``rows``, and of what the other processes have in this minibatch."""
-        mask = rows.action_mask[index]
+        mask = rows.sampled_mask[index]
         policy = aggregation_total(mask, rows.weight[index], options.aggregation)
         own = [policy, float(mask.sum()), float(rows.value_mask[index].sum())]
         policy, tokens, values = distributed.all_reduce_sum(own, mask.device)
@@ -32,29 +32,29 @@ class Totals:
 
 
 def micro_batch_loss(
-    rows: TokenBatch, out: Any, totals: Totals, options: PPOOptions, objective: Objective, critic_only: bool = False
+    rows: TokenBatch, out: Any, totals: Totals, options: PPOOptions, objective: Objective
 ) -> tuple[Tensor, Metrics]:
     """The part of the minibatch's loss that ``rows`` make, and of its measures; both add up over micro-batches.
 
     ``out`` is the learner's output at the action tokens of ``rows``: log-probabilities, values or None, entropies or None.
     """
-    mask = rows.action_mask
+    mask = rows.sampled_mask
     new = _spread(out.logprobs, mask)
-    losses, measures = objective(new, rows.logprobs.to(new.dtype), rows.advantages, mask, options)
+    losses, measures = objective(new, rows.old_logprobs.to(new.dtype), rows.advantages, mask, options)
     weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
     if options.engine_tis_cap is not None:
         weights = weights * engine_weights(rows, options.engine_tis_cap)
     policy_loss = (losses * weights).sum()
-    loss = torch.zeros_like(policy_loss) if critic_only else policy_loss
+    loss = torch.zeros_like(policy_loss) if rows.critic_only else policy_loss
     metrics: Metrics = {"policy_loss": float(policy_loss.detach())}
     if options.kl_in == "loss" and options.kl_coef != 0:
         difference = torch.where(mask, new - rows.ref_logprobs, 0.0)
         kl_loss = (maths.kl_estimate(difference, torch.zeros_like(difference), options.kl_estimator) * weights).sum()
-        loss = loss if critic_only else loss + options.kl_coef * kl_loss
+        loss = loss if rows.critic_only else loss + options.kl_coef * kl_loss
         metrics["kl_loss"] = float(kl_loss.detach())
     if options.entropy_coef != 0:
         entropy = (_spread(out.entropies, mask) * weights).sum()
-        loss = loss if critic_only else loss - options.entropy_coef * entropy
+        loss = loss if rows.critic_only else loss - options.entropy_coef * entropy
     value_loss, value_clipped = torch.zeros(()), torch.zeros(())
     if out.values is not None:
         here = rows.value_mask[mask]
@@ -68,7 +68,7 @@ def micro_batch_loss(
         value_loss, value_clipped = terms.sum() / totals.values, clips.sum() / totals.values
         loss = loss + options.vf_coef * value_loss
     with torch.no_grad():
-        difference = out.logprobs - rows.logprobs[mask]
+        difference = out.logprobs - rows.old_logprobs[mask]
         metrics |= {
             "loss": float(loss),
             "value_loss": float(value_loss),
@@ -84,14 +84,14 @@ def engine_weights(rows: TokenBatch, cap: float) -> Tensor:
     """Truncated importance weights [N, T]: the trainer's probability of a token, before the update, over that of the engine
     that sampled it, at most ``cap`` (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
     training"); 1 where the engine's is unknown."""
-    known = rows.action_mask & ~rows.sampled.isnan()
-    return torch.where(known, torch.exp(rows.logprobs - rows.sampled).clamp(max=cap), 1.0)
+    known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
+    return torch.where(known, torch.exp(rows.old_logprobs - rows.sampler_logprobs).clamp(max=cap), 1.0)
 
 
 def engine_gap(rows: TokenBatch) -> list[float]:
     """Sums over tokens whose engine gave log-probabilities: of |trainer - engine|, of engine - trainer, and of 1."""
-    known = rows.action_mask & ~rows.sampled.isnan()
-    difference = (rows.sampled - rows.logprobs)[known]
+    known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
+    difference = (rows.sampler_logprobs - rows.old_logprobs)[known]
     return [float(difference.abs().sum()), float(difference.sum()), float(known.sum())]
 
 

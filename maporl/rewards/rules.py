@@ -6,21 +6,32 @@ applied from left to right, beginning with every scored utterance's own score.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from maporl.config.parse import build_named
+from maporl.config import build_named
+from maporl.errors import ConfigError
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
-Rule = Callable[[list[Dialogue], Credits], Credits]
+
+
+class Rule:
+    """The contract of a rule. Derive from it a frozen dataclass of options, and define what it does when it is called."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What the protocol must record of utterances (:attr:`maporl.Protocol.records`)."""
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        """The credits of one question's ``dialogues`` from here on."""
+        raise NotImplementedError(f"{type(self).__name__}: a rule defines __call__(dialogues, credits)")
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Rule):
     """Everybody's own score, as it is; ``missing`` for utterances that have none (helpers' words), if that is given."""
 
     missing: float | None = None
@@ -35,7 +46,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class TeamMean:
+class TeamMean(Rule):
     """Everybody gets the mean over the dialogue's scores, or over those of the same turn (``over: turn``)."""
 
     over: Literal["dialogue", "turn"] = "dialogue"
@@ -65,7 +76,7 @@ class Sum(TeamMean):
 
 
 @dataclass(frozen=True)
-class Last:
+class Last(Rule):
     """The score of the last utterance that has one; to everybody, or to itself alone and 0 to the others (MARFT)."""
 
     to: Literal["all", "itself"] = "all"
@@ -83,7 +94,7 @@ class Last:
 
 
 @dataclass(frozen=True)
-class Complement:
+class Complement(Rule):
     """Utterances in ``roles`` get 1 less the mean credit of what they were shown (CoMAS's evaluators)."""
 
     roles: tuple[str, ...]
@@ -101,7 +112,7 @@ class Complement:
 
 
 @dataclass(frozen=True)
-class ZeroSum:
+class ZeroSum(Rule):
     """Every agent's total in the dialogue less the mean of the others' totals, at each of its utterances."""
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
@@ -119,7 +130,7 @@ class ZeroSum:
 
 
 @dataclass(frozen=True)
-class BackPropagate:
+class BackPropagate(Rule):
     """What others consumed gets the mean (``max``, ``sum``) of the credits of those that consumed it directly, last first
     (MHGPO, arXiv 2506.02718); what nobody consumed keeps its own. ``keep_own``: its own score is added."""
 
@@ -140,7 +151,7 @@ class BackPropagate:
 
 
 @dataclass(frozen=True)
-class TreeMean:
+class TreeMean(Rule):
     """Every utterance gets the mean, over the dialogues that share it, of their last score (MALT's values)."""
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
@@ -156,7 +167,7 @@ class TreeMean:
 
 
 @dataclass(frozen=True)
-class Mix:
+class Mix(Rule):
     """``credit`` times its own weight plus a weighted sum of named rewards: ``NAME`` of the utterance itself, ``caller/NAME`` of
     the one that called it, ``callees/NAME`` the mean over those it called. ``roles``: whose credit is mixed; default, all."""
 
@@ -176,7 +187,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Rule):
     """``per_token`` off for every token said, at most ``most`` (None: no limit)."""
 
     per_token: float = 0.001
@@ -194,7 +205,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(Rule):
     """The sum of the named rewards in ``order`` of priority, each only as far as every one before it is above ``threshold``
     (G-RA, arXiv 2508.10548)."""
 
@@ -221,7 +232,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Tier:
+class Tier(Rule):
     """``credit + alpha * zone / zones``, ``zone = ceil(zones * proximity)`` of the named reward ``proximity`` in [0, 1] (SSL,
     arXiv 2601.22491, as reconstructed): noise within a zone makes no advantage."""
 
@@ -244,7 +255,7 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class PublicGoods:
+class PublicGoods(Rule):
     """``R_i = -cost c_i^2 + synergy c_i sum_{j<i} c_j + (multiplier/n) S - penalty [S < threshold]`` over the n utterances of a
     dialogue in order, c being their own scores and S the last one (inspired by MAC-SPGG, arXiv 2508.02076, reconstructed).
 
@@ -275,7 +286,7 @@ class PublicGoods:
 
 
 @dataclass(frozen=True)
-class Tournament:
+class Tournament(Rule):
     """``1 - rank / (N - 1)`` of the dialogue's last score among the N of its question, by seeded single elimination (ArenaRL,
     arXiv 2601.06487): everyone against the first gives seeds, then rounds of best against worst; ties go to the first
     listed. To everybody in the dialogue."""
@@ -288,7 +299,7 @@ class Tournament:
 
 
 @dataclass(frozen=True)
-class Redistribute:
+class Redistribute(Rule):
     """Every utterance gets ``alpha`` times the named reward ``by`` (a progress estimate) plus ``beta`` times ``grounding``, if
     that is named (SPA-RL, arXiv 2505.20732)."""
 
@@ -306,8 +317,10 @@ class Redistribute:
 
 
 @dataclass(frozen=True)
-class Inherit:
+class Inherit(Rule):
     """What was called gets the credit of what called it (MATPO)."""
+
+    needs = frozenset({"caller"})
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
@@ -321,7 +334,7 @@ class Inherit:
 
 
 @dataclass(frozen=True)
-class Margin:
+class Margin(Rule):
     """MARTI's shaping (after MAPoRL): with Q the mean of all earlier scores, ``R + alpha (R - Q)``, and plus ``beta`` times the
     agent's last score. ``of``: Q of all agents (what MARTI's code does in a debate), or of the agent's own (its documents).
     The first turn is not shaped."""
@@ -384,7 +397,14 @@ RULES: dict[str, Any] = {
 
 def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str = "reward.rules") -> list[Rule]:
     """The rules that a configuration names, in its order: a name, or ``{name: options}``."""
-    return build_named(entries, RULES, where)
+    rules = build_named(entries, RULES, where)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            kind = type(rule).__name__
+            raise ConfigError(
+                f"{where}: expected a maporl.rewards.rules.Rule, got {kind}; derive it: class {kind}(Rule)"
+            )
+    return rules
 
 
 def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:

@@ -1,7 +1,7 @@
 """Agents and policies: who speaks, and the weights that speak for them. Agents are not policies: several agents may share one."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -103,12 +103,33 @@ class Policy:
         """What ends its answers."""
         return self.voice.stop_ids
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its weights are quantised, and therefore in their place already."""
+        return bool(getattr(self.model, "is_quantized", False))  # transformers sets it on quantised models only
+
     @contextmanager
     def active(self) -> Iterator[PreTrainedModel]:
         """The Hugging Face model with this policy's adapter switched on."""
         if self.adapter is not None and self.model.active_adapters != [self.adapter]:
             self.model.set_adapter(self.adapter)
         yield base_of(self.model)
+
+    def with_adapter(self, adapter: str) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
+        """Opens the model with another adapter of the same base switched on."""
+
+        @contextmanager
+        def opened() -> Iterator[PreTrainedModel]:
+            self.model.set_adapter(adapter)
+            yield base_of(self.model)
+
+        return opened
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[PreTrainedModel]:
+        """The Hugging Face model with all adapters switched off."""
+        with self.model.disable_adapter():  # type: ignore[operator]  # a PeftModel
+            yield base_of(self.model)
 
 
 def context_of(model: PreTrainedModel | PeftModel) -> int | None:

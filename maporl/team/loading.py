@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from maporl.config import Config
-from maporl.config.schema import WITH_WEIGHTS, AgentSection, LoraSection
+from maporl.config.schema import AgentSection, LoraSection
 from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
@@ -39,7 +39,7 @@ def load_agents(config: Config, tokenizers: dict[str, Tokenizer], weights: bool 
     for name, section in config.agents.items():
         options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
         spoken: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
-        if section.engine not in WITH_WEIGHTS:
+        if not section.weights:
             agents.append(Agent(name, **spoken))
             continue
         for policy in (names := policy_names(name, section, turns_of(config))):
@@ -58,7 +58,7 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
     """Every agent's tokenizer, checked; no model is loaded."""
     tokenizers = {}
     for name, section in config.agents.items():
-        if section.engine not in WITH_WEIGHTS:
+        if not section.weights:
             continue
         if section.tiny is not None:
             tokenizer = build_tiny_tokenizer(section.tiny)
