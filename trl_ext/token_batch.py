@@ -67,7 +67,6 @@ class TokenBatch:
     returns: Tensor
     critic: "TokenBatch | None" = None
     critic_only: bool = False
-    critic_only: bool = False
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
