@@ -1,10 +1,13 @@
-"""What rewards say of dialogues: means by name, agent and turn, and which questions tell their dialogues apart."""
+"""Statistics of rewards: means by name, agent and turn, and which questions have reward variance."""
 
 from maporl.types import Dialogue
 
 
 def telling(dialogues: list[Dialogue]) -> set[int]:
-    """The questions in whose dialogues some agent earned different credits."""
+    """Return the questions that have reward variance: some agent earned different credits in their dialogues.
+
+    Other questions give a group baseline no gradient.
+    """
     credits: dict[tuple[int, str], set[float]] = {}
     for dialogue in dialogues:
         for u in dialogue.utterances:
@@ -14,8 +17,10 @@ def telling(dialogues: list[Dialogue]) -> set[int]:
 
 
 def mean_rewards(dialogues: list[Dialogue]) -> dict[str, float]:
-    """The mean of every named reward: over all utterances, for each agent, and for each agent and turn; of penalties
-    also how many there were."""
+    """Return the mean of every named reward: over all utterances, per agent, and per agent and turn.
+
+    For penalties, also return how many there were.
+    """
     sums: dict[str, list[float]] = {}
     for utterance in (u for d in dialogues for u in d.utterances):
         spoken = f"{utterance.agent}/turn_{utterance.turn + 1}"
