@@ -180,7 +180,7 @@ EPISODES = {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1}, "rul
         ({"protocol": {"name": "chain", "visibility": "graph"}}, r"sees: .*goes with visibility: graph"),
         ({"protocol": {"name": "collaboration", "agents": ["ann"]}}, r"needs two agents, got \['ann'\]"),
         ({"protocol": {"name": "collaboration", "with_hint": "{question}"}}, r"with_hint: it must contain \{words\}"),
-        ({"protocol": {"name": "refine", "approval": "("}}, r"approval: '\(' is no regular expression"),
+        ({"protocol": {"name": "refine", "approval": "("}}, r"approval: '\(' is not a regular expression"),
         ({"protocol": {"name": "call_return", "pattern": "x"}}, r"pattern: expected one group"),
         ({"protocol": {"name": "game", "game": "chess"}, **EPISODES}, r"game: unknown 'chess'"),
         ({"protocol": {"name": "game", "options": {"size": 3}}, **EPISODES}, r"options: unknown key 'size'"),

@@ -1,4 +1,7 @@
-"""The loss of one micro-batch: policy objective, critic's loss, KL and entropy terms, each averaged over its minibatch."""
+"""The loss of one micro-batch: the policy objective, the critic's loss, and the KL and entropy terms.
+
+Each term is averaged over the whole minibatch.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +18,7 @@ from trl_ext.token_batch import TokenBatch
 
 @dataclass(frozen=True)
 class Totals:
-    """What the sums over a minibatch are divided by, so that it may be cut into micro-batches anywhere."""
+    """The numbers by which sums over a minibatch are divided. They let a minibatch be split into any micro-batches."""
 
     policy: float
     tokens: int
@@ -23,7 +26,7 @@ class Totals:
 
     @classmethod
     def of(cls, rows: TokenBatch, index: Tensor, options: PPOOptions) -> "Totals":
-        """Those of the minibatch ``index`` of ``rows``, and of what the other processes have in this minibatch."""
+        """Return the totals of the minibatch ``index`` of ``rows``, summed over all processes."""
         mask = rows.sampled_mask[index]
         policy = aggregation_total(mask, rows.weight[index], options.aggregation)
         own = [policy, float(mask.sum()), float(rows.value_mask[index].sum())]
@@ -34,9 +37,10 @@ class Totals:
 def micro_batch_loss(
     rows: TokenBatch, out: Any, totals: Totals, options: PPOOptions, objective: Objective
 ) -> tuple[Tensor, Metrics]:
-    """The part of the minibatch's loss that ``rows`` make, and of its measures; both add up over micro-batches.
+    """Return the share of ``rows`` in the minibatch's loss and in its measures. Both add up over micro-batches.
 
-    ``out`` is the learner's output at the action tokens of ``rows``: log-probabilities, values or None, entropies or None.
+    ``out`` is the learner's output at the sampled tokens of ``rows``: log-probabilities, values or None, entropies or
+    None.
     """
     mask = rows.sampled_mask
     new = _spread(out.logprobs, mask)
@@ -81,20 +85,23 @@ def micro_batch_loss(
 
 
 def engine_weights(rows: TokenBatch, cap: float) -> Tensor:
-    """Truncated importance weights [N, T]: the trainer's probability of a token, before the update, over that of the engine
-    that sampled it, at most ``cap`` (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-    training"); 1 where the engine's is unknown."""
+    """Return truncated importance weights [N, T], at most ``cap``.
+
+    A weight is the trainer's probability of a token before the update, divided by the probability of the engine that
+    sampled it (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). It is 1
+    where the engine's probability is unknown.
+    """
     known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
     return torch.where(known, torch.exp(rows.old_logprobs - rows.sampler_logprobs).clamp(max=cap), 1.0)
 
 
 def engine_gap(rows: TokenBatch) -> list[float]:
-    """Sums over tokens whose engine gave log-probabilities: of |trainer - engine|, of engine - trainer, and of 1."""
+    """Return sums over the tokens whose engine gave log-probabilities: |trainer - engine|, engine - trainer, and 1."""
     known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
     difference = (rows.sampler_logprobs - rows.old_logprobs)[known]
     return [float(difference.abs().sum()), float(difference.sum()), float(known.sum())]
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
-    """[M] values of the action tokens as [N, T], zeros elsewhere; the gradient goes through."""
+    """Return the values [M] of the sampled tokens as [N, T], with 0 elsewhere. The gradient passes through."""
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)

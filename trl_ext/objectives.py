@@ -1,8 +1,9 @@
-"""Policy losses, per token. ``OBJECTIVES`` names them all.
+"""Policy losses for each token. ``OBJECTIVES`` names them all.
 
-An objective is ``(new, old, advantages, mask, options) -> (losses, measures)``: log-probabilities and advantages [N, T]
-with a boolean mask, the loss of every token [N, T], and named values [N, T] of which the token mean is logged. How losses
-are averaged is ``options.aggregation``'s business (:func:`token_weights`), so that no objective repeats it.
+An objective is a function ``(new, old, advantages, mask, options) -> (losses, measures)``. It receives new and old
+log-probabilities and advantages [N, T] with a boolean mask. It returns the loss of every token [N, T] and named values
+[N, T], of which the trainer logs the token mean. ``options.aggregation`` decides how the losses are averaged
+(:func:`token_weights`), so no objective repeats that.
 """
 
 from collections.abc import Callable
@@ -17,12 +18,13 @@ Objective = Callable[[Tensor, Tensor, Tensor, Tensor, PPOOptions], tuple[Tensor,
 
 
 def importance_ratio(new: Tensor, old: Tensor, mask: Tensor, kind: str) -> Tensor:
-    """``pi_new / pi_old`` [N, T]: of each token, or the same number at every token of an answer.
+    """Return ``pi_new / pi_old`` [N, T], for each token or as one number for all tokens of an answer.
 
-    ``sequence`` is the product over the answer's tokens (M-GRPO, arXiv 2511.13288, eq. 14), ``sequence_mean`` its
-    length-normalised form ``exp(mean log-ratio)`` (GSPO, arXiv 2507.18071).
+    ``token`` is the ratio of each token. ``sequence`` is the product over the answer's tokens (M-GRPO, arXiv
+    2511.13288, eq. 14). ``sequence_mean`` is its length-normalised form ``exp(mean log-ratio)`` (GSPO, arXiv
+    2507.18071).
     """
-    # masked before exp: log-probabilities outside the mask may be anything
+    # mask before exp, because log-probabilities outside the mask may have any value
     difference = torch.where(mask, new - old, torch.zeros_like(new))
     if kind == "token":
         return torch.exp(difference)
@@ -35,7 +37,8 @@ def importance_ratio(new: Tensor, old: Tensor, mask: Tensor, kind: str) -> Tenso
 def ppo(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPOOptions):
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7): ``max(-A r, -A clamp(r, 1 - low, 1 + high))``.
 
-    With ``dual_clip`` c (Ye et al. 2020), where A < 0 it is at most ``-c A``, so that a huge ratio cannot blow it up.
+    With ``dual_clip`` c (Ye et al. 2020) the loss is at most ``-c A`` where A < 0. Otherwise a huge ratio would make
+    the loss huge.
     """
     ratio = importance_ratio(new, old, mask, options.ratio)
     high = options.cliprange if options.cliprange_high is None else options.cliprange_high
@@ -48,8 +51,11 @@ def ppo(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPO
 
 
 def reinforce(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPOOptions):
-    """``-A log pi`` (Williams 1992). With ``tis_cap`` c each term is weighed by ``min(r, c)``, held constant (truncated
-    importance sampling), which allows several steps on one batch; without it use one."""
+    """REINFORCE: ``-A log pi`` (Williams 1992).
+
+    With ``tis_cap`` c each term has the weight ``min(r, c)``, which is held constant (truncated importance sampling).
+    This allows several steps on one batch. Without it, take one step.
+    """
     ratio = importance_ratio(new, old, mask, options.ratio).detach()
     weight = torch.ones_like(ratio) if options.tis_cap is None else ratio.clamp(max=options.tis_cap)
     losses = -advantages * weight * torch.where(mask, new, torch.zeros_like(new))
@@ -60,9 +66,10 @@ OBJECTIVES: dict[str, Any] = {"ppo": ppo, "reinforce": reinforce}
 
 
 def token_weights(mask: Tensor, rows: Tensor, total: float, aggregation: str) -> Tensor:
-    """What each token's loss is multiplied with [N, T] before they are summed; ``rows`` [N] weighs whole answers.
+    """Return the weight of each token's loss [N, T] in the sum over tokens. ``rows`` [N] are the weights of whole
+    answers.
 
-    ``total`` is :func:`aggregation_total` of the minibatch, so that the sum over its parts is the mean over all of it.
+    ``total`` is :func:`aggregation_total` of the minibatch, so that the sum over its micro-batches is its mean.
     """
     weights = rows.unsqueeze(1) * mask
     if aggregation in ("sequence_mean", "per_main_rollout"):
@@ -71,5 +78,5 @@ def token_weights(mask: Tensor, rows: Tensor, total: float, aggregation: str) ->
 
 
 def aggregation_total(mask: Tensor, rows: Tensor, aggregation: str) -> float:
-    """Tokens for a token mean, else answers, each by its weight."""
+    """Return the weighted number of tokens for a token mean, and the weighted number of answers otherwise."""
     return float((rows * mask.sum(1)).sum() if aggregation == "token_mean" else rows.sum())

@@ -1,4 +1,7 @@
-"""Advantages: return o baseline o scale o post, with a group key. The dicts below name every slot there is."""
+"""Advantages: a return, a baseline, a scale and transforms, over rows that share a key.
+
+The dicts ``RETURNS``, ``BASELINES``, ``SCALES`` and ``TRANSFORMS`` name every choice.
+"""
 
 from maporl.advantages.baselines import BASELINES, BaselineState
 from maporl.advantages.batch import COLUMNS, TurnBatch

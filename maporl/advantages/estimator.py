@@ -1,4 +1,4 @@
-"""``estimate``: return o baseline o scale o post, over rows grouped by a key."""
+"""``estimate`` computes advantages: a return, a baseline, a scale and transforms, over rows that share a key."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ from maporl.config.schema import AdvantageConfig
 
 @dataclass
 class Estimates:
-    """By row, [N]: ``advantages``; ``targets`` for a critic; ``weights`` of the row in the loss, 0 to leave it out."""
+    """Three numbers for each row, [N]: the advantage, the target of the critic, and the row's weight in the loss.
+
+    A weight of 0 leaves the row out of the loss.
+    """
 
     advantages: Tensor
     targets: Tensor
@@ -26,7 +29,7 @@ class Estimates:
 
 
 def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None) -> Tensor:
-    """The advantage of every row, float32 [N]; 0 at padding.
+    """Return the advantage of every row, float32 [N]; 0 at padding.
 
     The return of a row (``config.returns``) less its baseline, in units of its scale, then the transforms. Rows are compared
     with those of equal ``config.key``: ``(prompt,)`` is GRPO, ``(prompt, agent)`` Dr. MAS, ``(prompt, agent, turn)``
@@ -35,6 +38,9 @@ def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | N
     >>> batch = TurnBatch(reward=[1, 0, 0, 1], prompt=["q"] * 4, agent=["a", "a", "b", "b"])
     >>> estimate(batch, AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",))).tolist()
     [0.5, -0.5, -0.5, 0.5]
+
+    Raises:
+        ValueError: a slot has no such name, a column or a value that it needs was not recorded, or a group has one row.
     """
     return estimate_all(batch, config, state).advantages.float()
 
@@ -83,7 +89,11 @@ def estimate_all(
 
 
 def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str = "advantage") -> None:
-    """Raise where a slot is unknown, or wants a column that is not among ``recorded``."""
+    """Check that every slot of ``config`` exists and needs only the ``recorded`` columns.
+
+    Raises:
+        ValueError: a slot has no such name, or it needs a column that is not recorded.
+    """
     _slot(RETURNS | dict.fromkeys(TOKEN_RETURNS), config.returns, f"{where}.returns")
     _slot(BASELINES, config.baseline, f"{where}.baseline")
     _slot(SCALES, config.scale, f"{where}.scale")
@@ -110,7 +120,7 @@ def _slot(slots: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Every row takes the mean of its rollout's rows in its group, and a rollout counts once."""
+    """Give every row the mean return of its rollout's rows in its group, and let each rollout count once."""
     if batch.rollout is None:
         batch.column("rollout", "unit: rollout")
     returns, shares = returns.clone(), weights.clone()
@@ -123,7 +133,10 @@ def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weig
 
 
 def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, weights: Tensor) -> list[int]:
-    """The rows that stand alone where they are to be compared; an error unless the configuration says what they are."""
+    """Return the rows that have no other row in their group to be compared with.
+
+    They are an error unless ``config.singleton`` is "zero".
+    """
     compared: Groups = list(groups) if config.baseline in GROUPED or config.scale == "std" else []
     if config.scale == "agent_std":
         compared += batch.groups(("agent",), "scale: agent_std")

@@ -1,7 +1,8 @@
 """Transforms: what is done to advantages at the end, from left to right. In YAML they are ``advantage.post``.
 
-A post is a dataclass of its options with two hooks, either of which may be left as it is: ``weigh`` says before anything
-is compared how often each row counts in a statistic (and in the loss), ``apply`` changes the advantages afterwards.
+A transform is a dataclass of its options with hooks, of which it overrides those that it needs. Before rows are
+compared, ``weigh`` says how often each row counts in a statistic and in the loss. Afterwards ``apply`` changes the
+advantages.
 """
 
 import random
@@ -52,9 +53,10 @@ class Transform:
 class Align(Transform):
     """Let every dialogue count ``to`` utterances of each agent, however often it was called (M-GRPO, arXiv 2511.13288).
 
-    ``weight``: each of the k it has counts ``to / k`` times, the expectation of the other two; ``duplicate``: random ones
-    are repeated; ``drop``: random ones are left out, and where there are fewer they are repeated, as the paper does.
-    ``to``: default, the largest number that no more than 1% of the dialogues exceed.
+    There are three ways to do this if an agent has k utterances in a dialogue. ``weight`` lets each count ``to / k``
+    times, which is the expectation of the other two ways. ``duplicate`` repeats random ones. ``drop`` leaves out random
+    ones if there are too many and repeats random ones if there are too few, as the paper does. By default ``to`` is the
+    number that at most 1% of the dialogues exceed.
     """
 
     how: Literal["weight", "duplicate", "drop"] = "weight"
@@ -63,7 +65,7 @@ class Align(Transform):
     needs = ("agent", "rollout")
 
     def weigh(self, batch: TurnBatch) -> Tensor:
-        """See the class."""
+        """Return how often each row counts."""
         weights = torch.ones(len(batch), dtype=torch.float64)
         callers = batch.caller
         called = [rows for rows in batch.trajectories(by_agent=True) if not callers or callers[rows[0]] is not None]
@@ -92,12 +94,16 @@ class BroadcastToCallees(Transform):
     trains_callees = True
 
     def weigh(self, batch: TurnBatch) -> Tensor:
-        """Callees do not count."""
+        """Return 0 for utterances that were called, so that they count in no statistic."""
         callers = batch.column("caller", "post: broadcast_to_callees")
         return torch.tensor([float(caller is None) for caller in callers], dtype=torch.float64)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """Callers' advantages to their callees, also through several calls."""
+        """Give each called utterance the advantage of its caller, also through several calls.
+
+        Raises:
+            ValueError: callers were not recorded.
+        """
         callers = batch.column("caller", "post: broadcast_to_callees")
         result = advantages.clone()
         for i in batch.rows():
@@ -112,8 +118,9 @@ class BroadcastToCallees(Transform):
 class OpponentShaping(Transform):
     """Advantage alignment (arXiv 2406.14662; with group baselines 2511.19405), for two agents on one grid of turns:
 
-    ``A*_t = A_t + beta (sum_{k<t} gamma^(t-k) A_k) B_t``, where A is the agent's own advantage and B the other's.
-    ``gamma``: default, that of the returns. ``extra_gamma`` multiplies the sum by it once more, as the published code does.
+    ``A*_t = A_t + beta (sum_{k<t} gamma^(t-k) A_k) B_t``, where A is the agent's own advantage and B the other's. By
+    default ``gamma`` is that of the returns. ``extra_gamma`` multiplies the sum by gamma once more, as the published
+    code does.
     """
 
     beta: float = 1.0
@@ -123,7 +130,11 @@ class OpponentShaping(Transform):
     needs_everybody = True
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """See the class."""
+        """Return the shaped advantages.
+
+        Raises:
+            ValueError: a dialogue does not have exactly two agents that both speak in every turn.
+        """
         gamma = config.gamma if self.gamma is None else self.gamma
         agents = batch.column("agent", "post: opponent_shaping")
         turns = batch.column("turn", "post: opponent_shaping")
@@ -150,12 +161,16 @@ class OpponentShaping(Transform):
 @dataclass(frozen=True)
 class StepMerge(Transform):
     """SALT (arXiv 2510.20022), as reconstructed from its abstract: the same action in the same state in several dialogues
-    of one prompt gets the mean of their advantages, because it cannot be what told them apart."""
+    of one prompt gets the mean of their advantages, because it cannot be the reason why they differ."""
 
     needs = ("state",)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """The mean over equal (prompt, agent, state, action), as far as these are recorded."""
+        """Return the mean over rows with equal (prompt, agent, state, action), of those that are recorded.
+
+        Raises:
+            ValueError: states were not recorded.
+        """
         result = advantages.clone()
         key = [name for name in ("prompt", "agent", "state", "action") if getattr(batch, name) is not None]
         if batch.state is None:
@@ -178,9 +193,9 @@ class DropZeros(Transform):
 class CumulativeKL(Transform):
     """``A_t = A - beta sum_{l>=t} log(pi_old/pi_ref)_l`` for each token (REINFORCE++, arXiv 2501.03262).
 
-    ``beta`` is ``ppo.kl_coef``, which then penalises nothing else. It works on tokens, so the trainer applies it, and the
-    scale after it, where tokens are: with the scale "std" they are whitened within the key, with "agent_std" and
-    "batch_std" over what these name.
+    ``beta`` is ``ppo.kl_coef``, which then penalises nothing else. This transform works on tokens, so the trainer
+    applies it, and then applies the scale to tokens too. The scale "std" whitens tokens within the key; "agent_std" and
+    "batch_std" whiten them over an agent and over the batch.
     """
 
     per_token = True
@@ -191,7 +206,11 @@ class CumulativeKL(Transform):
         return torch.where(mask, advantages - kl_coef * to_come, 0.0)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """Refused: there is no single number for an utterance."""
+        """Refuse, because an utterance has no single advantage here.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(
             "post: cumulative_kl gives every token its own advantage, so estimate() has no number for a row; in a run the "
             "trainer applies it (maporl.training.assign)"
