@@ -1,6 +1,8 @@
 """Commands made from functions: options from dataclasses, one line and an exit status for a user's mistake."""
 
 import errno
+import subprocess
+import sys
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -144,3 +146,21 @@ def test_every_field_is_an_option_with_the_fields_default(words, kind):
         assert option.help == declared.metadata.get("help")
         if not option.required:
             assert (() if option.multiple and option.default is None else option.default) == declared.default
+
+
+def test_no_help_page_imports_what_is_slow():
+    code = """
+import sys, typer
+from typer.testing import CliRunner
+from maporl.cli.main import COMMANDS, app
+pages = [[]]
+for named in COMMANDS.values():
+    for name, command in named.items():
+        inner = command.registered_commands if isinstance(command, typer.Typer) else []
+        pages += [[name], *([name, one.name or one.callback.__name__] for one in inner)]
+for page in pages:
+    assert CliRunner().invoke(app, [*page, "--help"]).exit_code == 0, page
+print(len(pages), sorted({"torch", "transformers", "numpy", "fastapi", "matplotlib"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "20 []\n"

@@ -28,19 +28,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     A parameter whose annotation is a dataclass becomes one option for each field, and ``function`` is given the
     dataclass, built from what the user typed. The other parameters are typer's own. All of it runs inside
-    :func:`known_errors`; where ``function`` has a parameter ``quiet``, the user's answer silences standard output.
+    :func:`known_errors`. If ``function`` has a parameter ``quiet`` and the user sets it, standard output is silent.
 
     A field's type is the option's type. A field whose default is a tuple becomes an option that may be given several
     times. A class's own fields come before the fields that it inherits. A field's ``metadata`` may hold:
 
-    - ``help``: the option's help text
-    - ``name``: the option's name, if it is not the field's name with dashes
-    - ``show_default``: the text that the help page shows in place of the default
-    - ``read``: a function of one argument that turns the option's value into the field's value; the option then has
-      the type of that argument
+    - ``help``: the option's help text.
+    - ``name``: the option's name, if it is not the field's name with dashes.
+    - ``show_default``: the text that the help page shows in place of the default.
+    - ``read``: a function of one argument that turns the option's value into the field's value. The option then has
+      the type of that argument.
     """
     signature = inspect.signature(function)
-    built = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
+    built: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
 
     @wraps(function)
     def run(**given: Any) -> None:
@@ -55,9 +55,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             parameters += _options(built[parameter.name])
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
-    # typer reads both; setattr, because a type checker knows neither attribute of a callable
-    setattr(run, "__signature__", Signature(parameters))  # noqa: B010
-    setattr(run, "__annotations__", {p.name: p.annotation for p in parameters})  # noqa: B010
+    # typer reads both
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
