@@ -128,7 +128,7 @@ def _run(codes: list[Any]) -> list[Any]:
     """The sandbox's outcome for each program."""
     from maporl.sandbox.sandbox import Outcome, Sandbox  # rewards need tasks, and only this task needs the sandbox
 
-    calls = [_function(code) for code in codes]
+    calls = [labelling_function(code) for code in codes]
     outcomes: dict[int, Outcome] = {}
     with Sandbox() as sandbox:
         for call in dict.fromkeys(calls):
@@ -157,7 +157,7 @@ def _read(source: str, count: int | None) -> Sequence[dict[str, Any]]:
     return read_rows(source, "train" if count is None else f"train[:{count}]")
 
 
-def _function(code: Any) -> str:
+def labelling_function(code: Any) -> str:
     """The function that gives the label; a program that defines one function only may call it what it likes."""
     defined = re.findall(r"^def (\w+)", code, re.MULTILINE) if isinstance(code, str) else []
     return defined[0] if len(defined) == 1 and defined[0].isidentifier() else FUNCTION

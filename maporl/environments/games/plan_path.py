@@ -38,12 +38,12 @@ class PlanPath(Game):
         while True:
             chosen = rng.sample(cells, 2 + self.walls)
             self.token, self.goal, self.blocked = chosen[0], chosen[1], set(chosen[2:])
-            self.far = self._distances()
+            self.far = self.distances_to_goal()
             if self.far.get(self.token, self.limit + 1) <= self.limit:
                 break
         self.taken = 0
 
-    def _distances(self) -> dict[tuple[int, int], int]:
+    def distances_to_goal(self) -> dict[tuple[int, int], int]:
         """Steps to the goal from every cell that can reach it."""
         far, queue = {self.goal: 0}, deque([self.goal])
         while queue:
