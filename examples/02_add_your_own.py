@@ -21,7 +21,7 @@ from maporl.tasks import TASKS
 from maporl.tasks.base import Task
 from maporl.types import Ask, Example, Grade
 from maporl.validation.load import from_dict
-from trl_ext.objectives import OBJECTIVES, importance_ratio
+from trl_ext.losses import OBJECTIVES, importance_ratio
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from trl_ext import maths
-from trl_ext.losses import Totals, micro_batch_loss
-from trl_ext.objectives import OBJECTIVES, aggregation_total, importance_ratio, token_weights
+from trl_ext.losses import OBJECTIVES, Totals, aggregation_total, importance_ratio, micro_batch_loss, token_weights
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.token_batch import Completion, build_token_batch
 

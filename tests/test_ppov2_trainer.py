@@ -457,7 +457,10 @@ def test_a_padding_collator_of_transformers_serves(tiny, tmp_path):
     [
         ([{"prompt": "1+1="}, {"prompt": ""}], "a row of the data set has no prompt"),
         ([{"prompt": "1+1="}, {"question": "x"}], "a row of the data set has no prompt"),
-        ([{"prompt": "1" * 126}], r"a prompt has 126 tokens and answers may have 6 .* reads at most 128"),
+        (
+            [{"prompt": "1" * 126}],
+            r"prompt '1111.*: the prompt has 126 tokens and the answer may have 6, but the model reads at most 128; .*response_length",
+        ),
     ],
 )
 def test_rows_that_cannot_be_answered_are_named(tiny, tmp_path, rows, message):

@@ -584,7 +584,7 @@ def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
         raise webbrowser.Error
 
     monkeypatch.setattr(webbrowser, "get", none)
-    cli._open("http://127.0.0.1:1/", True)
+    cli.open_page("http://127.0.0.1:1/", True)
     assert capsys.readouterr().out.split("\n")[:2] == [
         "http://127.0.0.1:1/",
         "no browser was found here; open the address in one on this machine",

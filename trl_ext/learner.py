@@ -22,9 +22,8 @@ from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.forward import base_of, read_actions, trunk_of
-from trl_ext.losses import Totals, micro_batch_loss
+from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
-from trl_ext.objectives import OBJECTIVES, Objective
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sharding import Replicated, build_optimizer, strategy_of
 from trl_ext.token_batch import TokenBatch, placeholder

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl.trainer import disable_dropout_in_model
 
 from trl_ext import distributed
-from trl_ext.chat import Tokenizer
+from trl_ext.chat import Tokenizer, check_length, context_of
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner
 from trl_ext.loop import COMPLETIONS, PPOLoop
@@ -177,15 +177,11 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         ]
 
     def _check_lengths(self, prompts: list[Prompt]) -> None:
-        """Raise if a prompt and its answer cannot fit the model's context."""
-        config = base_of(self.learners["policy"].model).config.get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
+        """Check that every prompt and its answer fit the model's context."""
         longest = max(prompts, key=lambda p: len(p.ids))
-        if context is not None and len(longest.ids) + self.args.response_length > context:
-            raise ValueError(
-                f"a prompt has {len(longest.ids)} tokens and answers may have {self.args.response_length} (response_length), "
-                f"but the model reads at most {context}; shorten the prompt or the answers: {longest.prompt!r:.80}"
-            )
+        context = context_of(base_of(self.learners["policy"].model).config)
+        where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
+        check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
 
     def _score_by_model(self, answers: list[Completion]) -> list[float]:
         reward = self._reward_model

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from maporl.config import build_named
-from maporl.errors import ConfigError
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 

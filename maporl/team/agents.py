@@ -8,13 +8,8 @@ from functools import cached_property
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from maporl.errors import UserError
-from trl_ext.chat import Tokenizer
+from trl_ext.chat import Tokenizer, check_length
 from trl_ext.forward import base_of
-
-
-class PromptTooLong(UserError, ValueError):
-    """A prompt and its answer cannot fit the model's context."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +64,8 @@ class Voice:
         Raises:
             PromptTooLong: the model's context is too short for both; ``label`` says whose answer it is.
         """
-        if self.context is not None and prompt + new > self.context:
-            raise PromptTooLong(
-                f"{label}: the prompt has {prompt} tokens and the answer may have {new}, but policy {self.name!r} reads "
-                f"at most {self.context}; shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
-            )
+        remedy = "shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
+        check_length(prompt, new, self.context, label, f"policy {self.name!r}", remedy)
 
 
 @dataclass
@@ -130,8 +122,3 @@ class Policy:
         """The Hugging Face model with all adapters switched off."""
         with self.model.disable_adapter():  # type: ignore[operator]  # a PeftModel
             yield base_of(self.model)
-
-
-def context_of(model: PreTrainedModel | PeftModel) -> int | None:
-    """Most tokens that ``model`` reads, as its configuration says."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -9,10 +9,10 @@ from peft import PeftModel
 
 from maporl.config import Config
 from maporl.engines.registry import has_weights
-from maporl.team.agents import Agent, Policy, Voice, context_of
+from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
-from trl_ext.chat import check_tokenizer
+from trl_ext.chat import check_tokenizer, context_of
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner, starting_point
 from trl_ext.ppo_options import PPOOptions
@@ -61,7 +61,7 @@ class Team:
                     f"policies {other.name!r} and {name!r} bring the same weights; give their agents one "
                     "policy name to share them, or a model (or adapter) each"
                 )
-        voice = Voice(name, agent.tokenizer, context_of(agent.model))
+        voice = Voice(name, agent.tokenizer, context_of(agent.model.config))
         policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learning_rate, agent.critic)
         self.policies[name] = policy
         return policy
