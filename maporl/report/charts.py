@@ -125,7 +125,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
 def _voters(run: Run) -> int:
     """Agents that answer in the last turn, as far as an evaluation says."""
     report = run.after or run.before
-    return len(report["turns"][-1]["agents"]) if report else len(run.agents())
+    return len(report.turns[-1].agents) if report else len(run.agents())
 
 
 def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[int], list[Series]]:
@@ -142,16 +142,15 @@ def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[i
             if known is not None:
                 by_step = dict(zip(steps, known, strict=True))
                 setattr(one, name, [by_step.get(step) for step in at])
-    for number in range(max(len(report["turns"]) for _, report in ends)):
+    for number in range(max(len(report.turns) for _, report in ends)):
         label = f"turn {number + 1}, held out"
         line = next((one for one in series if one.name == label), None)
         if line is None:
             line = Series(label, [None] * len(at), held_out=True)
             series.append(line)
         for step, report in ends:
-            own = report["turns"][number]["team"] if number < len(report["turns"]) else {"total": 0}
-            if own["total"]:
-                line.values[at.index(step)] = finite(own["count"] / own["total"])
+            if number < len(report.turns) and report.turns[number].team.total:
+                line.values[at.index(step)] = finite(report.turns[number].team.value)
     return at, series
 
 

@@ -38,10 +38,10 @@ def frame(run: Run, width: int) -> Group:
             table.add_row(Text(name), now, sparkline(values, max(8, width // 3), chart["share"]))
     if table.row_count:
         parts.append(table)
-    played = [(when, record) for when, record in run.dialogues if isinstance(when, int)]
+    played = [(one.when, one) for one in run.dialogues if isinstance(one.when, int)]
     if played:
-        when, record = max(played, key=lambda p: p[0])
-        parts.append(_dialogue(when, entry(when, record)))
+        when, newest = max(played, key=lambda p: p[0])
+        parts.append(_dialogue(when, entry(newest)))
     return Group(*parts, Text(HINT, style="dim"))
 
 

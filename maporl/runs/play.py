@@ -1,7 +1,6 @@
 """A person at the table: any agent's seat, in any protocol; what is played is graded, scored and recorded like any other."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from maporl.runs.train import build_trainer
 from maporl.runs.evaluate import load_checkpoint_weights
 from maporl.storage.run_folder import RunFolder
 from maporl.config.schema import WarmStartSection
-from maporl.types import Dialogue, Example, to_json
+from maporl.types import Dialogue, Example
 from maporl.text import visible
 
 
@@ -104,8 +103,7 @@ def welcome(game: Game, config: Config) -> str:
 
 def told(dialogue: Dialogue) -> str:
     """How a dialogue ended, for the person who was in it."""
-    record = json.loads(to_json(dialogue))
-    game, outcome = game_of(record) is not None, outcome_of(record)
+    game, outcome = game_of(dialogue) is not None, outcome_of(dialogue)
     label = dialogue.example.answer
     lines = [
         f"It is over: {outcome}." if outcome else f"The right answer is {visible(label)}." if label else "It is over."
