@@ -21,6 +21,7 @@ from maporl.report.failures import failures
 from maporl.report.health import health
 from maporl.report.language import Difference
 from maporl.report.live import LivePage, PageSeat
+from maporl.report.metric_panels import ROWS, lines_of
 from maporl.report.page import payload, render, write_report
 from maporl.report.read import Recorded, RunReader, read_run
 from maporl.report.story import paired_gain, story, talking_gain
@@ -248,6 +249,24 @@ def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
         "NaN is no number"
     )
     assert {"Reward, by name", "Gradient norm", "Tokens per second", "Memory", "Seconds per update"} <= by_title.keys()
+
+
+def test_the_lines_of_a_panel_are_in_order_and_named():
+    names = ["eval_accuracy/turn_1", "accuracy/turn_10", "accuracy/turn_2", "accuracy/turn_2/ann", "reward/my_score", "reward/score",
+             "change/1_to_2/improved", "change/1_to_2/declined", "change/1_to_2/same", "my_policy/objective/kl", "memory/peak"]  # fmt: skip
+    found = {panel.title: [(line.name, line.label) for line in lines_of(panel, names)] for panel in ROWS}
+    assert found["Accuracy, by turn"] == [
+        ("accuracy/turn_2", "turn 2"),
+        ("accuracy/turn_10", "turn 10"),
+        ("eval_accuracy/turn_1", "turn 1"),
+    ]
+    assert found["Reward, by name"] == [("reward/my_score", "my score"), ("reward/score", "score")]
+    assert found["Corrected and spoiled answers"] == [
+        ("change/1_to_2/declined", "turn 1 to 2, spoiled"),
+        ("change/1_to_2/improved", "turn 1 to 2, corrected"),
+    ]
+    assert found["KL to the reference"] == [("my_policy/objective/kl", "my policy")]
+    assert found["Memory"] == [("memory/peak", "peak")] and found["Agreement"] == []
 
 
 @pytest.mark.parametrize(

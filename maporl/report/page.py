@@ -22,6 +22,7 @@ from maporl.report.dialogues import FLAGS, MOST, entries
 from maporl.report.failures import failures
 from maporl.report.health import health
 from maporl.report.language import Difference, percent
+from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.read import Run, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.text import visible
@@ -31,15 +32,7 @@ STYLES = ("vendor/uplot.css", "page.css")
 GENERATOR = "maporl report"
 
 
-REWARDS = {
-    "label": "1 where the answer is right, else 0",
-    "verifier": "the learned verifier's score",
-    "env": "what the game paid",
-    "legal": "1 where the move was legal",
-    "score": "weighted sum of the sources",
-    "credit": "the score with what later answers earned, after rules and penalties: what is trained on",
-    "missing_eos": "for an answer that did not end by itself",
-}
+REWARDS = {metric.name.removeprefix("reward/"): metric.meaning for metric in ROWS[REWARD] if metric.name.islower()}
 """What the names of rewards mean, where they are not the user's own."""
 
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 from maporl.evaluation.metrics import Evaluation, Share
-from maporl.report.charts import finite, last_turn
+from maporl.report.charts import compared_names, finite
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
 from maporl.report.language import Difference, counted, listed, percent
+from maporl.report.metric_panels import ACCURACY, Comparison
 from maporl.report.read import Run
 from maporl.text import visible
 from maporl.types import Dialogue
@@ -107,8 +108,8 @@ def _learned(run: Run) -> str:
             0: "The interval contains 0: the luck of which questions were drawn may be all there is to it.",
         }
         return f"{told}: {gain.points()}. {verdict[gain.sign]}{how}"
-    keys = last_turn(run, r"accuracy/turn_(\d+)")
-    points = [(r["step"], value) for r in run.updates() for key in keys if (value := finite(r.get(key))) is not None]
+    names = compared_names(run, ACCURACY, Comparison(last_turn=True))
+    points = [(r["step"], value) for r in run.updates() for n in names if (value := finite(r.get(n))) is not None]
     if not points:
         return "" if run.dialogues else "Nothing has been trained yet."
     held_out = "There is no evaluation on held-out questions after training."
