@@ -22,7 +22,7 @@ from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists
 from maporl.training.sft import best_debates, solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
-from maporl.types import Dialogue, Example, Grade, Utterance, to_json
+from maporl.types import Dialogue, Example, Grade, Utterance, to_record
 from maporl.validation.load import from_dict
 
 TASK = Arithmetic(largest=4)
@@ -78,7 +78,7 @@ def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
         Dialogue(Example(str(i), "2+2=", "4"), [said(0, 0, 1 - s), said(1, 1, s)])
         for i, s in enumerate((0.2, 0.9, 0.5, 0.1))
     ]
-    file.write_text("".join(json.dumps({"step": 3, **json.loads(to_json(d))}) + "\n" for d in dialogues))
+    file.write_text("".join(json.dumps({"step": 3, **to_record(d)}) + "\n" for d in dialogues))
     assert [d.example.id for d in best_debates(file, 0.5)] == ["1", "2"]
     assert [d.example.id for d in best_debates(file, 0.1)] == ["1"]
     with pytest.raises(ConfigError, match="expected a share above 0 and at most 1, got 0"):

@@ -135,10 +135,24 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Evaluation":
-        """Read what :meth:`to_json` returned."""
+        """Inverse of :meth:`to_json`; what older versions did not count is 0 or empty.
+
+        Raises:
+            KeyError: the record lacks one of its parts.
+            TypeError, AttributeError: a part is of the wrong kind, or has entries that this version does not know.
+            ValueError: a share counts more than its total, or a change counts something that is not a whole number.
+        """
 
         def share(entry: dict[str, Any]) -> Share:
+            if not 0 <= entry["count"] <= entry["total"]:
+                raise ValueError(f"{entry['count']} of {entry['total']} is no share")
             return Share(entry["count"], entry["total"])
+
+        def change(entry: dict[str, Any]) -> Flips:
+            counts = {"questions": 0, **{name: count for name, count in entry.items() if name != "shares"}}
+            if not all(isinstance(count, int) for count in counts.values()):
+                raise ValueError(f"{counts} are no counts")
+            return Flips(**counts)
 
         turns = [
             TurnReport(
@@ -147,9 +161,10 @@ class Evaluation:
             )
             for turn in record["turns"]
         ]
-        baselines = {name: share(entry) for name, entry in record["baselines"].items()}
-        flips = [Flips(**{k: v for k, v in f.items() if k != "shares"}) for f in record["flips"]]
-        return cls(turns, flips, record["questions"], record["tokens"], baselines, record["finished"])
+        flips = [change(entry) for entry in record["flips"]]
+        baselines = {name: share(entry) for name, entry in record.get("baselines", {}).items()}
+        counts = (record.get("questions", 0), record.get("tokens", 0))
+        return cls(turns, flips, *counts, baselines, record.get("finished", []))
 
 
 def turns_played(dialogues: Sequence[Dialogue]) -> int:

@@ -1,6 +1,5 @@
 """A person at the table: any agent's seat, in any protocol; what is played is graded, scored and recorded like any other."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from maporl.runs.build import build_player
 from maporl.tasks import build_task
 from maporl.storage.run_folder import RunFolder
 from maporl.config.schema import WarmStartSection
-from maporl.types import Dialogue, Example, to_json
+from maporl.types import Dialogue, Example
 from maporl.text import visible
 
 
@@ -92,8 +91,7 @@ def welcome(game: Game, config: Config) -> str:
 
 def told(dialogue: Dialogue) -> str:
     """How a dialogue ended, for the person who was in it."""
-    record = json.loads(to_json(dialogue))
-    game, outcome = game_of(record) is not None, outcome_of(record)
+    game, outcome = game_of(dialogue) is not None, outcome_of(dialogue)
     label = dialogue.example.answer
     lines = [
         f"It is over: {outcome}." if outcome else f"The right answer is {visible(label)}." if label else "It is over."

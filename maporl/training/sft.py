@@ -4,7 +4,6 @@ Token sequences are made here, as transcripts would have them, so that what is l
 ``SFTTrainer`` does the training, with the loss on the agents' own words only.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,13 +46,12 @@ def best_debates(file: Path, share: float) -> list[Dialogue]:
     if not 0 < share <= 1:
         raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
     dialogues = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        record = json.loads(line)
-        record.pop("step", None)
-        dialogue = from_json(json.dumps(record))
-        if any("score" not in u.rewards for u in dialogue.answers()):
-            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
-        dialogues.append(dialogue)
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            dialogue = from_json(line)
+            if any("score" not in u.rewards for u in dialogue.answers()):
+                raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
+            dialogues.append(dialogue)
     if not dialogues:
         raise ConfigError(f"{file}: holds no dialogues")
     return sorted(dialogues, key=_final_score, reverse=True)[: max(1, round(share * len(dialogues)))]
