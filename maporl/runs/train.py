@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from maporl.config import Config, to_yaml
+from maporl.config.parse import resolved_text
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
 from maporl.runs.build import build_player, build_trainer
@@ -70,8 +71,9 @@ def _claim(folder: Path, config: Config, resume: bool) -> None:
     if resume:
         if not file.is_file():
             raise CheckpointError(f"{folder}: no config.yaml, so there is no run to resume; start without --resume")
-        if file.read_text() != text:
-            changed = _changed_lines(file.read_text(), text)
+        begun = resolved_text(file)
+        if begun != text:
+            changed = _changed_lines(begun, text)
             raise CheckpointError(
                 f"{folder}: its run was started with another configuration ({changed}); resume with the same one"
             )
