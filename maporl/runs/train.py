@@ -32,6 +32,7 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.types import Dialogue, Grade, to_json, without_tokens
 from maporl.training.warm_start import warm_start
 from trl_ext import distributed
+from trl_ext.atomic import new_folder, replace_file
 from trl_ext.checkpoint import CheckpointError, list_checkpoints, load_weights, save_policy_weights
 
 
@@ -93,10 +94,9 @@ def _warm_start(config: Config, team: Team, task: Task, protocol: Protocol, quie
         return
     names = speakers(config.protocol, tuple(config.agents))
     warm_start(team, task, protocol, config.warm_start, config.seed, names, quiet)
-    partial = initial.with_name(".partial-initial")
-    for policy in team.policies.values():
-        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
-    partial.rename(initial)
+    with new_folder(initial) as partial:
+        for policy in team.policies.values():
+            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
     distributed.barrier()
 
 
@@ -125,13 +125,8 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         if not resume and distributed.is_main():
             _release(folder)
         raise
-    partial = folder / ".partial-final"
-    if distributed.is_main():
-        shutil.rmtree(partial, ignore_errors=True)
-    distributed.barrier()
-    trainer.save_model(str(partial))
-    if distributed.is_main():
-        partial.rename(folder / "final")
+    with new_folder(folder / "final", distributed.is_main()) as partial:
+        trainer.save_model(str(partial))
     return before, _evaluation(trainer, folder / "evaluation_after.json")
 
 
@@ -194,16 +189,9 @@ def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
     dialogues = trainer.play_evaluation()
     evaluation = evaluate_dialogues(dialogues)
     if distributed.is_main():
-        _replace(file.with_suffix(".jsonl"), "".join(to_json(without_tokens(d)) + "\n" for d in dialogues))
-        _replace(file, json.dumps(evaluation.to_json(), indent=1))
+        replace_file(file.with_suffix(".jsonl"), "".join(to_json(without_tokens(d)) + "\n" for d in dialogues))
+        replace_file(file, json.dumps(evaluation.to_json(), indent=1))
     return evaluation
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file that is there whole or not at all; somebody may be watching."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
 
 
 def load_checkpoint_weights(trainer: MultiAgentPPOTrainer, checkpoint: Path) -> None:
