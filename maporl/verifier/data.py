@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import read_rows
 from maporl.types import Message
+from trl_ext.atomic import replace_file
 
 MANIFEST = "manifest.json"
 """Beside the samples of ``maporl verifier generate``: what made them, and how many there are."""
@@ -83,6 +83,7 @@ def read_folder(folder: Path) -> list[Sample]:
 def write_new(file: Path, text: str) -> None:
     """Write a file whole or not at all; one that is there already is never overwritten."""
     must_not_exist(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, text)
 
 
@@ -90,17 +91,6 @@ def must_not_exist(file: Path) -> None:
     """Raise if ``file`` is there already: before an hour's work, not after it."""
     if file.exists():
         raise RunExists(f"{file}: exists, and nothing was overwritten; choose another file (--output)")
-
-
-def replace_file(file: Path, text: str) -> None:
-    """Write a file such that a reader sees the old one whole or the new one whole."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".partial-{file.name}")
-    with partial.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    partial.replace(file)
 
 
 def sha256(file: Path) -> str:

@@ -23,9 +23,10 @@ from maporl.protocols import build_protocol
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.team.team import Team
-from maporl.verifier.data import MANIFEST, DataError, Sample, replace_file
+from maporl.verifier.data import MANIFEST, DataError, Sample
 from maporl.verifier.options import GenerateOptions
 from maporl.verifier.sampling import Speaker, label, seed_of
+from trl_ext.atomic import replace_file
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ last. What is saved is merged: a plain ``from_pretrained`` folder, measured and 
 
 import json
 import random
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +35,7 @@ from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
 from maporl.verifier.measures import by_length, by_question, fit_temperature, reliability_plot, sigmoid, summary
 from maporl.verifier.options import TrainOptions
+from trl_ext.atomic import new_folder
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.forward import base_of
 
@@ -265,13 +265,9 @@ def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool 
 
 
 def _save(model: PreTrainedModel, tokenizer: Tokenizer, record: dict, curves: dict, folder: Path) -> None:
-    """Everything under a hidden name first, so that the folder is whole or absent."""
-    partial = folder.with_name(f".partial-{folder.name}")
-    if partial.exists():  # left by a process that was killed while writing
-        shutil.rmtree(partial)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / RECORD).write_text(json.dumps(record, indent=1))
-    reliability_plot(curves, partial / PLOT)
-    write_card(partial, folder.name, record)
-    partial.rename(folder)  # over the empty folder that the trainer made
+    with new_folder(folder) as partial:  # its place is the empty folder that the trainer made
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / RECORD).write_text(json.dumps(record, indent=1))
+        reliability_plot(curves, partial / PLOT)
+        write_card(partial, folder.name, record)
