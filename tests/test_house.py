@@ -147,7 +147,7 @@ BAD = {
     "defaults that are no mapping": ({"agent_defaults": 5}, r"agent_defaults: expected options of agents by name, got 5"),
     "agent that is no mapping": ({"agents": {"ann": 5}}, r"agents\.ann"),
     "policy that leaves the folder": ({"agents": {"ann": {"tiny": {}, "policy": "../../x"}}}, r"policy: '\.\./\.\./x' is no name for a folder"),
-    "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' stands 2 times"),
+    "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' is listed 2 times"),
     "no speakers": ({"protocol": {"name": "debate", "agents": []}}, r"protocol\.agents: expected a list of agents, got \[\]"),
     "nobody who speaks learns": (
         {"agents": {"ann": {"tiny": {}, "trainable": False}, "bob": {"tiny": {}}}, "protocol": {"name": "debate", "agents": ["ann"]}},
