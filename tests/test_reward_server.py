@@ -231,14 +231,12 @@ def raw(url, *parts, pause=0.0, wait=5.0):
 
 
 def test_slow_clients_are_told_so_and_let_go(labels):
-    started = time.monotonic()
     for parts in (
         (),
         (b"POST /v1/score HTTP/1.1\r\nHost: x\r\n",),
         (b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",),
     ):
         assert raw(labels, *parts).startswith(b"HTTP/1.1 408")
-    assert 2.5 < time.monotonic() - started < 10
     dripping = [b"POST /v1/score HTTP/1.1\r\n"] + [b"X: y\r\n"] * 12
     with suppress(ConnectionError):  # closed while it was still dripping
         assert raw(labels, *dripping, pause=0.15).startswith(b"HTTP/1.1 408")

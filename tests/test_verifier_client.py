@@ -131,12 +131,11 @@ def test_what_may_pass_is_tried_again_elsewhere_under_the_same_id():
     assert alone.scores(CHATS, TRUTHS) == [0.25] * 10 and alone.take_counts()["retries"] == 2
 
 
-def test_a_busy_server_is_asked_again_when_it_said_and_is_not_ejected():
-    busy = Fake(429, "good")
-    asking = client(busy, batch_size=10)
-    started = time.monotonic()
-    assert asking.scores(CHATS, TRUTHS) == [0.25] * 10
-    assert time.monotonic() - started >= 1.0 and asking.take_counts()["ejected"] == 0
+def test_a_busy_server_is_asked_again_when_it_said_and_is_not_ejected(caplog):
+    asking = client(Fake(429, "good"), batch_size=10)
+    with caplog.at_level("INFO"):
+        assert asking.scores(CHATS, TRUTHS) == [0.25] * 10
+    assert "next in 1.0 s" in caplog.text and asking.take_counts()["ejected"] == 0
 
 
 @pytest.mark.parametrize(
