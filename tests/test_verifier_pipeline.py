@@ -4,12 +4,10 @@ import json
 import math
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
+import processes
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -67,15 +65,13 @@ def test_a_killed_generation_goes_on_and_ends_as_if_it_had_not_been_killed(tmp_p
     config = config_file(tmp_path, task={"name": "toy_sum", "largest": 9})
     options = ["--per-question", "10", "--batch-size", "4", "-q"]  # 200 batches
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "maporl", "verifier", "generate", config, "--output", str(killed), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = processes.start(["-m", "maporl", "verifier", "generate", config, "--output", killed, *options])
     progress = killed / "progress-0.json"
     deadline = time.time() + 60
     while not (progress.exists() and json.loads(progress.read_text())["batches"] >= 5):
         assert process.poll() is None and time.time() < deadline
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
     done = json.loads(progress.read_text())["batches"]
     assert 5 <= done < 200 and len(made(killed)) < 800
     with (killed / "samples-0.jsonl").open("a") as file:
