@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from maporl.advantages import BASELINES
-from maporl.protocols import PROTOCOLS
-from maporl.rewards.rules import RULES
+from maporl.protocols import PROTOCOLS, Protocol
+from maporl.rewards.rules import RULES, Rule
 from maporl.runs import train as run
 from maporl.tasks import TASKS
 from maporl.tasks.base import Task
 from maporl.types import Ask, Example, Grade
 from maporl.validation.load import from_dict
-from trl_ext.objectives import OBJECTIVES, importance_ratio
+from trl_ext.losses import OBJECTIVES, importance_ratio
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Reversal(Task):
 
 
 @dataclass(frozen=True)
-class Relay:
+class Relay(Protocol):
     """The agents answer one after the other. Each sees the previous answer; an agent that repeats it ends the dialogue."""
 
     turns: int = 2
@@ -70,7 +70,7 @@ class Relay:
 
 
 @dataclass(frozen=True)
-class Best:
+class Best(Rule):
     """Every utterance gets the best score of its dialogue."""
 
     def __call__(self, dialogues, credits):

@@ -6,7 +6,8 @@ score arrays are ``[turn, agent, question]`` with NaN where a turn was not playe
 
 import enum
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 Message = dict[str, str]
@@ -81,7 +82,8 @@ class Utterance:
     ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on. ``restated`` is the final
     answer in the asked form where the untrained model had to find it in ``text``; others read it, nothing trains on it.
     ``trace`` is there for the dialogues of an update that are recorded, where somebody learned from the utterance.
-    ``sample`` is a number that the copies of one utterance share, in dialogues of one prompt that were forked after it.
+    ``sample`` is a name that the copies of one utterance share, in dialogues of one prompt that were forked after it: the rollout in
+    which it was first said, and its ``id`` there.
     """
 
     id: int
@@ -105,7 +107,7 @@ class Utterance:
     rewards: dict[str, float] = field(default_factory=dict)
     grade: Grade | None = None
     tags: dict[str, Any] = field(default_factory=dict)
-    sample: int | None = None
+    sample: str | None = None
     trace: Trace | None = None
 
     def words(self) -> str:
@@ -142,18 +144,55 @@ def without_tokens(dialogue: Dialogue) -> Dialogue:
     return replace(dialogue, utterances=[replace(u, **bare) for u in dialogue.utterances])
 
 
+def to_record(dialogue: Dialogue) -> dict[str, Any]:
+    """``dialogue`` as plain values, ready for JSON. :func:`from_record` reads them back equal."""
+    record = asdict(dialogue)
+    for utterance in record["utterances"]:
+        utterance["stop"] = utterance["stop"].value
+    return record
+
+
+def from_record(record: Mapping[str, Any]) -> Dialogue:
+    """Inverse of :func:`to_record`; ``record`` is left as it is.
+
+    A field that the record lacks gets its default, because older versions wrote fewer fields. A field that this version does
+    not know is passed over.
+
+    Raises:
+        KeyError: the record has no example or no utterances.
+        TypeError: one of its parts lacks a field that has no default.
+        ValueError: an utterance stopped for no known reason.
+    """
+    example = Example(**_known(Example, record["example"]))
+    own = {name: record[name] for name in ("outcome", "prompt", "rollout") if name in record}
+    return Dialogue(example, [_utterance(entry) for entry in record["utterances"]], **own)
+
+
+def _utterance(entry: Mapping[str, Any]) -> Utterance:
+    own = _known(Utterance, entry)
+    if "parents" in own:
+        own["parents"] = tuple(own["parents"])
+    if "stop" in own:
+        own["stop"] = Stop(own["stop"])
+    for name, kind in (("grade", Grade), ("trace", Trace)):
+        if own.get(name) is not None:
+            own[name] = kind(**_known(kind, own[name]))
+    return Utterance(**own)
+
+
+def _known(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a record that are fields of ``kind``."""
+    return {name: entry[name] for name in _FIELDS[kind] if name in entry}
+
+
+_FIELDS: dict[type, list[str]] = {kind: [f.name for f in fields(kind)] for kind in (Example, Utterance, Grade, Trace)}
+
+
 def to_json(dialogue: Dialogue) -> str:
     """One line of JSON that :func:`from_json` reads back equal."""
-    return json.dumps(asdict(dialogue), ensure_ascii=False)
+    return json.dumps(to_record(dialogue), ensure_ascii=False)
 
 
 def from_json(line: str) -> Dialogue:
-    """Inverse of :func:`to_json`."""
-    record = json.loads(line)
-    utterances = []
-    for entry in record["utterances"]:
-        grade, trace = entry.pop("grade"), entry.pop("trace", None)  # older records have none
-        entry |= {"parents": tuple(entry["parents"]), "stop": Stop(entry["stop"])}
-        entry |= {"grade": Grade(**grade) if grade else None, "trace": Trace(**trace) if trace else None}
-        utterances.append(Utterance(**entry))
-    return Dialogue(Example(**record["example"]), utterances, record["outcome"], record["prompt"], record["rollout"])
+    """Inverse of :func:`to_json`; raises what :func:`from_record` raises."""
+    return from_record(json.loads(line))

@@ -12,7 +12,7 @@ from test_report import AFTER, HOSTILE, RIGHT, WRONG, debate, write_run
 
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.page import write_report
-from maporl.types import Trace, to_json
+from maporl.types import Trace, to_record
 
 selenium = pytest.importorskip("selenium", reason="needs selenium (pip install -e '.[dev]')")
 from selenium import webdriver  # noqa: E402
@@ -243,7 +243,7 @@ def test_a_page_follows_a_run_and_lets_a_person_speak(browser, tmp_path):
         open_page(browser, page.url)
         WebDriverWait(browser, 10).until(lambda b: count(b) == 2)
         with (folder / "dialogues.jsonl").open("a") as file:
-            file.write(json.dumps({"step": 9, **json.loads(to_json(AFTER[9]))}) + "\n")
+            file.write(json.dumps({"step": 9, **to_record(AFTER[9])}) + "\n")
         WebDriverWait(browser, 10).until(lambda b: count(b) == 3)
         WebDriverWait(browser, 10).until(lambda b: b.find_elements(By.TAG_NAME, "textarea"))
         browser.find_element(By.TAG_NAME, "textarea").send_keys("Answer: 2")

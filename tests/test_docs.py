@@ -12,6 +12,7 @@ import typer
 import yaml
 
 from maporl.cli.main import app
+from maporl.report import metric_panels
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
@@ -106,18 +107,20 @@ def test_every_metric_of_a_run_is_defined(tmp_path):
     )  # fmt: skip
     run.train(config, resume=False, quiet=True)
     names = {k for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() for k in json.loads(line)}
-    first_column = [
-        line.split("|")[1] for line in (ROOT / "docs/metrics.md").read_text().split("\n") if line.startswith("| `")
-    ]
-    patterns = [re.escape(name) for column in first_column for name in re.findall(r"`([^`]+)`", column)]
-    for word, pattern in (
-        ("POLICY", "[^/]+"),
-        ("AGENT", "[^/]+"),
-        ("NAME", ".+"),
-        (r"\.\.\.", ".+"),
-        ("turn_N", r"turn_\d+"),
-        ("N_to_M", r"\d+_to_\d+"),
-    ):
-        patterns = [p.replace(word, pattern) for p in patterns]
-    undefined = [name for name in names if not any(re.fullmatch(f"(eval_)?{p}", name) for p in patterns)]
+    undefined = [name for name in names if not any(metric.pattern.fullmatch(name) for metric in metric_panels.METRICS)]
     assert not undefined, sorted(undefined)
+
+
+def test_the_page_of_metrics_is_up_to_date():
+    assert (ROOT / "docs/metrics.md").read_text() == metric_panels.page(), (
+        "python -m maporl.report.metric_panels > docs/metrics.md"
+    )
+
+
+def test_every_row_of_the_metrics_defines_something_of_its_own():
+    """An example of each row's names is defined by that row, and not by one that stands before it."""
+    places = {"POLICY": "writer", "AGENT": "ann", "NAME": "style", "N": "2", "M": "3"}
+    for metric in metric_panels.METRICS:
+        example = re.sub("|".join(places), lambda place: places[place[0]], metric.name)
+        for name in (example, f"eval_{example}"):
+            assert next(row for row in metric_panels.METRICS if row.pattern.fullmatch(name)) is metric, name

@@ -133,7 +133,7 @@ def test_the_prisoners_dilemma_pays_and_shows_both():
 def test_plan_path_pays_arriving_and_coming_nearer():
     game = begun(PlanPath(size=3, walls=0, limit=4))
     game.token, game.goal, game.blocked = (0, 0), (0, 2), set()
-    game.far = game._distances()
+    game.far = game.distances_to_goal()
     assert game.observe(0) == "A_G/___/___"
     assert game.step({0: "U"}) == {0: 0.0, 1: 0.0}  # off the grid
     assert game.step({1: "R"}) == {0: 0.1, 1: 0.1}

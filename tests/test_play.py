@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from maporl.cli.common import load_team_config
 from maporl.cli.main import app
 from maporl.config.recipes import tiny_version
 from maporl.report.read import read_run
@@ -51,8 +52,8 @@ def test_a_person_takes_a_seat_and_is_graded_and_recorded(tmp_path, settings):
     again = play(QUICK, *settings, "--as", "bob", "-n", "2", typed="1\n2\n3\n4\n")
     assert again.exit_code == 0, again.output
     records = read_run(tmp_path / "run-played").dialogues
-    assert [when for when, _ in records] == [1, 2, 3]
-    assert len({record["example"]["id"] for _, record in records}) == 3, "another question each time"
+    assert [one.when for one in records] == [1, 2, 3]
+    assert len({one.dialogue.example.id for one in records}) == 3, "another question each time"
     assert CliRunner().invoke(app, ["report", str(tmp_path / "run-played")]).exit_code == 0
 
 

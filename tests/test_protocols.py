@@ -4,11 +4,11 @@ import pytest
 
 from maporl import Arithmetic
 from maporl.config.schema import RewardSection
-from maporl.engines import ScriptedEngine
+from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Refine
 from maporl.rewards import assign_credit, build_sources, score_dialogues
-from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
 from maporl.validation.load import from_dict
@@ -26,7 +26,7 @@ def play(protocol, script, agents=("ann", "bob"), task=TASK, example=EXAMPLE):
         return script(request) if callable(script) else script[request.ask.agent][request.turn]
 
     seats = {name: SpeakerSpec("scripted", (name,), frozenset()) for name in agents}
-    (dialogue,) = play_dialogues([example], task, protocol, seats, {"scripted": ScriptedEngine(say)}, 0.0)
+    (dialogue,) = RolloutDriver(task, protocol, seats, {"scripted": ScriptedEngine(say)}, 0.0).play([example])
     return dialogue, heard
 
 

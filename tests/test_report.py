@@ -21,12 +21,25 @@ from maporl.report.failures import failures
 from maporl.report.health import health
 from maporl.report.language import Difference
 from maporl.report.live import LivePage, PageSeat
+from maporl.report.metric_panels import ROWS, lines_of
 from maporl.report.page import payload, render, write_report
-from maporl.report.read import RunReader, read_run
+from maporl.report.read import Recorded, RunReader, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.report.terminal import frame, sparkline
 from maporl.text import LONGEST, visible
-from maporl.types import Dialogue, Example, Grade, Stop, Trace, Utterance, from_json, to_json
+from maporl.types import (
+    Dialogue,
+    Example,
+    Grade,
+    Stop,
+    Trace,
+    Utterance,
+    from_json,
+    from_record,
+    to_json,
+    to_record,
+    without_tokens,
+)
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e<b>&amp;\x1b[31m"
 
@@ -50,6 +63,7 @@ def debate(name, first, second, label="2", **more):
     return Dialogue(Example(name, f"{name}=", label), utterances)
 
 
+NAN = float("nan")
 RIGHT, WRONG, NOTHING = ("2", True), ("3", False), (None, False)
 BEFORE = [debate(f"q{n}", (WRONG, NOTHING), (WRONG, WRONG)) for n in range(10)]
 AFTER = [
@@ -78,7 +92,7 @@ def write_run(folder, updates=4, dialogues=(), before=BEFORE, after=AFTER, **con
             file.write(json.dumps({"step": step, **values}) + "\n")
             if step % 2 == 0:
                 file.write(json.dumps({"step": step, "eval_accuracy/turn_1": 0.2, "eval_accuracy/turn_2": 0.3}) + "\n")
-    lines = [json.dumps({"step": 1 + n % updates, **json.loads(to_json(d))}) for n, d in enumerate(dialogues)]
+    lines = [json.dumps({"step": 1 + n % updates, **to_record(d)}) for n, d in enumerate(dialogues)]
     (folder / "dialogues.jsonl").write_text("".join(line + "\n" for line in lines))
     for when, played in (("before", before), ("after", after)):
         if played:
@@ -237,6 +251,24 @@ def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
     assert {"Reward, by name", "Gradient norm", "Tokens per second", "Memory", "Seconds per update"} <= by_title.keys()
 
 
+def test_the_lines_of_a_panel_are_in_order_and_named():
+    names = ["eval_accuracy/turn_1", "accuracy/turn_10", "accuracy/turn_2", "accuracy/turn_2/ann", "reward/my_score", "reward/score",
+             "change/1_to_2/improved", "change/1_to_2/declined", "change/1_to_2/same", "my_policy/objective/kl", "memory/peak"]  # fmt: skip
+    found = {panel.title: [(line.name, line.label) for line in lines_of(panel, names)] for panel in ROWS}
+    assert found["Accuracy, by turn"] == [
+        ("accuracy/turn_2", "turn 2"),
+        ("accuracy/turn_10", "turn 10"),
+        ("eval_accuracy/turn_1", "turn 1"),
+    ]
+    assert found["Reward, by name"] == [("reward/my_score", "my score"), ("reward/score", "score")]
+    assert found["Corrected and spoiled answers"] == [
+        ("change/1_to_2/declined", "turn 1 to 2, spoiled"),
+        ("change/1_to_2/improved", "turn 1 to 2, corrected"),
+    ]
+    assert found["KL to the reference"] == [("my_policy/objective/kl", "my policy")]
+    assert found["Memory"] == [("memory/peak", "peak")] and found["Agreement"] == []
+
+
 @pytest.mark.parametrize(
     "dialogue, flags",
     [
@@ -247,14 +279,15 @@ def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
     ],
 )
 def test_what_one_may_filter_by(dialogue, flags):
-    assert flags_of(json.loads(to_json(dialogue))) == flags
+    assert flags_of(dialogue) == flags
 
 
 def test_a_penalty_is_a_flag_and_a_kind_comes_from_the_example():
     dialogue = debate("a", (RIGHT, RIGHT), (RIGHT, RIGHT))
     dialogue.utterances[0].rewards["penalty/short"] = -0.5
     dialogue.example.meta["level"] = 3
-    shown = entry(7, json.loads(to_json(dialogue)))
+    shown = entry(Recorded(0, 7, "7/a", dialogue))
+    assert shown["key"] == "0/7/a"
     assert shown["flags"] == ["penalised", "all right"] and shown["kind"] == "3" and shown["when"] == 7
 
 
@@ -410,6 +443,8 @@ def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
         (lambda f: (f.mkdir(), (f / "dialogues.jsonl").write_text('{"step": 1}\n')), r"dialogues.jsonl: a record has no 'example'"),
         (lambda f: (f.mkdir(), (f / "config.yaml").write_text("a: [")), r"config.yaml: cannot be read"),
         (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text("{}")), "evaluation_after.json: has no 'turns'"),
+        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text('{"turns": [3], "flips": []}')), r"evaluation_after.json: is no evaluation \(TypeError"),
+        (lambda f: write_run(f, after=None) and (f / "evaluation_after.json").write_text((f / "evaluation_before.json").read_text().replace('"count": 0.0, "total": 10', '"count": 11, "total": 10')), r"is no evaluation \(ValueError\('11 of 10 is no share'\)\)"),
     ],
 )  # fmt: skip
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, make, message):
@@ -434,12 +469,46 @@ def test_a_run_that_was_cut_off_or_has_not_begun_has_a_report(tmp_path):
     assert "Nothing has been trained yet." in write_report([tmp_path / "new"]).read_text()
 
 
+ODD = {
+    "example": {"id": 7, "question": None, "answer": 2, "meta": ["no mapping"]},
+    "utterances": [
+        {"agent": "ann", "turn": 0, "text": None, "stop": "tired", "messages": [None, {"content": 5}], "trace": {"pieces": ["a"]}},
+        {"agent": "bob", "turn": 0, "text": 3, "grade": {"answer": 2, "correct": True}, "rewards": {"score": None, "label": 1}},
+        {"agent": "bob", "turn": 1, "grade": {"answer": None, "correct": None}, "rewards": [], "tags": "none", "parents": None},
+        {"agent": "cy", "turn": 1, "trace": {"pieces": ["a", 1], "logprobs": [NAN, "x"], "advantages": [0.5, None]}, "role": ""},
+    ],
+    "outcome": {"ann": NAN, "bob": 1},
+}  # fmt: skip
+
+
+def test_a_record_that_somebody_has_edited_is_shown_as_far_as_it_goes(tmp_path):
+    folder = write_run(tmp_path / "run", before=None, after=None)
+    (folder / "dialogues.jsonl").write_text(json.dumps({"step": 1, **ODD}) + "\n")
+    content = data_of(write_report([folder]).read_text())
+    [shown] = content["dialogues"]
+    told = ("key", "id", "question", "label", "kind", "outcome", "flags")
+    assert [shown[name] for name in told] == ["0/1/7", "7", "", "2", None, "bob +1", ["all right", "unreadable"]]
+    ann, bob, again, cy = shown["said"]
+    assert (ann["text"], ann["stop"], ann["heard"], ann["trace"]) == ("", "eos", [["", "5"]], None)
+    assert (bob["text"], bob["answer"], bob["correct"], bob["reason"]) == ("3", "2", True, "")
+    assert bob["rewards"] == {"score": None, "label": 1.0} and again["rewards"] == {}
+    assert (again["text"], again["answer"], again["correct"]) == ("", None, None)
+    assert cy["trace"] == {"pieces": ["a", "1"], "logprobs": [None, None], "advantages": [0.5, None], "values": None}
+    assert cy["role"] is None
+
+
 def test_records_of_before_traces_and_new_keys_are_read():
     record = json.loads(to_json(AFTER[0]))
     for u in record["utterances"]:
-        del u["trace"]
-    assert entry(1, record)["said"][0]["trace"] is None
-    assert from_json(json.dumps(record)) == AFTER[0]
+        del u["trace"], u["sample"], u["fresh"]
+        u["mood"] = "of a later version"
+    record["weather"] = "fine"
+    kept = json.dumps(record)
+    assert from_record(record) == AFTER[0] == from_json(kept) and json.dumps(record) == kept
+    assert json.dumps(to_record(AFTER[0]), ensure_ascii=False) == to_json(AFTER[0])
+    del record["utterances"][0]["text"]
+    with pytest.raises(TypeError, match="'text'"):
+        from_record(record)
     traced = debate("t", (RIGHT, RIGHT), (RIGHT, RIGHT), trace=Trace(["a"], [-0.5], [1.0]))
     assert from_json(to_json(traced)) == traced
 
@@ -469,11 +538,11 @@ def test_the_live_page_is_data_that_grow_with_the_run(live):
     where = f"epoch={first['epoch']}&after={first['last']}"
     assert httpx2.get(f"{url}data?{where}").json()["dialogues"] == []
     with (folder / "dialogues.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 9, **json.loads(to_json(AFTER[9]))}) + "\n" + '{"step": 10')
+        file.write(json.dumps({"step": 9, **to_record(AFTER[9])}) + "\n" + '{"step": 10')
     time.sleep(0.5)  # a page takes at most a tenth of the time
     again = httpx2.get(f"{url}data?{where}").json()
     assert [d["key"] for d in again["dialogues"]] == ["0/9/q9"] and again["recorded"] == 13 and not again["fresh"]
-    kept = [json.dumps({"step": 1, **json.loads(to_json(AFTER[0]))})]
+    kept = [json.dumps({"step": 1, **to_record(AFTER[0])})]
     (folder / "dialogues.tmp").write_text(kept[0] + "\n")
     (folder / "dialogues.tmp").replace(folder / "dialogues.jsonl")  # resumed from an earlier checkpoint
     time.sleep(0.5)
@@ -490,11 +559,17 @@ def test_a_reader_reads_only_what_is_new_and_keeps_the_newest(tmp_path, monkeypa
         "maporl.storage.jsonl.json.loads", lambda line, known=json.loads: parsed.append(line) or known(line)
     )
     with (folder / "dialogues.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 9, **json.loads(to_json(AFTER[9]))}) + "\n")
+        file.write(json.dumps({"step": 9, **to_record(AFTER[9])}) + "\n")
     parsed.clear()
     run = reader.read()
-    assert len(parsed) == 1 and run.recorded == 11 and [when for when, _ in run.dialogues][-1] == 9
-    assert not any("prompt_ids" in u or "logprobs" in u for _, r in run.dialogues for u in r["utterances"])
+    assert len(parsed) == 1 and run.recorded == 11 and [one.when for one in run.dialogues][-1] == 9
+    assert [one.number for one in run.dialogues] == [7, 8, 9, 10], "numbers count what is not kept, too"
+
+
+def test_tokens_are_dropped_while_reading(tmp_path):
+    dialogue = debate("q", (RIGHT, RIGHT), (RIGHT, RIGHT), prompt_ids=[1], response_ids=[2], logprobs=[-0.5])
+    [one] = read_run(write_run(tmp_path / "run", dialogues=[dialogue], before=None, after=None)).dialogues
+    assert one.dialogue == without_tokens(dialogue)
 
 
 def test_the_live_page_is_for_this_machine_and_for_who_knows_its_address(live):
@@ -578,13 +653,13 @@ def test_the_terminal_shows_a_run_in_60_columns(tmp_path, monkeypatch):
 def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
     import webbrowser
 
-    from maporl.report import cli
+    from maporl.cli import look as cli
 
     def none(*arguments):
         raise webbrowser.Error
 
     monkeypatch.setattr(webbrowser, "get", none)
-    cli._open("http://127.0.0.1:1/", True)
+    cli.open_page("http://127.0.0.1:1/", True)
     assert capsys.readouterr().out.split("\n")[:2] == [
         "http://127.0.0.1:1/",
         "no browser was found here; open the address in one on this machine",

@@ -21,7 +21,8 @@ from maporl.rewards.verifier.source import checked
 from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists
 from maporl.training.sft import best_debates, solutions, train_supervised
-from maporl.types import Dialogue, Example, Grade, Utterance, to_json
+from maporl.training.sft_options import SFTOptions
+from maporl.types import Dialogue, Example, Grade, Utterance, to_record
 from maporl.validation.load import from_dict
 
 TASK = Arithmetic(largest=4)
@@ -46,8 +47,12 @@ def test_a_team_learns_its_tasks_solutions_and_loads_again(tiny, tmp_path):
     dialogues = solutions(team, TASK, "{question}")
     assert [d.utterances[0].text for d in dialogues[:3]] == [TASK[i].answer for i in range(3)]
     config = from_dict(CONFIG)
-    first = train_supervised(config, team, dialogues, tmp_path / "a", epochs=1, learning_rate=3e-3, quiet=True)
-    last = train_supervised(config, team, dialogues, tmp_path / "b", epochs=20, learning_rate=3e-3, quiet=True)
+    first = train_supervised(
+        config, team, dialogues, tmp_path / "a", SFTOptions(epochs=1, learning_rate=3e-3), quiet=True
+    )
+    last = train_supervised(
+        config, team, dialogues, tmp_path / "b", SFTOptions(epochs=20, learning_rate=3e-3), quiet=True
+    )
     assert last["ann"] < first["ann"]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "b" / "ann")
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
@@ -73,7 +78,7 @@ def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
         Dialogue(Example(str(i), "2+2=", "4"), [said(0, 0, 1 - s), said(1, 1, s)])
         for i, s in enumerate((0.2, 0.9, 0.5, 0.1))
     ]
-    file.write_text("".join(json.dumps({"step": 3, **json.loads(to_json(d))}) + "\n" for d in dialogues))
+    file.write_text("".join(json.dumps({"step": 3, **to_record(d)}) + "\n" for d in dialogues))
     assert [d.example.id for d in best_debates(file, 0.5)] == ["1", "2"]
     assert [d.example.id for d in best_debates(file, 0.1)] == ["1"]
     with pytest.raises(ConfigError, match="expected a share above 0 and at most 1, got 0"):

@@ -122,7 +122,7 @@ def test_every_stored_answer_of_the_real_file_is_what_the_code_returns():
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     with Sandbox() as sandbox:
         for row in rows:
-            outcome = sandbox.run(row["meta"]["code"], tinygsm._function(row["meta"]["code"]))
+            outcome = sandbox.run(row["meta"]["code"], tinygsm.labelling_function(row["meta"]["code"]))
             assert outcome.ok and outcome.value == pytest.approx(float(row["answer"]), rel=1e-9, abs=6e-7), row["id"]
     stored = {row["id"]: row["answer"] for row in rows}
     tasks = [TinyGSM(source=str(path), held_out=300, split=split) for split in ("train", "eval")]

@@ -112,9 +112,24 @@ def clipped_policy_loss(
     """
     # mask before exp, because log-probabilities outside the mask may have any value
     ratio = torch.exp(torch.where(mask.bool(), new_logprobs - old_logprobs, torch.zeros_like(new_logprobs)))
+    losses, clipped = policy_loss_terms(ratio, advantages, clip, clip)
+    return masked_mean(losses, mask), masked_mean(clipped, mask)
+
+
+def policy_loss_terms(
+    ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the per-token terms of :func:`clipped_policy_loss` before they are averaged: (losses, clipped as 0/1).
+
+    ``max(-A r, -A clamp(r, 1 - low, 1 + high))``. With ``dual_clip`` c (Ye et al. 2020, arXiv 1912.09729) a term is at most
+    ``-c A`` where A < 0.
+    """
     plain = -advantages * ratio
-    clipped = -advantages * torch.clamp(ratio, 1.0 - clip, 1.0 + clip)
-    return masked_mean(torch.max(plain, clipped), mask), masked_mean((clipped > plain).to(plain.dtype), mask)
+    clipped = -advantages * torch.clamp(ratio, 1.0 - low, 1.0 + high)
+    losses = torch.max(plain, clipped)
+    if dual_clip is not None:
+        losses = torch.where(advantages < 0, torch.min(losses, -advantages * dual_clip), losses)
+    return losses, (clipped > plain).to(losses.dtype)
 
 
 def clipped_value_loss(

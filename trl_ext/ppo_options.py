@@ -49,7 +49,7 @@ class PPOOptions:
     kl_in: Literal["reward", "loss"] = option(
         "reward", "Where the KL penalty goes: off the rewards, or onto the loss (k2 or k3, which have a gradient)."
     )
-    objective: str = option("ppo", "Policy loss, a name of trl_ext.objectives.OBJECTIVES: ppo or reinforce.")
+    objective: str = option("ppo", "Policy loss, a name of trl_ext.losses.OBJECTIVES: ppo or reinforce.")
     ratio: Literal["token", "sequence", "sequence_mean"] = option(
         "token",
         "Ratio of new to old probability: of each token, of the whole answer (product over its tokens), or its "

@@ -8,7 +8,7 @@ from maporl.advantages.batch import COLUMNS, TurnBatch
 from maporl.advantages.estimator import Estimates, check_columns, estimate, estimate_all
 from maporl.advantages.returns import RETURNS
 from maporl.advantages.scales import SCALES
-from maporl.advantages.transforms import TRANSFORMS, Post, build_transforms
+from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "AdvantageConfig",
     "BaselineState",
     "Estimates",
-    "Post",
+    "Transform",
     "TurnBatch",
     "build_transforms",
     "check_columns",

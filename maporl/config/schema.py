@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from maporl.engines.registry import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from trl_ext.ppo_options import PPOOptions
 
@@ -88,10 +89,6 @@ def check_urls(urls: Iterable[str]) -> None:
             raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
 
 
-WITH_WEIGHTS = ("transformers", "vllm")
-"""Engines whose agents have weights in this process."""
-
-
 @dataclass(frozen=True, config=STRICT)
 class ColocateSection:
     """vLLM in the trainer's process: its share of the GPU's memory, its longest conversation, and further ``options`` of
@@ -127,6 +124,15 @@ class VLLMSection:
         check_urls(self.urls)
 
 
+def _known_engine(name: str) -> str:
+    if name not in ENGINES:
+        raise ValueError(f"unknown {name!r}; known: {', '.join(ENGINES)}")
+    return name
+
+
+EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra={"enum": list(ENGINES)})]
+
+
 @dataclass(frozen=True, config=STRICT)
 class AgentSection:
     """One agent: whose weights speak for it, and how they are trained."""
@@ -148,9 +154,20 @@ class AgentSection:
     trainable: bool = True
     learning_rate: NotNegative | None = None
     critic: Literal["head", "adapter", "model", "none"] | None = None
-    engine: Literal["transformers", "vllm", "human", "openai"] = "transformers"
+    engine: EngineName = "transformers"
+    engine_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     api: ApiSection | None = None
     vllm: VLLMSection | None = None
+
+    @property
+    def weights(self) -> bool:
+        """Whether the agent has weights in this process."""
+        return ENGINES[self.engine].weights
+
+    def options_of_engine(self) -> Any:
+        """What its engine is built from: the section that goes with the engine, or ``engine_options``."""
+        section = ENGINES[self.engine].section
+        return self.engine_options if section is None else getattr(self, section)
 
 
 @dataclass(frozen=True, config=STRICT)

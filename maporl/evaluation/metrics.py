@@ -11,7 +11,7 @@ one that can.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from maporl.types import Dialogue, Grade
@@ -135,10 +135,24 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Evaluation":
-        """Read what :meth:`to_json` returned."""
+        """Inverse of :meth:`to_json`; what older versions did not count is 0 or empty.
+
+        Raises:
+            KeyError: the record lacks one of its parts.
+            TypeError, AttributeError: a part is of the wrong kind, or has entries that this version does not know.
+            ValueError: a share counts more than its total, or a change counts something that is not a whole number.
+        """
 
         def share(entry: dict[str, Any]) -> Share:
+            if not 0 <= entry["count"] <= entry["total"]:
+                raise ValueError(f"{entry['count']} of {entry['total']} is no share")
             return Share(entry["count"], entry["total"])
+
+        def change(entry: dict[str, Any]) -> Flips:
+            counts = {"questions": 0, **{name: count for name, count in entry.items() if name != "shares"}}
+            if not all(isinstance(count, int) for count in counts.values()):
+                raise ValueError(f"{counts} are no counts")
+            return Flips(**counts)
 
         turns = [
             TurnReport(
@@ -147,19 +161,55 @@ class Evaluation:
             )
             for turn in record["turns"]
         ]
-        baselines = {name: share(entry) for name, entry in record["baselines"].items()}
-        flips = [Flips(**{k: v for k, v in f.items() if k != "shares"}) for f in record["flips"]]
-        return cls(turns, flips, record["questions"], record["tokens"], baselines, record["finished"])
+        flips = [change(entry) for entry in record["flips"]]
+        baselines = {name: share(entry) for name, entry in record.get("baselines", {}).items()}
+        counts = (record.get("questions", 0), record.get("tokens", 0))
+        return cls(turns, flips, *counts, baselines, record.get("finished", []))
 
 
-def evaluate_dialogues(dialogues: Sequence[Dialogue]) -> Evaluation:
-    """Measure graded dialogues. Shares leave out answers that cannot be graded (``correct`` is None)."""
-    turns = [_turn_report(dialogues, turn) for turn in range(max(d.turns() for d in dialogues))]
-    flips = [_flips(dialogues, turn) for turn in range(len(turns) - 1)]
+def turns_played(dialogues: Sequence[Dialogue]) -> int:
+    """Turns of the longest dialogue; 0 where there is none."""
+    return max((d.turns() for d in dialogues), default=0)
+
+
+def evaluate_dialogues(dialogues: Sequence[Dialogue], turns: int | None = None) -> Evaluation:
+    """Measure graded dialogues; questions whose answers cannot be graded (``correct`` None) are left out of shares.
+
+    ``turns``: how many turns to report, where others have longer dialogues of the same evaluation; default, those there are.
+    """
+    count = turns_played(dialogues) if turns is None else turns
+    reports = [_turn_report(dialogues, turn) for turn in range(count)]
+    flips = [_flips(dialogues, turn) for turn in range(count - 1)]
     tokens = sum(len(u.response_ids) for d in dialogues for u in d.utterances)
     ended = [d.turns() for d in dialogues if d.outcome == "consensus"]
-    finished = [ended.count(turn + 1) / len(dialogues) for turn in range(len(turns))]
-    return Evaluation(turns, flips, len(dialogues), tokens, finished=finished)
+    finished = [ended.count(turn + 1) / max(1, len(dialogues)) for turn in range(count)]
+    return Evaluation(reports, flips, len(dialogues), tokens, finished=finished)
+
+
+def merge(parts: Sequence[Evaluation]) -> Evaluation:
+    """The evaluation of all questions from those of some each, which report the same number of turns."""
+    if len(parts) == 1:
+        return parts[0]
+    questions = sum(part.questions for part in parts)
+    turns = []
+    for reports in zip(*(part.turns for part in parts), strict=True):
+        names = dict.fromkeys(name for report in reports for name in report.agents)
+        agents = {name: _added([r.agents[name] for r in reports if name in r.agents]) for name in names}
+        shares = {key: _added([getattr(r, key) for r in reports]) for key in ("team", "majority", "agreement")}
+        turns.append(TurnReport(agents, **shares))
+    flips = [
+        Flips(**{f.name: sum(getattr(own, f.name) for own in each) for f in fields(Flips)})
+        for each in zip(*(part.flips for part in parts), strict=True)
+    ]
+    finished = [
+        sum(share * part.questions for share, part in zip(each, parts, strict=True)) / questions
+        for each in zip(*(part.finished for part in parts), strict=True)
+    ]
+    return Evaluation(turns, flips, questions, sum(part.tokens for part in parts), finished=finished)
+
+
+def _added(shares: Sequence[Share]) -> Share:
+    return Share(sum(s.count for s in shares), sum(s.total for s in shares))
 
 
 def majority_credit(grades: Sequence[Grade]) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 from maporl.config import Config, unknown, validated
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol
+from maporl.protocols.base import Play, Protocol, must_be_protocol
 from maporl.protocols.call_return import CallReturn
 from maporl.protocols.chain import Chain
 from maporl.protocols.collaboration import Collaboration
@@ -57,7 +57,7 @@ def _build(section: dict[str, Any], where: str) -> Protocol:
     name = section.get("name")
     if not isinstance(name, str) or name not in PROTOCOLS:
         raise ConfigError(f"{where}: protocol.name: {unknown(str(name), PROTOCOLS)}")
-    return validated(PROTOCOLS[name], options, f"{where}: protocol")
+    return must_be_protocol(validated(PROTOCOLS[name], options, f"{where}: protocol"), f"{where}: protocol {name!r}")
 
 
 def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from typing import Any
 
+from maporl.errors import ConfigError
 from maporl.types import Ask, Example, Utterance
 
 Play = Generator[list[Ask], list[Utterance], Any]
@@ -85,6 +86,19 @@ class Protocol:
             raise ValueError(
                 f"{self.label} needs {NUMBERS[self.least_players]} agents, got {list(players)}; add one under agents:"
             )
+
+
+def must_be_protocol(part: Any, where: str) -> Protocol:
+    """``part`` itself, where it is a :class:`Protocol`.
+
+    Raises:
+        ConfigError: it is something else; ``where`` says what was asked for.
+    """
+    if not isinstance(part, Protocol):
+        raise ConfigError(
+            f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive it: class {type(part).__name__}(Protocol)"
+        )
+    return part
 
 
 NUMBERS = {1: "one", 2: "two", 3: "three"}

@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from maporl.evaluation.metrics import Share
+from maporl.report.metric_panels import ROWS, Comparison, Line, Panel, lines_of
 from maporl.report.read import Run
 
 Numbers = list[float | None]
@@ -42,90 +42,47 @@ class Chart:
     id: str = ""
 
 
-@dataclass(frozen=True)
-class Panel:
-    """What a chart shows: metrics whose names match ``pattern``; its first group names the line. ``limit``: the key of the
-    configuration that bounds it. ``debate``: it says nothing of a game."""
-
-    title: str
-    about: str
-    pattern: str
-    share: bool = False
-    label: Callable[[str], str] = field(default=lambda name: name.replace("_", " "))
-    part: str = "learning"
-    limit: tuple[str, str] | None = None
-    debate: bool = False
-
-
-def _changed(name: str) -> str:
-    for old, new in (("_to_", " to "), ("/", ", "), ("improved", "corrected"), ("declined", "spoiled")):
-        name = name.replace(old, new)
-    return f"turn {name}"
-
-
-PANELS = [
-    Panel("Accuracy, by turn", "Share of answers that are right, all agents together.", r"accuracy/(turn_\d+)", True),
-    Panel("Accuracy of the majority vote", "Share of questions that the agents' vote gets right; a tie counts as its chance of being right.", r"majority/(turn_\d+)", True, debate=True),
-    Panel("Agreement", "Share of questions to which all agents give the same answer.", r"agreement/(turn_\d+)", True, debate=True),
-    Panel("Corrected and spoiled answers", "Share of answers that went from wrong to right, or from right to wrong, from a turn to the next.", r"change/(\d+_to_\d+/(?:improved|declined))", True, label=_changed, debate=True),
-    Panel("Questions ended early", "Share of questions that consensus ended, by turn.", r"finished/(turn_\d+)", True, debate=True),
-    Panel("Reward, by name", "Mean over all utterances of each named term. Score: the weighted sum of the sources; credit: after rules and penalties, what is trained on.", r"reward/([^/]+)"),
-    Panel("Penalties", "Mean of each penalty, over the utterances that got it.", r"reward/(penalty/[^/]+)", label=lambda n: n.removeprefix("penalty/").replace("_", " ")),
-    Panel("KL to the reference", "How far a policy is from where it began: nats per answer, by policy.", r"(.+)/objective/kl", part="health"),
-    Panel("Entropy", "How undecided a policy is about the next token: nats, by policy.", r"(.+)/policy/entropy_avg", part="health"),
-    Panel("KL of the update", "How far an update moves a policy: approximate KL in nats per token, by policy.", r"(.+)/policy/approxkl_avg", part="health", limit=("ppo", "target_kl")),
-    Panel("Clipped tokens", "Share of tokens whose probability ratio was clipped, by policy.", r"(.+)/policy/clipfrac_avg", True, part="health"),
-    Panel("Gradient norm", "Before it is cut to its limit, by policy.", r"(.+)/grad_norm", part="health", limit=("training", "max_grad_norm")),
-    Panel("Critic", "Explained variance of the returns: 1 is perfect, 0 no better than the mean.", r"(.+)/val/explained_variance", part="health"),
-    Panel("Sampler against trainer", "Mean distance between the log-probabilities that sampled a token and those that train on it: nats, by policy.", r"(.+)/policy/engine_gap", part="machine"),
-    Panel("Tokens per second", "Sampled tokens over the seconds of the whole update.", r"(tokens_per_second)", label=lambda n: "tokens per second", part="machine"),
-    Panel("Seconds per update", "By phase: playing the dialogues, scoring them, advantages, the update.", r"time/(.+)", part="machine"),
-    Panel("Memory", "Peak of this process, in GiB.", r"memory/(peak)", part="machine"),
-]  # fmt: skip
-WHOLE = ("accuracy", "majority", "agreement", "finished")
-COMPARED = {
-    "Final turn, held out": r"eval_accuracy/turn_(\d+)",
-    "Final turn, in training": r"accuracy/turn_(\d+)",
-    "Majority vote at the final turn": r"majority/turn_(\d+)",
-}
-
-
 def charts(run: Run) -> list[dict[str, Any]]:
     """What a run's report shows over its updates; what the run does not have is not there."""
     game = run.section("protocol").get("name") == "game"
+    names = _names(run)
     found = []
-    for panel in PANELS:
-        if panel.debate and (game or (panel.pattern.startswith("majority") and _voters(run) < 3)):
+    for panel in ROWS:
+        if not panel.chart or (panel.debate and (game or _voters(run) < panel.voters)):
             continue
-        names = [(held, m[1], name) for held, name, m in _matching(run.metrics, panel.pattern)]
-        steps = sorted({r["step"] for r in run.metrics if any(name in r for _, _, name in names)})
-        series = []
-        for held, key, name in sorted(names, key=lambda n: (n[0], _in_order(n[1]))):
-            one = _series(run, name, steps, panel.label(key), held)
-            if panel.pattern.startswith("accuracy") and not held:
-                one.low, one.high = _intervals(run, one.values, steps)
-            series.append(one)
-        if panel.pattern.startswith("accuracy"):
+        lines = lines_of(panel, names)
+        steps = sorted({r["step"] for r in run.metrics if any(line.name in r for line in lines)})
+        series = [_series(run, line, steps) for line in lines]
+        if panel.from_dialogues:
+            for one in series:
+                if not one.held_out:
+                    one.low, one.high = _intervals(run, one.values, steps)
             steps, series = _with_ends(run, steps, series)
-        if panel.title == "Critic" and not any(value for one in series for value in one.values):
-            continue  # there is none
+        if panel.absent_if_zero and not any(value for one in series for value in one.values):
+            continue
         if series:
-            held_out = any(one.held_out for one in series)
-            about = panel.about + (" Dots: held-out questions." if held_out else "")
-            whole = panel.pattern.startswith(WHOLE)
+            title, about = panel.in_game if game and panel.in_game else (panel.title, panel.about)
+            if any(one.held_out for one in series):
+                about += " Dots: held-out questions."
             limit = finite(run.section(panel.limit[0]).get(panel.limit[1])) if panel.limit else None
             bound = (limit, panel.limit[1]) if panel.limit and limit else None
-            title = panel.title
-            if game and panel.pattern.startswith("accuracy"):
-                title, about = "Won, by turn", "Share of moves whose player won the game, by the turn of the move."
-            found.append(Chart(title, about, steps, _merged(series), panel.share, whole, panel.part, bound))
+            found.append(Chart(title, about, steps, _merged(series), _is_share(panel), panel.whole, panel.part, bound))
     return [_numbered(chart) for chart in found]
+
+
+def _names(run: Run) -> set[str]:
+    """The names of the run's metrics."""
+    return {name for record in run.metrics for name in record}
+
+
+def _is_share(panel: Panel) -> bool:
+    return ROWS[panel][0].unit == "share"
 
 
 def _voters(run: Run) -> int:
     """Agents that answer in the last turn, as far as an evaluation says."""
     report = run.after or run.before
-    return len(report["turns"][-1]["agents"]) if report else len(run.agents())
+    return len(report.turns[-1].agents) if report else len(run.agents())
 
 
 def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[int], list[Series]]:
@@ -142,16 +99,15 @@ def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[i
             if known is not None:
                 by_step = dict(zip(steps, known, strict=True))
                 setattr(one, name, [by_step.get(step) for step in at])
-    for number in range(max(len(report["turns"]) for _, report in ends)):
+    for number in range(max(len(report.turns) for _, report in ends)):
         label = f"turn {number + 1}, held out"
         line = next((one for one in series if one.name == label), None)
         if line is None:
             line = Series(label, [None] * len(at), held_out=True)
             series.append(line)
         for step, report in ends:
-            own = report["turns"][number]["team"] if number < len(report["turns"]) else {"total": 0}
-            if own["total"]:
-                line.values[at.index(step)] = finite(own["count"] / own["total"])
+            if number < len(report.turns) and report.turns[number].team.total:
+                line.values[at.index(step)] = finite(report.turns[number].team.value)
     return at, series
 
 
@@ -167,29 +123,25 @@ def _merged(series: list[Series]) -> list[Series]:
     return found
 
 
-def _in_order(name: str) -> list[int | str]:
-    """Turn 2 before turn 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
 def compared(runs: list[Run]) -> list[dict[str, Any]]:
     """Charts that have a line for each run; policies' numbers are averaged over the policies of a run."""
     named = list(zip(unique_names(runs), runs, strict=True))
     found = []
-    for title, pattern in COMPARED.items():
-        if pattern.startswith("majority") and all(_voters(run) < 3 for run in runs):
+    for panel in ROWS:
+        if all(_voters(run) < panel.voters for run in runs):
             continue
-        about = "Share of answers, or votes, that are right."
-        found.append(_compare(title, about, [(n, run, last_turn(run, pattern)) for n, run in named], True, True))
-    for panel in PANELS:
-        policies = panel.pattern.startswith("(.+)/")
-        if policies or panel.title in ("Tokens per second", "Memory"):
-            about = f"{panel.about.replace(', by policy', '')} Mean over policies." if policies else panel.about
-            lines = [(n, run, [key for _, key, _ in _matching(run.metrics, panel.pattern)]) for n, run in named]
-            found.append(_compare(panel.title, about, lines, panel.share, part=panel.part))
-    lines = [(n, run, ["reward/score"]) for n, run in named]
-    found.append(_compare("Reward", "Mean score of an utterance.", lines))
+        for comparison in panel.comparisons:
+            lines = [(name, run, compared_names(run, panel, comparison)) for name, run in named]
+            found.append(_compare(panel, comparison, lines))
     return [_numbered(chart) for chart in found if chart.series]
+
+
+def compared_names(run: Run, panel: Panel, comparison: Comparison) -> list[str]:
+    """The metrics of a run whose mean is its line in a comparison; none where the run has none of them."""
+    lines = lines_of(panel, _names(run))
+    if comparison.last_turn:
+        return [line.name for line in lines if line.held_out == comparison.held_out][-1:]
+    return [line.name for line in lines if comparison.only in ("", line.name)]
 
 
 def unique_names(runs: list[Run]) -> list[str]:
@@ -202,29 +154,17 @@ def unique_names(runs: list[Run]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # one run, given twice
 
 
-def last_turn(run: Run, pattern: str) -> list[str]:
-    """The metric of the last turn among those that match, in a list; its first group is the turn. Empty where there is none."""
-    held_out = pattern.startswith("eval_")
-    turns = [(int(m[1]), key) for held, key, m in _matching(run.metrics, pattern) if held == held_out]
-    return [max(turns)[1]] if turns else []
-
-
-def _compare(
-    title: str,
-    about: str,
-    lines: list[tuple[str, Run, list[str]]],
-    share: bool = False,
-    whole: bool = False,
-    part: str = "learning",
-) -> Chart:
-    steps = sorted({r["step"] for _, run, keys in lines for r in run.metrics if any(k in r for k in keys)})
+def _compare(panel: Panel, comparison: Comparison, lines: list[tuple[str, Run, list[str]]]) -> Chart:
+    steps = sorted({r["step"] for _, run, names in lines for r in run.metrics if any(name in r for name in names)})
     series = []
-    for number, (name, run, keys) in enumerate(lines):
-        each = [_series(run, key, steps, "", False).values for key in keys]
+    for number, (label, run, names) in enumerate(lines):
+        each = [_values(run, name, steps) for name in names]
         means = [_mean(column) for column in zip(*each, strict=True)]
         if any(value is not None for value in means):
-            series.append(Series(name, means, colour=number))
-    return Chart(title, about, steps, series, share, whole, part)
+            series.append(Series(label, means, colour=number))
+    over = " Mean over policies." if ROWS[panel][0].name.startswith("POLICY/") else ""
+    title, about = comparison.title or panel.title, comparison.about or panel.about + over
+    return Chart(title, about, steps, series, _is_share(panel), panel.whole, panel.part)
 
 
 def _mean(values: tuple[float | None, ...]) -> float | None:
@@ -232,16 +172,14 @@ def _mean(values: tuple[float | None, ...]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _matching(metrics: list[dict[str, Any]], pattern: str) -> list[tuple[bool, str, re.Match[str]]]:
-    """(held out, name, match) of the metrics whose whole name matches, those of the evaluation split too."""
-    whole = re.compile(f"(?:eval_)?{pattern}")
-    names = sorted({name for record in metrics for name in record})
-    return [(n.startswith("eval_"), n, m) for n in names if (m := whole.fullmatch(n))]
+def _series(run: Run, line: Line, steps: list[int]) -> Series:
+    label = line.label + (", held out" if line.held_out else "")
+    return Series(label, _values(run, line.name, steps), held_out=line.held_out)
 
 
-def _series(run: Run, name: str, steps: list[int], label: str, held_out: bool) -> Series:
+def _values(run: Run, name: str, steps: list[int]) -> Numbers:
     by_step = {r["step"]: finite(r[name]) for r in run.metrics if name in r}
-    return Series(label + (", held out" if held_out else ""), [by_step.get(s) for s in steps], held_out=held_out)
+    return [by_step.get(step) for step in steps]
 
 
 def finite(value: Any) -> float | None:

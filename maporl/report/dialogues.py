@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from maporl.report.charts import finite
-from maporl.report.read import Run, When
+from maporl.report.read import Recorded, Run, When
 from maporl.text import LONGEST, visible
+from maporl.types import Dialogue, Grade, Stop, Trace, Utterance
 
 MOST = 5000
 """Dialogues of a report; of longer runs, the last evaluation, the last updates, and an even selection of the others."""
@@ -27,169 +28,172 @@ FLAGS = {
     "illegal": "an illegal move ended the game",
 }
 KINDS = ("task", "subject", "type", "category", "level", "game", "source")
+Graded = tuple[Utterance, Grade]
+"""An answer that is graded right or wrong, and its grade."""
 UNGRADED = ("disagreed", "all right", "mixed", "all wrong", "corrected", "spoiled", "unreadable")
 """Flags that say nothing of a game, where players answer different questions."""
 
 
-def newest(run: Run) -> list[dict[str, Any]]:
+def newest(run: Run) -> list[Recorded]:
     """What the team says now: the evaluation after training, else the dialogues of the last updates."""
     after = run.of("after")
-    steps = [when for when, _ in run.dialogues if isinstance(when, int)]
-    return after or [r for w, r in run.dialogues if steps and isinstance(w, int) and w > max(steps) - LAST_UPDATES]
+    steps = [one.when for one in run.dialogues if isinstance(one.when, int)]
+    first = max(steps, default=0) - LAST_UPDATES + 1
+    return after or [one for one in run.dialogues if isinstance(one.when, int) and one.when >= first]
 
 
 def entries(run: Run, number: int = 0, most: int = MOST) -> list[dict[str, Any]]:
     """The dialogues of the ``number``-th run of a page, evaluations first, then updates from the last to the first."""
     order: dict[When, int] = {"after": 0, "before": 1}
-    chosen = sorted(run.dialogues, key=lambda d: (order.get(d[0], 2), -d[0] if isinstance(d[0], int) else 0))
-    now = {id(record) for record in newest(run)}
-    others = [record for _, record in chosen if id(record) not in now]
+    chosen = sorted(run.dialogues, key=lambda d: (order.get(d.when, 2), -d.when if isinstance(d.when, int) else 0))
+    now = set(newest(run))
+    others = [one for one in chosen if one not in now]
     room = max(0, most - len(now))
     if len(others) > room:
         others = [others[i * len(others) // room] for i in range(room)]
-    kept = {id(record) for record in others} | now
-    return shown([(when, record) for when, record in chosen if id(record) in kept][:most], number)
+    kept = now | set(others)
+    return shown([one for one in chosen if one in kept][:most], number)
 
 
-def shown(dialogues: Sequence[tuple[When, dict[str, Any]]], number: int = 0) -> list[dict[str, Any]]:
+def shown(dialogues: Sequence[Recorded], number: int = 0) -> list[dict[str, Any]]:
     """The entries of ``dialogues``, with the numbers of as many tokens as a page holds."""
-    tokens = [
-        sum(len((u.get("trace") or {}).get("pieces", ())) for u in record["utterances"]) for _, record in dialogues
-    ]
+    tokens = [sum(len(u.trace.pieces) for u in one.dialogue.utterances if u.trace is not None) for one in dialogues]
     share = min(1.0, TOKENS / max(1, sum(tokens)))
     found, owed = [], 0.0
-    for (when, record), own in zip(dialogues, tokens, strict=True):
+    for one, own in zip(dialogues, tokens, strict=True):
         owed += share * own
         traced = owed >= own
         owed -= own if traced else 0
-        found.append(entry(when, record, number, traced))
+        found.append(entry(one, number, traced))
     return found
 
 
-def entry(when: When, record: dict[str, Any], number: int = 0, traced: bool = True) -> dict[str, Any]:
+def entry(one: Recorded, number: int = 0, traced: bool = True) -> dict[str, Any]:
     """One dialogue. Its ``key`` is the same in every report of the run. ``traced``: with the numbers of its tokens."""
-    example = record["example"]
-    game = game_of(record)
+    dialogue, game = one.dialogue, game_of(one.dialogue)
+    example = dialogue.example
     return {
         "run": number,
-        "key": f"{number}/{visible(record.get('key', example.get('id')))}",
-        "when": when,
-        "id": visible(example.get("id")),
-        "question": visible(example.get("question")) or (f"{game}: {_state(record)}" if game else ""),
-        "label": visible(example.get("answer")),
-        "kind": kind_of(record),
+        "key": f"{number}/{visible(one.key)}",
+        "when": one.when,
+        "id": visible(example.id),
+        "question": visible(example.question) or (f"{game}: {_state(dialogue)}" if game else ""),
+        "label": visible(example.answer),
+        "kind": kind_of(dialogue),
         "game": game is not None,
-        "outcome": outcome_of(record),
-        "flags": flags_of(record),
-        "said": [_utterance(u, traced) for u in record["utterances"]],
+        "outcome": outcome_of(dialogue),
+        "flags": flags_of(dialogue),
+        "said": [_utterance(u, traced) for u in dialogue.utterances],
     }
 
 
-def game_of(record: dict[str, Any]) -> str | None:
+def game_of(dialogue: Dialogue) -> str | None:
     """The name of the game that was played, None where the dialogue is no game."""
-    names = [u["tags"]["game"] for u in record["utterances"] if "game" in (u.get("tags") or {})]
-    return visible(names[0]) if names else None
+    return next((visible(u.tags["game"]) for u in dialogue.utterances if "game" in u.tags), None)
 
 
-def _state(record: dict[str, Any]) -> str:
+def _state(dialogue: Dialogue) -> str:
     """What the players saw, as it went on."""
-    return " | ".join(visible(u["tags"].get("state")) for u in record["utterances"] if u.get("tags"))
+    return " | ".join(visible(u.tags.get("state")) for u in dialogue.utterances if u.tags)
 
 
-def outcome_of(record: dict[str, Any]) -> str | None:
+def outcome_of(dialogue: Dialogue) -> str | None:
     """How the dialogue ended, in words; what each player was paid, where it was a game."""
-    outcome = record.get("outcome")
+    outcome = dialogue.outcome
     if isinstance(outcome, dict):
         return ", ".join(f"{visible(agent)} {paid:+g}" for agent, paid in outcome.items() if finite(paid) is not None)
     return None if outcome is None else visible(outcome)
 
 
-def kind_of(record: dict[str, Any]) -> str | None:
+def kind_of(dialogue: Dialogue) -> str | None:
     """The task, subject, level, ... that the example says it is of."""
-    meta = record["example"].get("meta") or {}
-    tags: dict[str, Any] = next((u.get("tags") for u in record["utterances"] if u.get("tags")), {})
+    tags: dict[str, Any] = next((u.tags for u in dialogue.utterances if u.tags), {})
     for name in KINDS:
-        value = meta.get(name, tags.get(name))
+        value = dialogue.example.meta.get(name, tags.get(name))
         if isinstance(value, str | int) and str(value):
             return visible(value)
     return None
 
 
-def graded(record: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The graded answers by turn; each utterance's own grade is a dictionary."""
-    turns: dict[int, list[dict[str, Any]]] = {}
-    for u in record["utterances"]:
-        grade = u.get("grade") or {}
-        if u.get("answers", True) and grade.get("correct") is not None:
-            turns.setdefault(u["turn"], []).append(u)
+def graded(dialogue: Dialogue) -> list[list[Graded]]:
+    """The graded answers of each turn in which there are any."""
+    turns: dict[int, list[Graded]] = {}
+    for u in dialogue.answers():
+        if u.grade is not None and u.grade.correct is not None:
+            turns.setdefault(u.turn, []).append((u, u.grade))
     return [turns[t] for t in sorted(turns)]
 
 
-def last_answers(record: dict[str, Any]) -> list[dict[str, Any]]:
+def last_answers(dialogue: Dialogue) -> list[Graded]:
     """The graded answers of the last turn; in a game each player's own last move."""
-    turns = graded(record)
-    if game_of(record) is not None:
-        return list({u["agent"]: u for turn in turns for u in turn}.values())
+    turns = graded(dialogue)
+    if game_of(dialogue) is not None:
+        return list({u.agent: (u, grade) for turn in turns for u, grade in turn}.values())
     return turns[-1] if turns else []
 
 
-def flags_of(record: dict[str, Any]) -> list[str]:
+def right_share(dialogue: Dialogue, turn: int = -1) -> float:
+    """The share of a turn's graded answers that are right."""
+    answers = graded(dialogue)[turn]
+    return sum(bool(grade.correct) for _, grade in answers) / len(answers)
+
+
+def flags_of(dialogue: Dialogue) -> list[str]:
     """Those of :data:`FLAGS` that hold."""
     found = set()
     right: dict[str, bool] = {}
-    for u in (u for turn in graded(record) for u in turn):
-        now, before = u["grade"]["correct"], right.get(u["agent"])
+    for u, grade in (answer for turn in graded(dialogue) for answer in turn):
+        now, before = bool(grade.correct), right.get(u.agent)
         if before is not None and before != now:
             found.add("corrected" if now else "spoiled")
-        right[u["agent"]] = now
-    grades = [u["grade"] for u in last_answers(record)]
+        right[u.agent] = now
+    grades = [grade for _, grade in last_answers(dialogue)]
     if grades:
-        share = sum(g["correct"] for g in grades)
+        share = sum(bool(g.correct) for g in grades)
         found.add("all right" if share == len(grades) else "mixed" if share else "all wrong")
-        if len({str(g["answer"]) for g in grades}) > 1:
+        if len({g.answer for g in grades}) > 1:
             found.add("disagreed")
-    for u in record["utterances"]:
-        rewards = u.get("rewards") or {}
-        if any(value and (n.startswith("penalty/") or n == "missing_eos") for n, value in rewards.items()):
+    for u in dialogue.utterances:
+        if any(value and (n.startswith("penalty/") or n == "missing_eos") for n, value in u.rewards.items()):
             found.add("penalised")
-        if u.get("answers", True) and (u.get("grade") or {"answer": ""})["answer"] is None:
+        if u.answers and u.grade is not None and u.grade.answer is None:
             found.add("unreadable")
-        if u.get("stop") == "length":
+        if u.stop == Stop.LENGTH:
             found.add("cut off")
-    if game_of(record) is not None:
+    if game_of(dialogue) is not None:
         found -= set(UNGRADED)
-        found |= {"illegal"} if record.get("outcome") == "illegal" else set()
+        found |= {"illegal"} if dialogue.outcome == "illegal" else set()
     return [name for name in FLAGS if name in found]
 
 
-def _utterance(u: dict[str, Any], traced: bool) -> dict[str, Any]:
-    grade = u.get("grade") or {}
-    trace = u.get("trace") if traced else None
+def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:
+    grade = u.grade or Grade(None, None, "")
     return {
-        "agent": visible(u["agent"]),
-        "role": visible(u.get("role")) or None,
-        "turn": u["turn"] + 1,
-        "text": visible(u.get("text")),
-        "restated": None if u.get("restated") is None else visible(u["restated"]),
-        "answer": None if grade.get("answer") is None else visible(grade["answer"]),
-        "correct": grade.get("correct"),
-        "reason": visible(grade.get("reason")),
-        "rewards": {visible(name): finite(value) for name, value in (u.get("rewards") or {}).items()},
-        "stop": visible(u.get("stop")),
-        "heard": [[visible(m.get("role")), visible(m.get("content"))] for m in u.get("messages") or []],
-        "trace": None if not trace or len(u.get("text") or "") > LONGEST else _trace(trace),
+        "agent": visible(u.agent),
+        "role": visible(u.role) or None,
+        "turn": u.turn + 1,
+        "text": visible(u.text),
+        "restated": None if u.restated is None else visible(u.restated),
+        "answer": None if grade.answer is None else visible(grade.answer),
+        "correct": grade.correct,
+        "reason": visible(grade.reason),
+        "rewards": {visible(name): finite(value) for name, value in u.rewards.items()},
+        "stop": u.stop.value,
+        "heard": [[visible(m.get("role")), visible(m.get("content"))] for m in u.messages],
+        "trace": _trace(u.trace) if traced and u.trace is not None and len(u.text) <= LONGEST else None,
     }
 
 
-def _trace(trace: dict[str, Any]) -> dict[str, Any]:
-    numbers = {name: trace.get(name) for name in ("logprobs", "advantages", "values")}
+def _trace(trace: Trace) -> dict[str, Any]:
     return {
-        "pieces": [visible(piece) for piece in trace["pieces"]],
-        **{name: _finite(own) for name, own in numbers.items()},
+        "pieces": [visible(piece) for piece in trace.pieces],
+        "logprobs": _finite(trace.logprobs),
+        "advantages": _finite(trace.advantages),
+        "values": None if trace.values is None else _finite(trace.values),
     }
 
 
-def _finite(numbers: list[Any] | None) -> list[Any] | None:
-    if numbers is None or all(isinstance(x, float) and math.isfinite(x) for x in numbers):
+def _finite(numbers: list[float]) -> list[float | None] | list[float]:
+    if all(isinstance(x, float) and math.isfinite(x) for x in numbers):
         return numbers
     return [finite(x) for x in numbers]

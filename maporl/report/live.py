@@ -125,8 +125,9 @@ class LivePage(ThreadingHTTPServer):
                 self._next = now + (now - began) / SHARE
             if epoch != self.reader.epoch:
                 after = -1
-            new = shown([(when, record) for number, when, record in self.reader.arrived if number > after])
-            last = self.reader.arrived[-1][0] if self.reader.arrived else -1
+            kept = self._run.dialogues
+            new = shown([one for one in kept if one.number > after])
+            last = kept[-1].number if kept else -1
             return {**self._about, "dialogues": new, "epoch": self.reader.epoch, "last": last, "fresh": after == -1}
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -16,12 +16,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from maporl.errors import RunError
-from maporl.evaluation.metrics import Share
+from maporl.evaluation.metrics import Evaluation
 from maporl.report.charts import charts, compared, finite, unique_names
 from maporl.report.dialogues import FLAGS, MOST, entries
 from maporl.report.failures import failures
 from maporl.report.health import health
 from maporl.report.language import Difference, percent
+from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.read import Run, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.text import visible
@@ -31,15 +32,7 @@ STYLES = ("vendor/uplot.css", "page.css")
 GENERATOR = "maporl report"
 
 
-REWARDS = {
-    "label": "1 where the answer is right, else 0",
-    "verifier": "the learned verifier's score",
-    "env": "what the game paid",
-    "legal": "1 where the move was legal",
-    "score": "weighted sum of the sources",
-    "credit": "the score with what later answers earned, after rules and penalties: what is trained on",
-    "missing_eos": "for an answer that did not end by itself",
-}
+REWARDS = {metric.name.removeprefix("reward/"): metric.meaning for metric in ROWS[REWARD] if metric.name.islower()}
 """What the names of rewards mean, where they are not the user's own."""
 
 
@@ -71,7 +64,7 @@ def about(runs: Sequence[Run]) -> dict[str, Any]:
 def _rewards(runs: Sequence[Run]) -> list[set[str]]:
     """The names of rewards, of a few dialogues of each run."""
     return [
-        {n for _, r in run.dialogues[-50:] for u in r["utterances"] for n in u.get("rewards") or {}} for run in runs
+        {name for one in run.dialogues[-50:] for u in one.dialogue.utterances for name in u.rewards} for run in runs
     ]
 
 
@@ -91,9 +84,8 @@ def _about(run: Run, name: str) -> dict[str, Any]:
 def _summary(run: Run) -> dict[str, str]:
     """A run's row in a comparison."""
 
-    def last(report: dict[str, Any] | None) -> str:
-        own = report["turns"][-1]["team"] if report else {"total": 0}
-        return percent(Share(own["count"], own["total"])) if own["total"] else "-"
+    def last(report: Evaluation | None) -> str:
+        return percent(report.final()) if report is not None and report.final().total else "-"
 
     def gain(difference: Difference | None) -> str:
         return "-" if difference is None else difference.brief()
@@ -114,19 +106,22 @@ def results(run: Run) -> list[dict[str, Any]]:
     """Held-out accuracy by turn and speaker, before and after training. A vote of two is no news."""
     last = run.after or run.before
     rows = []
-    for number, turn in enumerate(last["turns"] if last else ()):
-        for who in (*turn["agents"], "all agents", *(["majority vote"] if len(turn["agents"]) > 2 else [])):
+    for number, turn in enumerate(last.turns if last else ()):
+        for who in (*turn.agents, "all agents", *(["majority vote"] if len(turn.agents) > 2 else [])):
             own = [_share_of(report, number, who) for report in (run.before, run.after)]
             rows.append({"turn": number + 1, "who": who, "before": own[0], "after": own[1]})
     return rows
 
 
-def _share_of(report: dict[str, Any] | None, turn: int, who: str) -> dict[str, float | None] | None:
-    if report is None or turn >= len(report["turns"]):
+def _share_of(report: Evaluation | None, turn: int, who: str) -> dict[str, float | None] | None:
+    if report is None or turn >= len(report.turns):
         return None
-    own = report["turns"][turn]
-    entry = {"all agents": own["team"], "majority vote": own["majority"]}.get(who) or own["agents"].get(who)
-    return {key: finite(entry[key]) for key in ("value", "low", "high")} if entry else None
+    own = report.turns[turn]
+    share = {**own.agents, "all agents": own.team, "majority vote": own.majority}.get(who)
+    if share is None:
+        return None
+    low, high = share.interval()
+    return {"value": finite(share.value), "low": finite(low), "high": finite(high)}
 
 
 def _flips(run: Run) -> list[dict[str, Any]]:
@@ -134,8 +129,8 @@ def _flips(run: Run) -> list[dict[str, Any]]:
     keys = ("stayed_right", "right_to_wrong", "wrong_to_right", "stayed_wrong")
     found = []
     for title, report in (("held out, before training", run.before), ("held out, after training", run.after)):
-        if report is not None and report["flips"]:
-            found.append({"title": title, "turns": [{k: f[k] for k in keys} for f in report["flips"]]})
+        if report is not None and report.flips:
+            found.append({"title": title, "turns": [{k: vars(f)[k] for k in keys} for f in report.flips]})
     return found
 
 

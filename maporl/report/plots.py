@@ -1,20 +1,9 @@
 """PNG plots of a run, from its ``metrics.jsonl``."""
 
-import re
 from pathlib import Path
 from typing import Any
 
-PANELS = {
-    "accuracy.png": (r"accuracy/(turn_\d+)", "accuracy"),
-    "majority.png": (r"majority/(turn_\d+)", "accuracy of the majority vote"),
-    "changes.png": (r"change/(\d+_to_\d+/(?:improved|declined))", "share of answers that changed"),
-    "finished.png": (r"finished/(turn_\d+)", "share of questions finished at a turn"),
-    "reward.png": (r"reward/([^/]+)", "mean reward"),
-    "bonus.png": (r"reward/bonus/(.+/turn_\d+)", "mean collaboration bonus"),
-    "penalties.png": (r"count/penalty/(\w+/.+/turn_\d+)", "penalties per update"),
-    "kl.png": (r"(.+)/objective/kl", "KL to the reference, nats per answer"),
-}
-"""File -> (which metrics, with the part that names a line; what the axis shows)."""
+from maporl.report.metric_panels import ROWS, Panel, lines_of
 
 
 def plot_run(metrics: list[dict[str, Any]], folder: Path) -> list[Path]:
@@ -22,31 +11,32 @@ def plot_run(metrics: list[dict[str, Any]], folder: Path) -> list[Path]:
 
     Thin lines are the questions trained on, dashed ones with marks the evaluation split, where it was evaluated.
     """
+    names = {name for record in metrics for name in record}
+    pictures = [(panel, *panel.picture) for panel in ROWS if panel.picture is not None]
+    return [folder / file for panel, file, axis in pictures if _plot(metrics, names, panel, axis, folder / file)]
+
+
+def _plot(metrics: list[dict[str, Any]], names: set[str], panel: Panel, axis: str, file: Path) -> bool:
+    """Draw one picture; False where the run has none of its metrics."""
     from matplotlib.figure import Figure  # the object interface: no global figure is left behind
 
-    names = sorted({k for m in metrics for k in m})
-    written = []
-    for file, (pattern, label) in PANELS.items():
-        lines = [(name, match) for name in names if (match := re.fullmatch(f"(eval_)?{pattern}", name))]
-        if not lines:
-            continue
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-        axes = figure.subplots()
-        colours: dict[str, str] = {}
-        for name, match in sorted(lines, key=lambda line: bool(line[1][1])):
-            points = [(m["step"], m[name]) for m in metrics if name in m]
-            colour = colours.setdefault(match[2], f"C{len(colours) % 10}")
-            legend = match[2].replace("_", " ") + (", held out" if match[1] else "")
-            style = {"linestyle": "--", "marker": "o", "markersize": 4} if match[1] else {"linestyle": "-"}
-            axes.plot(
-                [x for x, _ in points], [y for _, y in points], label=legend, color=colour, linewidth=1.4, **style
-            )
-        axes.set_xlabel("update")
-        axes.set_ylabel(label)
-        if file in ("accuracy.png", "majority.png", "finished.png", "changes.png"):
-            axes.set_ylim(0, 1)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize="small", ncols=1 + len(lines) // 8)
-        figure.savefig(folder / file, dpi=110)
-        written.append(folder / file)
-    return written
+    lines = lines_of(panel, names)
+    if not lines:
+        return False
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    colours: dict[str, str] = {}
+    for line in lines:
+        points = [(m["step"], m[line.name]) for m in metrics if line.name in m]
+        colour = colours.setdefault(line.label, f"C{len(colours) % 10}")
+        label = line.label + (", held out" if line.held_out else "")
+        style = {"linestyle": "--", "marker": "o", "markersize": 4} if line.held_out else {"linestyle": "-"}
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, color=colour, linewidth=1.4, **style)
+    axes.set_xlabel("update")
+    axes.set_ylabel(axis)
+    if ROWS[panel][0].unit == "share":
+        axes.set_ylim(0, 1)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small", ncols=1 + len(lines) // 8)
+    figure.savefig(file, dpi=110)
+    return True

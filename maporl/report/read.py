@@ -1,36 +1,52 @@
-"""Reading a run folder for people: whatever is there, of a run that goes on, has ended, or was cut off."""
+"""Reading a run folder for people: whatever is there of a run that is going on, has ended, or was cut off."""
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from maporl.errors import RunError
+from maporl.evaluation.metrics import Evaluation
 from maporl.storage.jsonl import DamagedRecord, whole_lines
+from maporl.types import Dialogue, Stop, from_record
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")
 UNUSED = ("prompt_ids", "response_ids", "logprobs")
-"""Of an utterance; they are most of a file, and no person reads them."""
+"""Fields of an utterance that no person reads. They are most of a file, so they are dropped line by line."""
 
 When = int | str
-"""Of a dialogue: the update, or ``before`` and ``after`` for the evaluations."""
+"""When a dialogue was played: the number of the update, or ``before`` or ``after`` for the evaluations."""
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A dialogue as a run has recorded it. ``number`` counts the dialogues in the order of reading; ``key`` names this one, and is
+    the same whenever the run is read."""
+
+    number: int
+    when: When
+    key: str
+    dialogue: Dialogue
 
 
 @dataclass
 class Run:
-    """A run folder's records. ``dialogues`` are (when, record). ``recorded`` counts those that were read and are not kept, too."""
+    """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    dialogues: list[tuple[When, dict[str, Any]]] = field(default_factory=list)
+    dialogues: list[Recorded] = field(default_factory=list)
     recorded: int = 0
-    before: dict[str, Any] | None = None
-    after: dict[str, Any] | None = None
+    before: Evaluation | None = None
+    after: Evaluation | None = None
     finished: bool = False
 
     @property
@@ -38,15 +54,15 @@ class Run:
         return self.folder.resolve().name
 
     def updates(self) -> list[dict[str, Any]]:
-        """The records of training, without those of evaluations."""
+        """The metrics of training, without those of evaluations."""
         return [m for m in self.metrics if any(key.startswith("time/") for key in m)]
 
-    def of(self, when: str) -> list[dict[str, Any]]:
-        """The dialogues of an evaluation."""
-        return [record for w, record in self.dialogues if w == when]
+    def of(self, when: str) -> list[Recorded]:
+        """The dialogues of the evaluation ``before`` or ``after`` training."""
+        return [one for one in self.dialogues if one.when == when]
 
     def agents(self) -> dict[str, dict[str, Any]]:
-        """The agents' sections."""
+        """The agents' sections of the configuration."""
         return self.config.get("agents") or {}
 
     def section(self, name: str) -> dict[str, Any]:
@@ -56,16 +72,19 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """The run in ``folder``; raises :class:`RunError` where there is none."""
+    """The run in ``folder``.
+
+    Raises:
+        RunError: the folder is no run, or a file in it cannot be read.
+    """
     return RunReader(folder).read()
 
 
 class RunReader:
-    """Reads a run again and again while it grows, each time only what is new. ``keep``: of the dialogues of training, how many of
-    the newest are kept.
+    """Reads a run again and again while it grows, each time only what is new.
 
-    ``arrived`` has every dialogue that is kept as (number, when, record), numbered as they were read, and named by its record's
-    ``key``; ``epoch`` counts how often the run was found to have been set back, when everything is read and numbered anew.
+    ``keep`` bounds how many dialogues of training are kept: the newest. ``epoch`` counts how often the run was set back to an
+    earlier checkpoint; everything is then read and numbered anew.
     """
 
     def __init__(self, folder: str | Path, keep: int | None = None):
@@ -74,24 +93,25 @@ class RunReader:
         self._begin()
 
     def _begin(self) -> None:
-        self.arrived: list[tuple[int, When, dict[str, Any]]] = []
+        self._dialogues: list[Recorded] = []
         self._number = 0
         self._named: Counter[str] = Counter()
         self._metrics: list[dict[str, Any]] = []
-        self._held_out: dict[str, dict[str, Any]] = {}
-        self._read: dict[str, tuple[int, int]] = {}  # by file: its inode, and the byte that was read to
+        self._held_out: dict[str, Evaluation] = {}
+        self._read: dict[str, tuple[int, int]] = {}  # by file: its inode, and the byte up to which it was read
 
     def read(self) -> Run:
-        """The run as it is now."""
+        """The run as it is now.
+
+        Raises:
+            RunError: the folder is no run, or a file in it cannot be read.
+        """
         _must_be_run(self.folder)
         if any(self._set_back(name) for name in self._read):
             self.epoch += 1
             self._begin()
         config = _yaml(self.folder / "config.yaml")
-        for record in self._new("metrics.jsonl"):
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                raise self._older("metrics.jsonl", "'step'")
-            self._metrics.append(record)
+        self._metrics += self._new("metrics.jsonl", self._numbers)
         for when in HELD_OUT:
             report = _evaluation(self.folder / f"evaluation_{when}.json")
             if report is not None:  # it is written after the dialogues that it counts
@@ -102,34 +122,38 @@ class RunReader:
             self.folder,
             config,
             list(self._metrics),
-            [(when, record) for _, when, record in self.arrived],
+            list(self._dialogues),
             self._number,
             self._held_out.get("before"),
             self._held_out.get("after"),
             (self.folder / "final").is_dir(),
         )
 
+    def _numbers(self, record: Any) -> dict[str, Any]:
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise self._older("metrics.jsonl", "'step'")
+        return record
+
     def _take(self, name: str, when: str | None) -> None:
-        for record in self._new(name):
+        def played(record: Any) -> tuple[When, Dialogue]:
             missing = _missing(record, when)
             if missing:
                 raise self._older(name, missing)
-            for u in record["utterances"]:
-                for key in UNUSED:
-                    u.pop(key, None)
-            one = when or record["step"]
-            name = f"{one}/{record['example'].get('id')}"
-            self._named[name] += 1
-            record["key"] = name if self._named[name] == 1 else f"{name}/{self._named[name]}"
-            self.arrived.append((self._number, one, record))
+            return when or record["step"], _dialogue(record)
+
+        for one, dialogue in self._new(name, played):
+            key = f"{one}/{dialogue.example.id}"
+            self._named[key] += 1
+            unique = key if self._named[key] == 1 else f"{key}/{self._named[key]}"
+            self._dialogues.append(Recorded(self._number, one, unique, dialogue))
             self._number += 1
         if self.keep is not None:
-            trained = [one for one in self.arrived if isinstance(one[1], int)]
-            gone = {number for number, _, _ in trained[: max(0, len(trained) - self.keep)]}
-            self.arrived = [one for one in self.arrived if one[0] not in gone]
+            trained = [one for one in self._dialogues if isinstance(one.when, int)]
+            gone = set(trained[: max(0, len(trained) - self.keep)])
+            self._dialogues = [one for one in self._dialogues if one not in gone]
 
-    def _new(self, name: str) -> list[Any]:
-        """The records of a file that were not there the last time."""
+    def _new(self, name: str, kept: Callable[[Any], Kept]) -> list[Kept]:
+        """What ``kept`` keeps of each record of a file that was not there the last time."""
         file = self.folder / name
         if not file.exists():
             return []
@@ -137,7 +161,7 @@ class RunReader:
         found = []
         try:
             for end, record in whole_lines(file, start):
-                found.append(record)
+                found.append(kept(record))
                 start = end
         except DamagedRecord as error:
             raise RunError(str(error)) from None
@@ -145,7 +169,7 @@ class RunReader:
         return found
 
     def _set_back(self, name: str) -> bool:
-        """Whether what was read of a file is not its beginning any more: a run was resumed from an earlier checkpoint."""
+        """Whether a file no longer begins with what was read of it: the run was resumed from an earlier checkpoint."""
         inode, end = self._read[name]
         file = self.folder / name
         return not file.exists() or file.stat().st_ino != inode or file.stat().st_size < end
@@ -166,7 +190,7 @@ def _must_be_run(folder: Path) -> None:
 
 
 def _missing(record: Any, when: str | None) -> str:
-    """What a dialogue's record lacks to be one; empty where nothing."""
+    """What a record lacks to be one of a dialogue; empty where it lacks nothing."""
     if not isinstance(record, dict) or not isinstance(record.get("example"), dict):
         return "'example'"
     if when is None and not isinstance(record.get("step"), int):
@@ -182,6 +206,59 @@ def _missing(record: Any, when: str | None) -> str:
         ):
             return "'answer' and 'correct' in its grades"
     return ""
+
+
+def _dialogue(record: dict[str, Any]) -> Dialogue:
+    """The dialogue of a record that is not :func:`_missing` anything. People may have edited the file, and older versions wrote
+    less: what is absent or of another kind is empty, and anything else that stands where a text should be is shown as text."""
+    example = {"id": "", "question": "", "answer": "", **_cleaned(record["example"])}
+    example["id"] = str(example["id"])
+    utterances = [
+        {"id": number, "policy": "", "order": u["turn"], "messages": [], "text": "", **_cleaned(u)}
+        for number, u in enumerate(record["utterances"])
+    ]
+    return from_record({**record, "example": example, "utterances": utterances})
+
+
+_KINDS = {
+    **dict.fromkeys(("question", "answer", "policy", "text", "role", "restated"), str),
+    **dict.fromkeys(("meta", "rewards", "tags", "trace"), dict),
+    **dict.fromkeys(("messages", "parents"), list),
+}
+_STOPS = [stop.value for stop in Stop]
+
+
+def _cleaned(entry: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an example or an utterance that are what they should be, without those that are :data:`UNUSED`."""
+    own = {}
+    for name, value in entry.items():
+        if value is None or name in UNUSED:
+            continue
+        kind = _KINDS.get(name)
+        if kind is None or isinstance(value, kind):
+            own[name] = value
+        elif kind is str:
+            own[name] = str(value)
+    if own.get("stop") not in _STOPS:
+        own.pop("stop", None)
+    if "messages" in own:
+        own["messages"] = [message for message in own["messages"] if isinstance(message, dict)]
+    if "grade" in own:
+        answer, correct = own["grade"]["answer"], own["grade"]["correct"]
+        own["grade"] = {
+            "reason": "",
+            **own["grade"],
+            "answer": None if answer is None else str(answer),
+            "correct": None if correct is None else bool(correct),
+        }
+    if "trace" in own and not _is_trace(own["trace"]):
+        del own["trace"]
+    return own
+
+
+def _is_trace(entry: dict[str, Any]) -> bool:
+    lists = [entry.get(name) for name in ("pieces", "logprobs", "advantages")]
+    return all(isinstance(own, list) for own in lists) and isinstance(entry.get("values"), list | None)
 
 
 def _yaml(file: Path) -> dict[str, Any]:
@@ -202,7 +279,7 @@ def _yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def _evaluation(file: Path) -> dict[str, Any] | None:
+def _evaluation(file: Path) -> Evaluation | None:
     if not file.exists():
         return None
     try:
@@ -211,4 +288,7 @@ def _evaluation(file: Path) -> dict[str, Any] | None:
         raise RunError(f"{file}: cannot be read: {error}") from None
     if not isinstance(content, dict) or not content.get("turns") or "flips" not in content:
         raise RunError(f"{file}: has no 'turns' and 'flips'; it was not written by this version of maporl")
-    return content
+    try:
+        return Evaluation.from_json(content)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RunError(f"{file}: is no evaluation ({error!r}); it was not written by this version of maporl") from None

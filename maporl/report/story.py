@@ -1,15 +1,15 @@
 """What a run's numbers say, in sentences: what the team is, how it was trained, what it learned, whether talking helps."""
 
-from collections import Counter
 from typing import Any
 
-from maporl.evaluation.metrics import Share
-from maporl.report.charts import finite, last_turn
-from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest
-from maporl.report.failures import right_share
+from maporl.evaluation.metrics import Evaluation, Share
+from maporl.report.charts import compared_names, finite
+from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
 from maporl.report.language import Difference, counted, listed, percent
+from maporl.report.metric_panels import ACCURACY, Comparison
 from maporl.report.read import Run
 from maporl.text import visible
+from maporl.types import Dialogue
 
 FEW = 6
 """Updates below which there is no course to speak of."""
@@ -29,14 +29,14 @@ def story(run: Run) -> list[dict[str, str]]:
 
 def is_game(run: Run) -> bool:
     """Whether the dialogues are games."""
-    return any(game_of(record) is not None for _, record in run.dialogues[:1])
+    return any(game_of(one.dialogue) is not None for one in run.dialogues[:1])
 
 
 def _team(run: Run) -> str:
-    people = {u["agent"] for _, r in run.dialogues for u in r["utterances"] if (u.get("tags") or {}).get("person")}
+    people = {u.agent for one in run.dialogues for u in one.dialogue.utterances if u.tags.get("person")}
     names = [f"{name} ({'a person' if name in people else _model(section)})" for name, section in run.agents().items()]
     if not names:
-        names = sorted({u["agent"] for _, record in run.dialogues for u in record["utterances"]})
+        names = sorted({u.agent for one in run.dialogues for u in one.dialogue.utterances})
     who = listed(names) or "Agents that have not spoken yet"
     protocol, task = run.section("protocol"), run.section("task")
     turns = f" of {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
@@ -49,13 +49,13 @@ def _team(run: Run) -> str:
 
 def _example(run: Run) -> str:
     """A question of the run, as short as there is one."""
-    examples = [record["example"] for _, record in run.dialogues[:500] if record["example"].get("question")]
+    examples = [one.dialogue.example for one in run.dialogues[:500] if one.dialogue.example.question]
     if not examples:
         return ""
-    one = min(examples, key=lambda e: (len(str(e["question"])), str(e["question"])))
-    question = " ".join(str(one["question"]).split())
+    shortest = min(examples, key=lambda e: (len(e.question), e.question))
+    question = " ".join(shortest.question.split())
     short = question if len(question) <= 160 else f"{question[:157]}..."
-    return f", for example \u201c{short}\u201d (right answer: {one.get('answer', '-')})"
+    return f", for example \u201c{short}\u201d (right answer: {shortest.answer})"
 
 
 def _training(run: Run) -> str:
@@ -108,8 +108,8 @@ def _learned(run: Run) -> str:
             0: "The interval contains 0: the luck of which questions were drawn may be all there is to it.",
         }
         return f"{told}: {gain.points()}. {verdict[gain.sign]}{how}"
-    keys = last_turn(run, r"accuracy/turn_(\d+)")
-    points = [(r["step"], value) for r in run.updates() for key in keys if (value := finite(r.get(key))) is not None]
+    names = compared_names(run, ACCURACY, Comparison(last_turn=True))
+    points = [(r["step"], value) for r in run.updates() for n in names if (value := finite(r.get(n))) is not None]
     if not points:
         return "" if run.dialogues else "Nothing has been trained yet."
     held_out = "There is no evaluation on held-out questions after training."
@@ -125,16 +125,18 @@ def _learned(run: Run) -> str:
 
 def paired_gain(run: Run) -> Difference | None:
     """Of the last turn's accuracy by training, on the questions of both evaluations; None where there are none."""
-    before = {r["example"].get("id"): right_share(r) for r in run.of("before") if graded(r)}
-    after = {r["example"].get("id"): right_share(r) for r in run.of("after") if graded(r)}
+    before, after = (
+        {d.example.id: right_share(d) for one in run.of(when) if graded(d := one.dialogue)}
+        for when in ("before", "after")
+    )
     pairs = [(before[name], after[name]) for name in after if name in before]
     return Difference.of(pairs) if pairs else None
 
 
 def talking_gain(run: Run) -> Difference | None:
     """Of accuracy from the first turn to the last, after training."""
-    turns = len(run.after["turns"]) if run.after else 0
-    pairs = [(right_share(r, 0), right_share(r)) for r in run.of("after") if graded(r)]
+    turns = len(run.after.turns) if run.after else 0
+    pairs = [(right_share(d, 0), right_share(d)) for one in run.of("after") if graded(d := one.dialogue)]
     return Difference.of(pairs) if pairs and turns > 1 and not is_game(run) else None
 
 
@@ -152,9 +154,9 @@ def _talking(run: Run) -> str:
     first, last = _share(run.after, 0), _share(run.after, -1)
     if run.after is None or gain is None or first is None or last is None:
         return ""
-    opening, closing = (run.after["turns"][i]["agents"] for i in (0, -1))
-    both = [name for name in opening if name in closing and opening[name]["total"] and closing[name]["total"]]
-    best = max(both, key=lambda name: opening[name]["count"] / opening[name]["total"]) if len(both) > 1 else None
+    opening, closing = (run.after.turns[i].agents for i in (0, -1))
+    both = [name for name in opening if name in closing and opening[name].total and closing[name].total]
+    best = max(both, key=lambda name: opening[name].value) if len(both) > 1 else None
     alone = None if best is None else _against(run, best)
     better = alone is None or alone.sign == 1
     verdict = {
@@ -163,14 +165,17 @@ def _talking(run: Run) -> str:
         0: "Not so that it could be told from chance",
     }[gain.sign]
     told = f"{verdict}: answers of the first turn are right {percent(first)} of the time, those of the last {percent(last)}: {gain.points()}."
-    counts = Counter({key: sum(f[key] for f in run.after["flips"]) for key in ("wrong_to_right", "right_to_wrong")})
-    answers = sum(f[k] for f in run.after["flips"] for k in (*counts, "stayed_right", "stayed_wrong"))
-    told += f" Of {counted(answers, 'answer')} that came after another one, {counts['wrong_to_right']} were corrected and {counts['right_to_wrong']} spoiled."
+    flips = run.after.flips
+    corrected, spoiled = sum(f.wrong_to_right for f in flips), sum(f.right_to_wrong for f in flips)
+    answers = corrected + spoiled + sum(f.stayed_right + f.stayed_wrong for f in flips)
+    told += f" Of {counted(answers, 'answer')} that came after another one, {corrected} were corrected and {spoiled} spoiled."
     if best is not None and alone is not None:
-        told += f" {listed([f'{name} goes from {_value(opening[name])} to {_value(closing[name])}' for name in both])}."
+        told += (
+            f" {listed([f'{name} goes from {opening[name].value:.1%} to {closing[name].value:.1%}' for name in both])}."
+        )
         doubt = {1: "better", -1: "worse", 0: "not to be told apart"}[alone.sign]
         told += (
-            f" Against the best of them alone ({best} in the first turn, {_value(opening[best])}) the last turn of all is {doubt}: "
+            f" Against the best of them alone ({best} in the first turn, {opening[best].value:.1%}) the last turn of all is {doubt}: "
             f"{alone.points()}."
         )
         known, kept = (_anybody(run, turn) for turn in (0, -1))
@@ -181,56 +186,49 @@ def _talking(run: Run) -> str:
 def _against(run: Run, agent: str) -> Difference | None:
     """The last turn of all agents less ``agent``'s first answer."""
     pairs = []
-    for record in run.of("after"):
-        own = [u["grade"]["correct"] for turn in graded(record)[:1] for u in turn if u["agent"] == agent]
+    for one in run.of("after"):
+        own = [grade.correct for turn in graded(one.dialogue)[:1] for u, grade in turn if u.agent == agent]
         if own:
-            pairs.append((float(own[0]), right_share(record)))
+            pairs.append((float(bool(own[0])), right_share(one.dialogue)))
     return Difference.of(pairs) if pairs else None
 
 
 def _anybody(run: Run, turn: int) -> float:
     """The share of questions on which at least one answer of the turn is right."""
-    own = [any(u["grade"]["correct"] for u in graded(r)[turn]) for r in run.of("after") if graded(r)]
+    turns = [graded(one.dialogue) for one in run.of("after")]
+    own = [any(grade.correct for _, grade in each[turn]) for each in turns if each]
     return sum(own) / len(own)
 
 
-def _value(entry: dict[str, Any]) -> str:
-    return f"{entry['count'] / entry['total']:.1%}"
-
-
-def _share(report: dict[str, Any] | None, turn: int) -> Share | None:
+def _share(report: Evaluation | None, turn: int) -> Share | None:
     """All agents' answers of a turn; None where nothing was graded."""
-    if report is None:
-        return None
-    own = report["turns"][turn]["team"]
-    return Share(own["count"], own["total"]) if own["total"] else None
+    own = report.turns[turn].team if report is not None else None
+    return own if own is not None and own.total else None
 
 
 # -- games --------------------------------------------------------------------------------------------------------
 
 
 def _games(run: Run) -> str:
-    now = newest(run)
+    now = [one.dialogue for one in newest(run)]
     when = "after training" if run.of("after") else f"in the last {LAST_UPDATES} updates, of which some are recorded"
     told = f"{counted(len(now), 'game')} of {game_of(now[0])} {when}: {_results(now)}" if now else "No game was played."
-    before = run.of("before")
+    before = [one.dialogue for one in run.of("before")]
     return told + (f" Before training, of {len(before)}: {_results(before)}" if before else "")
 
 
-def _results(records: list[dict[str, Any]]) -> str:
+def _results(games: list[Dialogue]) -> str:
     """Who won how often and was paid how much."""
-    players = sorted({u["agent"] for r in records for u in r["utterances"]})
-    illegal = sum(r.get("outcome") == "illegal" for r in records)
+    players = sorted({u.agent for game in games for u in game.utterances})
+    illegal = sum(game.outcome == "illegal" for game in games)
     told = []
     for player in players:
-        own = [r for r in records if any(u["agent"] == player for u in r["utterances"])]
-        won = sum(any(u["agent"] == player and u["grade"]["correct"] for u in last_answers(r)) for r in own)
-        paid = [
-            sum(finite((u.get("rewards") or {}).get("env")) or 0.0 for u in r["utterances"] if u["agent"] == player)
-            for r in own
-        ]
+        moves = [[u for u in game.utterances if u.agent == player] for game in games]
+        moved = sum(map(bool, moves))
+        won = sum(u.agent == player and bool(grade.correct) for game in games for u, grade in last_answers(game))
+        paid = sum(finite(u.rewards.get("env")) or 0.0 for own in moves for u in own)
         told.append(
-            f"{player} won {won} of the {len(own)} in which it moved and was paid {sum(paid) / len(own):+.2f} on average in them"
+            f"{player} won {won} of the {moved} in which it moved and was paid {paid / moved:+.2f} on average in them"
         )
     return f"{illegal} ended by an illegal move; {listed(told)}."
 

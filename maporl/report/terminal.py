@@ -11,11 +11,11 @@ from rich.text import Text
 
 from maporl.report.charts import Numbers, charts
 from maporl.report.dialogues import entry
+from maporl.report.metric_panels import ROWS
 from maporl.report.read import Run
 from maporl.report.story import story
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SHOWN = ("Accuracy, by turn", "Reward, by name", "KL to the reference", "Entropy", "Tokens per second", "Memory")
 HINT = "Ctrl-C ends this view; the run goes on."
 
 
@@ -26,8 +26,8 @@ def frame(run: Run, width: int) -> Group:
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(12, width // 3))
     table.add_column("now", justify="right", no_wrap=True)
     table.add_column("over the updates", no_wrap=True)
-    by_title = {chart["title"]: chart for chart in charts(run)}
-    for chart in (by_title[title] for title in SHOWN if title in by_title):
+    titles = {panel.title for panel in ROWS if panel.terminal}
+    for chart in (chart for chart in charts(run) if chart["title"] in titles):
         known = [(s, [v for v in s["values"] if v is not None]) for s in chart["series"]]
         known = [(series, values) for series, values in known if values]
         if len(known) > 1:
@@ -38,10 +38,10 @@ def frame(run: Run, width: int) -> Group:
             table.add_row(Text(name), now, sparkline(values, max(8, width // 3), chart["share"]))
     if table.row_count:
         parts.append(table)
-    played = [(when, record) for when, record in run.dialogues if isinstance(when, int)]
+    played = [(one.when, one) for one in run.dialogues if isinstance(one.when, int)]
     if played:
-        when, record = max(played, key=lambda p: p[0])
-        parts.append(_dialogue(when, entry(when, record)))
+        when, newest = max(played, key=lambda p: p[0])
+        parts.append(_dialogue(when, entry(newest)))
     return Group(*parts, Text(HINT, style="dim"))
 
 

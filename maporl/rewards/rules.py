@@ -6,21 +6,31 @@ trained on. The rules are applied from left to right, and the first one receives
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from maporl.config.parse import build_named
+from maporl.config import build_named
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
-Rule = Callable[[list[Dialogue], Credits], Credits]
+
+
+class Rule:
+    """The contract of a rule. Derive from it a frozen dataclass of options, and define what it does when it is called."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What the protocol must record of utterances (:attr:`maporl.Protocol.records`)."""
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        """The credits of one question's ``dialogues`` from here on."""
+        raise NotImplementedError(f"{type(self).__name__}: a rule defines __call__(dialogues, credits)")
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Rule):
     """Every utterance keeps its own score.
 
     If ``missing`` is given, utterances without a score, such as those of helpers, get this credit.
@@ -38,7 +48,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class TeamMean:
+class TeamMean(Rule):
     """Every utterance gets the mean of the dialogue's scores, or of the scores of its turn (``over: turn``)."""
 
     over: Literal["dialogue", "turn"] = "dialogue"
@@ -68,7 +78,7 @@ class Sum(TeamMean):
 
 
 @dataclass(frozen=True)
-class Last:
+class Last(Rule):
     """Every utterance gets the score of the last utterance that has one.
 
     With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT).
@@ -89,7 +99,7 @@ class Last:
 
 
 @dataclass(frozen=True)
-class Complement:
+class Complement(Rule):
     """An utterance in one of the ``roles`` gets 1 minus the mean credit of what it was shown (CoMAS's evaluators)."""
 
     roles: tuple[str, ...]
@@ -107,7 +117,7 @@ class Complement:
 
 
 @dataclass(frozen=True)
-class ZeroSum:
+class ZeroSum(Rule):
     """Every utterance gets its agent's total in the dialogue minus the mean of the other agents' totals."""
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
@@ -125,7 +135,7 @@ class ZeroSum:
 
 
 @dataclass(frozen=True)
-class BackPropagate:
+class BackPropagate(Rule):
     """An utterance gets the mean credit of the utterances that were shown it directly (MHGPO, arXiv 2506.02718).
 
     ``how`` may also be ``max`` or ``sum``. The rule works from the last utterance to the first, so credit passes back
@@ -150,7 +160,7 @@ class BackPropagate:
 
 
 @dataclass(frozen=True)
-class TreeMean:
+class TreeMean(Rule):
     """Every utterance gets the mean of the last scores of all dialogues that share it (MALT's values)."""
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
@@ -166,7 +176,7 @@ class TreeMean:
 
 
 @dataclass(frozen=True)
-class Mix:
+class Mix(Rule):
     """The credit so far times ``credit``, plus a weighted sum of named rewards.
 
     A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
@@ -190,7 +200,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Rule):
     """Subtracts ``per_token`` for every sampled token, but at most ``most`` in all (None: no limit)."""
 
     per_token: float = 0.001
@@ -208,7 +218,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(Rule):
     """The sum of the named rewards in ``order`` of priority (G-RA, arXiv 2508.10548).
 
     A reward counts only if every reward before it is above ``threshold``.
@@ -238,7 +248,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Tier:
+class Tier(Rule):
     """``credit + alpha * zone / zones`` with ``zone = ceil(zones * proximity)`` (SSL, arXiv 2601.22491, as
     reconstructed).
 
@@ -265,7 +275,7 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class PublicGoods:
+class PublicGoods(Rule):
     """``R_i = -cost c_i^2 + synergy c_i sum_{j<i} c_j + (multiplier/n) S - penalty [S < threshold]``.
 
     The sum runs over the n utterances of a dialogue in order. c are their own scores, and S is the last score. The
@@ -299,7 +309,7 @@ class PublicGoods:
 
 
 @dataclass(frozen=True)
-class Tournament:
+class Tournament(Rule):
     """Every utterance of a dialogue gets ``1 - rank / (N - 1)`` (ArenaRL, arXiv 2601.06487).
 
     The rank is that of the dialogue's last score among the N dialogues of its question, by seeded single elimination.
@@ -315,7 +325,7 @@ class Tournament:
 
 
 @dataclass(frozen=True)
-class Redistribute:
+class Redistribute(Rule):
     """Every utterance gets ``alpha`` times the reward named ``by``, an estimate of progress (SPA-RL, arXiv 2505.20732).
 
     If ``grounding`` names another reward, ``beta`` times that reward is added.
@@ -335,8 +345,10 @@ class Redistribute:
 
 
 @dataclass(frozen=True)
-class Inherit:
+class Inherit(Rule):
     """An utterance that was called gets the credit of the utterance that called it (MATPO)."""
+
+    needs = frozenset({"caller"})
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
@@ -350,7 +362,7 @@ class Inherit:
 
 
 @dataclass(frozen=True)
-class Margin:
+class Margin(Rule):
     """MARTI's margin shaping (after MAPoRL): ``R + alpha (R - Q)`` plus ``beta`` times the agent's last score.
 
     R is the utterance's score, and Q is the mean of all scores in earlier turns. ``of: all`` takes Q over all agents,

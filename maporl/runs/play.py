@@ -1,8 +1,5 @@
 """A person at the table: any agent's seat, in any protocol; what is played is graded, scored and recorded like any other."""
 
-import dataclasses
-import json
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,12 +10,11 @@ from maporl.engines.human import HumanEngine
 from maporl.evaluation.metrics import majority_credit
 from maporl.protocols import speakers, turns_of
 from maporl.report.dialogues import game_of, outcome_of
-from maporl.rollout.driver import SpeakerSpec
-from maporl.runs.train import build_trainer
-from maporl.runs.evaluate import load_checkpoint_weights
+from maporl.runs.build import build_player
+from maporl.tasks import build_task
 from maporl.storage.run_folder import RunFolder
 from maporl.config.schema import WarmStartSection
-from maporl.types import Dialogue, Example, to_json
+from maporl.types import Dialogue, Example
 from maporl.text import visible
 
 
@@ -43,15 +39,11 @@ class Game:
             raise ConfigError(f"--as: {unknown(self.person, seats)}")
         self.output, self.show = output, show
         self._claim(config)
-        self.scratch = tempfile.TemporaryDirectory()
-        settings = dataclasses.replace(config, output_dir=self.scratch.name)
-        if checkpoint is not None:  # whatever a warm start would do is in the checkpoint
-            settings = dataclasses.replace(settings, warm_start=WarmStartSection(steps=0))
-        self.trainer = build_trainer(settings, quiet=True)
-        if checkpoint is not None:
-            load_checkpoint_weights(self.trainer, checkpoint)
-        self.trainer.engines["human"] = HumanEngine(show, read)
-        self.task = self.trainer.eval_task or self.trainer.task
+        self.player = build_player(config, checkpoint)
+        self.player.sit_down(self.person, HumanEngine(show, read))
+        self.config = config
+        split = "eval" if config.evaluation.questions else "train"
+        self.task = build_task(config.task, split, config.seed)
 
     def play(self, questions: int) -> Iterator[Dialogue]:
         """One dialogue after the other, each recorded as soon as it has ended."""
@@ -65,13 +57,8 @@ class Game:
             yield dialogue
 
     def _one(self, example: Example) -> Dialogue:
-        seats = self.trainer.seats()
-        own = seats[self.person]
-        seats[self.person] = SpeakerSpec("human", (self.person,), frozenset(), own.system, own.role)
-        played = self.trainer.play_with(
-            [example], self.task, self.trainer.protocol, seats, self.trainer.args.eval_temperature, scores=True
-        )
-        [dialogue] = self.trainer.score(played)
+        [dialogue] = self.player.play([example], self.task, self.config.evaluation.temperature)
+        self.player.scorer.credit([dialogue], self.task)
         for utterance in dialogue.utterances:
             if utterance.agent == self.person:
                 utterance.tags["person"] = True
@@ -104,8 +91,7 @@ def welcome(game: Game, config: Config) -> str:
 
 def told(dialogue: Dialogue) -> str:
     """How a dialogue ended, for the person who was in it."""
-    record = json.loads(to_json(dialogue))
-    game, outcome = game_of(record) is not None, outcome_of(record)
+    game, outcome = game_of(dialogue) is not None, outcome_of(dialogue)
     label = dialogue.example.answer
     lines = [
         f"It is over: {outcome}." if outcome else f"The right answer is {visible(label)}." if label else "It is over."

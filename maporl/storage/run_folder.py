@@ -6,7 +6,7 @@ from typing import Any
 
 from maporl.errors import UserError
 from maporl.storage.jsonl import whole_lines
-from maporl.types import Dialogue, to_json
+from maporl.types import Dialogue, to_record
 from trl_ext import distributed
 
 
@@ -42,7 +42,7 @@ class RunFolder:
         """One line for each dialogue."""
         if not self._checked:
             self.must_be_new()
-        self._append(self.dialogues, [json.dumps({"step": step, **json.loads(to_json(d))}) for d in dialogues])
+        self._append(self.dialogues, [json.dumps({"step": step, **to_record(d)}) for d in dialogues])
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines of ``metrics.jsonl``."""

@@ -3,6 +3,8 @@
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
+from maporl.report.metric_panels import bar_text
+
 
 class TeamProgress(TrainerCallback):
     """Shows updates, accuracy per turn, reward, sampled tokens per second and the time left."""
@@ -15,14 +17,8 @@ class TeamProgress(TrainerCallback):
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="update", dynamic_ncols=True)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if self.bar is None or not logs or "tokens_per_second" not in logs:
-            return
-        turns = sorted(k for k in logs if k.startswith("accuracy/turn_") and k.count("/") == 1)
-        self.bar.set_postfix_str(
-            "accuracy " + " ".join(f"{logs[k]:.0%}" for k in turns)
-            + f", reward {logs['reward/score']:.2f}, {logs['tokens_per_second']:.0f} tokens/s",
-            refresh=False,
-        )  # fmt: skip
+        if self.bar is not None and logs and "tokens_per_second" in logs:  # an update's, not an evaluation's
+            self.bar.set_postfix_str(bar_text(logs), refresh=False)
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.bar is not None:

@@ -4,7 +4,6 @@ Token sequences are made here, as transcripts would have them, so that what is l
 ``SFTTrainer`` does the training, with the loss on the agents' own words only.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from maporl.errors import ConfigError
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
+from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_json
 from trl_ext.checkpoint import save_policy_weights
 
@@ -46,13 +46,12 @@ def best_debates(file: Path, share: float) -> list[Dialogue]:
     if not 0 < share <= 1:
         raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
     dialogues = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        record = json.loads(line)
-        record.pop("step", None)
-        dialogue = from_json(json.dumps(record))
-        if any("score" not in u.rewards for u in dialogue.answers()):
-            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
-        dialogues.append(dialogue)
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            dialogue = from_json(line)
+            if any("score" not in u.rewards for u in dialogue.answers()):
+                raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
+            dialogues.append(dialogue)
     if not dialogues:
         raise ConfigError(f"{file}: holds no dialogues")
     return sorted(dialogues, key=_final_score, reverse=True)[: max(1, round(share * len(dialogues)))]
@@ -68,15 +67,17 @@ def train_supervised(
     team: Team,
     dialogues: Sequence[Dialogue],
     folder: Path,
-    epochs: float = 1.0,
-    learning_rate: float = 5e-5,
-    batch_size: int = 8,
+    options: SFTOptions | None = None,
     quiet: bool = False,
 ) -> dict[str, float]:
     """Train every trainable policy on its agents' words in ``dialogues``; save each under ``folder/NAME``.
 
     Returns the mean training loss by policy. ``agents.NAME.model`` (or ``adapter``, for a LoRA) takes the folders.
+
+    Raises:
+        RunExists: ``folder`` exists and is not empty.
     """
+    options = options or SFTOptions()
     if folder.exists() and any(folder.iterdir()):
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
     losses = {}
@@ -86,9 +87,9 @@ def train_supervised(
             continue
         args = SFTConfig(
             output_dir=str(folder / policy.name),
-            num_train_epochs=epochs,
-            learning_rate=learning_rate,
-            per_device_train_batch_size=batch_size,
+            num_train_epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            per_device_train_batch_size=options.batch_size,
             completion_only_loss=True,
             max_length=None,
             bf16=config.training.bf16,

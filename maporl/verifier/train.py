@@ -28,15 +28,15 @@ from transformers import (
     set_seed,
 )
 
-from maporl.errors import ConfigError
 from maporl.rewards.verifier.encoding import answer_start, encode
 from maporl.rewards.verifier.model import RECORD, VerifierError, last_outputs, token_outputs
 from maporl.storage.run_folder import RunExists
+from maporl.team.loading import read_chat_template
 from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
 from maporl.verifier.measures import by_length, by_question, fit_temperature, reliability_plot, sigmoid, summary
 from maporl.verifier.options import TrainOptions
-from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, check_tokenizer
+from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.forward import base_of
 
 PLOT = "reliability.png"
@@ -149,23 +149,15 @@ def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
             "hub name of a causal language model"
         ) from error
     if options.chat_template is not None:
-        tokenizer.chat_template = _chat_template(options.chat_template)
+        tokenizer.chat_template = read_chat_template(options.chat_template, "--chat-template")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # rows have lengths: which ids are padding is never asked of the ids
     try:
         check_tokenizer(tokenizer, f"--model {options.model!r}")
-    except ValueError as error:
+    except ChatError as error:
         raise VerifierError(f"{error}; --chat-template sets one here") from error
     model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
-
-
-def _chat_template(value: str) -> str:
-    if value == "fallback":
-        return FALLBACK_TEMPLATE
-    if not Path(value).is_file():
-        raise ConfigError(f"--chat-template: expected 'fallback' or the path of a Jinja file, got {value!r}")
-    return Path(value).read_text(encoding="utf-8")
 
 
 def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: Path, quiet: bool) -> PreTrainedModel:
@@ -251,7 +243,7 @@ def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool 
     samples = read_samples([file])
     set_seed(options.seed)
     model, tokenizer = load_base(options)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or options.longest
+    context = context_of(model.config) or options.longest
     rows, too_long = encode_rows(samples, tokenizer, min(options.longest, context))
     train, held_out = split_by_question(rows, options.held_out, options.seed, str(file))
     merged = fit(model, train, options, folder, quiet)

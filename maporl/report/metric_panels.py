@@ -1,0 +1,331 @@
+"""Every number that a run logs, declared once: its name, what it means, its unit, and where it is shown.
+
+The charts of the report, the pictures, the view in a terminal, the progress bar and ``docs/metrics.md`` are made of :data:`METRICS`.
+To add a metric, log it and give it a row here; then write the page again with
+``python -m maporl.report.metric_panels > docs/metrics.md``.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+PLACES = {"POLICY": "[^/]+", "AGENT": "[^/]+", "NAME": "[^/]+", "N": r"\d+", "M": r"\d+"}
+"""What stands for what in a metric's name: a policy, an agent, any name, and the numbers of two turns, which count from 1."""
+_PLACE = re.compile("|".join(PLACES))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A chart that has one line for each of several runs: the mean over the panel's metrics.
+
+    ``title`` and ``about`` are the panel's own where they are empty. ``last_turn``: only the metric of the last turn counts, on
+    held-out questions with ``held_out``. ``only``: this one metric counts.
+    """
+
+    title: str = ""
+    about: str = ""
+    last_turn: bool = False
+    held_out: bool = False
+    only: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Metrics that are drawn together over the updates.
+
+    ``about`` says in a sentence what is drawn. ``part`` is the part of the page that has the chart, ``chart=False`` leaves it out.
+    ``whole``: the axis goes from 0 to 1. ``limit`` is the section and key of the configuration that bounds what is drawn.
+    ``debate``: the chart says nothing of a game; ``voters`` is how many agents it needs at least. ``in_game`` is its title and
+    sentence in a game. ``from_dialogues``: evaluations before and after training are the ends of its held-out lines, and lines of
+    training have intervals over questions. ``absent_if_zero``: zeros throughout mean that there is no such thing.
+    ``picture`` is a file and the words on its axis. ``terminal``: the view in a terminal shows it.
+    """
+
+    title: str
+    about: str
+    part: str = "learning"
+    chart: bool = True
+    whole: bool = False
+    limit: tuple[str, str] | None = None
+    debate: bool = False
+    voters: int = 0
+    in_game: tuple[str, str] | None = None
+    from_dialogues: bool = False
+    absent_if_zero: bool = False
+    picture: tuple[str, str] | None = None
+    terminal: bool = False
+    comparisons: tuple[Comparison, ...] = ()
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A row of :data:`METRICS`. ``line`` is what a line of the panel is called, with the :data:`PLACES` of ``name`` filled in; by
+    default it is the part of the name that varies. ``bar`` is what the progress bar says of it, and the format of a number."""
+
+    name: str
+    meaning: str
+    unit: str
+    panel: Panel | None = None
+    line: str = ""
+    bar: tuple[str, str] | None = None
+
+    @cached_property
+    def _varying(self) -> slice:
+        """The parts of the name, between slashes, from the first that varies to the last; the last part where none does."""
+        parts = self.name.split("/")
+        varying = [number for number, part in enumerate(parts) if _PLACE.search(part)] or [len(parts) - 1]
+        return slice(varying[0], varying[-1] + 1)
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the metric's names in a record, those on held-out questions too; ``key`` is the part that varies."""
+        parts = [_PLACE.sub(lambda place: f"(?P<{place[0]}>{PLACES[place[0]]})", p) for p in self.name.split("/")]
+        own = self._varying
+        key = f"(?P<key>{'/'.join(parts[own])})"
+        return re.compile("(?P<held_out>eval_)?" + "/".join([*parts[: own.start], key, *parts[own.stop :]]))
+
+    def label(self, match: re.Match[str]) -> str:
+        """The name of the line of a metric that :attr:`pattern` matches."""
+        known = match.groupdict()
+        told = _PLACE.sub(lambda place: known[place[0]], self.line) if self.line else known["key"]
+        return told.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A metric of a run in a panel: its ``name`` in the records, and what the line is called."""
+
+    name: str
+    label: str
+    held_out: bool
+
+
+RIGHT = "Share of answers, or of votes, that are right."
+MEAN = (Comparison(),)
+
+ACCURACY = Panel(
+    "Accuracy, by turn",
+    "Share of answers that are right, over all agents.",
+    whole=True,
+    in_game=("Won, by turn", "Share of moves whose player won the game, by the turn of the move."),
+    from_dialogues=True,
+    picture=("accuracy.png", "accuracy"),
+    terminal=True,
+    comparisons=(
+        Comparison("Final turn, held out", RIGHT, last_turn=True, held_out=True),
+        Comparison("Final turn, in training", RIGHT, last_turn=True),
+    ),
+)
+MAJORITY = Panel(
+    "Accuracy of the majority vote",
+    "Share of questions that the agents' vote gets right. A tie counts as the chance that a fair draw is right.",
+    whole=True,
+    debate=True,
+    voters=3,
+    picture=("majority.png", "accuracy of the majority vote"),
+    comparisons=(Comparison("Majority vote at the final turn", RIGHT, last_turn=True),),
+)
+AGREEMENT = Panel("Agreement", "Share of questions on which all agents give the same answer.", whole=True, debate=True)
+CHANGES = Panel(
+    "Corrected and spoiled answers",
+    "Share of answers that went from wrong to right, or from right to wrong, between one turn and the next.",
+    debate=True,
+    picture=("changes.png", "share of answers that changed"),
+)
+FINISHED = Panel(
+    "Questions ended early",
+    "Share of questions that ended because the agents agreed, by turn.",
+    whole=True,
+    debate=True,
+    picture=("finished.png", "share of questions finished at a turn"),
+)
+REWARD = Panel(
+    "Reward, by name",
+    "Mean of each named reward over all utterances. The score is the weighted sum of the sources. The credit is what is "
+    "trained on: the score after rules and penalties.",
+    picture=("reward.png", "mean reward"),
+    terminal=True,
+    comparisons=(Comparison("Reward", "Mean score of an utterance.", only="reward/score"),),
+)
+BONUS = Panel(
+    "Collaboration bonus",
+    "Mean collaboration bonus, by agent and turn.",
+    chart=False,
+    picture=("bonus.png", "mean collaboration bonus"),
+)
+PENALTIES = Panel("Penalties", "Mean of each penalty over the utterances that got it.")
+COUNTS = Panel(
+    "Penalties, counted",
+    "Penalties that were given in an update, by agent and turn.",
+    chart=False,
+    picture=("penalties.png", "penalties per update"),
+)
+KL = Panel(
+    "KL to the reference",
+    "How far a policy has moved from where it began, in nats per answer.",
+    part="health",
+    picture=("kl.png", "KL to the reference, nats per answer"),
+    terminal=True,
+    comparisons=MEAN,
+)
+SECONDS = Panel(
+    "Seconds per update",
+    "Seconds of each phase: playing the dialogues, scoring them, computing advantages, and updating the weights.",
+    part="machine",
+)
+
+METRICS = (
+    Metric("step", "Updates done.", "updates"),
+    Metric("episode", "Questions asked so far. A method may play several dialogues on each of them.", "questions"),
+    Metric("accuracy/turn_N", "Answers of turn N that are right, averaged over agents and then over questions. A question that ended early keeps its last answers.", "share", ACCURACY, bar=("accuracy {}", ".0%")),
+    Metric("accuracy/turn_N/AGENT", "The same for one agent.", "share"),
+    Metric("majority/turn_N", "Questions that the agents' vote gets right. A tie counts 1/(number tied) if the right answer is among the tied ones. An answer that cannot be read has no vote.", "share", MAJORITY),
+    Metric("agreement/turn_N", "Questions on which all agents give the same readable answer.", "share", AGREEMENT),
+    Metric("flips/N_to_M/wrong_to_right", "Answers that were corrected from turn N to turn M.", "answers"),
+    Metric("flips/N_to_M/right_to_wrong", "Answers that were spoiled from turn N to turn M.", "answers"),
+    Metric("change/N_to_M/improved", "Answers that were corrected, of those given in both turns.", "share", CHANGES, line="turn N to M, corrected"),
+    Metric("change/N_to_M/declined", "Answers that were spoiled, of those given in both turns.", "share", CHANGES, line="turn N to M, spoiled"),
+    Metric("change/N_to_M/same", "Answers that stayed right or stayed wrong, of those given in both turns.", "share"),
+    Metric("finished/turn_N", "Questions that consensus ended at turn N. It is logged only where consensus ended some.", "share", FINISHED),
+    Metric("reward/score", "Weighted sum of the reward sources.", "reward", REWARD, bar=("reward {}", ".2f")),
+    Metric("reward/credit", "What is trained on: the score with what later answers earned, after rules and penalties.", "reward", REWARD),
+    Metric("reward/label", "1 where the answer is right, else 0.", "reward", REWARD),
+    Metric("reward/verifier", "Score of the learned verifier.", "reward", REWARD),
+    Metric("reward/env", "What the game paid.", "reward", REWARD),
+    Metric("reward/legal", "1 where the move was legal, else 0.", "reward", REWARD),
+    Metric("reward/bonus", "Bonus for collaboration.", "reward", REWARD),
+    Metric("reward/missing_eos", "Penalty for an answer that did not end by itself.", "reward", REWARD),
+    Metric("reward/NAME", "Any other source of rewards, or a term of a reward rule.", "reward", REWARD),
+    Metric("reward/penalty/NAME", "A penalty, over the utterances that got it.", "reward", PENALTIES),
+    Metric("reward/penalty/NAME/AGENT", "The same for one agent.", "reward"),
+    Metric("reward/penalty/NAME/AGENT/turn_N", "The same for one agent in one turn.", "reward"),
+    Metric("reward/bonus/AGENT/turn_N", "Bonus for collaboration of one agent in one turn.", "reward", BONUS),
+    Metric("reward/NAME/AGENT", "A reward of one agent.", "reward"),
+    Metric("reward/NAME/AGENT/turn_N", "A reward of one agent in one turn.", "reward"),
+    Metric("count/penalty/NAME", "Utterances that got a penalty.", "utterances"),
+    Metric("count/penalty/NAME/AGENT", "The same for one agent.", "utterances"),
+    Metric("count/penalty/NAME/AGENT/turn_N", "The same for one agent in one turn.", "utterances", COUNTS),
+    Metric("POLICY/objective/scores", "Mean credit of the rows that the policy learns from.", "reward"),
+    Metric("POLICY/objective/kl", "KL to the reference by the configured estimator. It is logged only where `kl_coef` is not 0.", "nats per answer", KL),
+    Metric("POLICY/objective/kl_k1", "The same by the estimator k1.", "nats per answer"),
+    Metric("POLICY/objective/kl_k3", "The same by the estimator k3.", "nats per answer"),
+    Metric("POLICY/objective/non_score_reward", "Minus the KL penalty of an answer.", "reward"),
+    Metric("POLICY/objective/rlhf_reward", "Mean credit minus the KL penalty.", "reward"),
+    Metric("POLICY/objective/entropy", "Minus the summed log-probability of an answer's tokens: an estimate from one sample.", "nats per answer"),
+    Metric("POLICY/policy/entropy_avg", "Mean entropy of the next token under the policy before the update.", "nats",
+           Panel("Entropy", "How undecided a policy is about the next token, in nats.", "health", terminal=True, comparisons=MEAN)),
+    Metric("POLICY/policy/approxkl_avg", "Half the mean squared change of the tokens' log-probabilities, averaged over the update's steps.", "nats per token",
+           Panel("KL of the update", "How far an update moves a policy: approximate KL, in nats per token.", "health", limit=("ppo", "target_kl"), comparisons=MEAN)),
+    Metric("POLICY/policy/clipfrac_avg", "Tokens whose probability ratio was clipped.", "share",
+           Panel("Clipped tokens", "Share of tokens whose probability ratio was clipped.", "health", comparisons=MEAN)),
+    Metric("POLICY/policy/stopped_early", "1 where `target_kl` ended the update's passes early, else 0.", "0 or 1"),
+    Metric("POLICY/loss/policy_avg", "Policy loss, averaged over the update's steps.", "loss"),
+    Metric("POLICY/loss/value_avg", "Value loss, averaged over the update's steps.", "loss"),
+    Metric("POLICY/loss/kl_avg", "KL loss, averaged over the update's steps. It is logged only with `kl_in: loss`.", "loss"),
+    Metric("POLICY/grad_norm", "Norm of the gradient of the policy and its critic before clipping, averaged over the update's steps.", "norm",
+           Panel("Gradient norm", "Norm of the gradient before it is cut to its limit.", "health", limit=("training", "max_grad_norm"), comparisons=MEAN)),
+    Metric("POLICY/val/explained_variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 is no better than the mean.", "share of variance",
+           Panel("Critic", "Explained variance of the returns: 1 is a perfect critic, 0 is no better than the mean.", "health", absent_if_zero=True, comparisons=MEAN)),
+    Metric("POLICY/val/clipfrac_avg", "Tokens whose value was clipped.", "share"),
+    Metric("POLICY/val/ratio", "Mean ratio of the new probability of a token to the old one.", "ratio"),
+    Metric("POLICY/val/ratio_var", "Variance of that mean over the update's steps.", "ratio squared"),
+    Metric("POLICY/val/first_ratio", "That mean in the update's first step, where it is 1 up to rounding.", "ratio"),
+    Metric("POLICY/val/num_eos_tokens", "Answers that ended by themselves.", "answers"),
+    Metric("POLICY/policy/engine_gap", "Mean distance between two log-probabilities of a sampled token: the engine's and the trainer's.", "nats",
+           Panel("Sampler against trainer", "Mean distance between the log-probability with which a token was sampled and the one it is trained with, in nats.", "machine", comparisons=MEAN)),
+    Metric("POLICY/policy/engine_kl", "Mean difference between the same two log-probabilities.", "nats"),
+    Metric("lr", "Learning rate of the first policy.", "per step"),
+    Metric("tokens_per_second", "Sampled tokens divided by the seconds of the whole update.", "tokens per second",
+           Panel("Tokens per second", "Sampled tokens divided by the seconds of the whole update.", "machine", terminal=True, comparisons=MEAN), bar=("{} tokens/s", ".0f")),
+    Metric("time/collect", "Time to play the dialogues.", "seconds", SECONDS),
+    Metric("time/score", "Time to grade and score them.", "seconds", SECONDS),
+    Metric("time/advantage", "Time to compute old log-probabilities, values and advantages.", "seconds", SECONDS),
+    Metric("time/update", "Time to update the weights.", "seconds", SECONDS),
+    Metric("memory/peak", "The most memory that this process has held: of the accelerator, or main memory on CPUs.", "GiB",
+           Panel("Memory", "The most memory that this process has held, in GiB.", "machine", terminal=True, comparisons=MEAN)),
+    Metric("vllm/pushed", "How often weights were sent to vLLM servers.", "times"),
+    Metric("verifier/pair_loss", "Mean loss of a verifier that keeps learning, where it has learned.", "nats"),
+    Metric("verifier/pairs", "Pairs of a right and a wrong answer that it learned from.", "pairs"),
+    Metric("verifier/requests", "Requests that were sent to verifier servers.", "requests"),
+    Metric("verifier/retries", "Requests that were sent again after a failure.", "requests"),
+    Metric("verifier/waits", "Retries beyond `reward.verifier.retries`, which only `on_failure: wait` makes.", "requests"),
+    Metric("verifier/ejected", "How often a server that failed was left out for a while.", "times"),
+    Metric("verifier/failures", "Requests that failed for good.", "requests"),
+    Metric("verifier/labelled", "Answers that got the label's reward because no server gave a score.", "answers"),
+)  # fmt: skip
+"""Every metric of a run, in the order of the charts."""
+
+ROWS: dict[Panel, list[Metric]] = {}
+"""The rows of each panel."""
+for _metric in METRICS:
+    if _metric.panel is not None:
+        ROWS.setdefault(_metric.panel, []).append(_metric)
+
+
+def lines_of(panel: Panel, names: Iterable[str]) -> list[Line]:
+    """The lines of ``panel`` among the ``names`` of a run's metrics: those of training first, turn 2 before turn 10."""
+    found: dict[str, tuple[tuple[bool, list[str | int], str], Line]] = {}
+    for name in names:
+        for metric in ROWS[panel]:
+            match = metric.pattern.fullmatch(name)
+            if match and name not in found:
+                held_out = match["held_out"] is not None
+                order = (held_out, _in_order(match["key"]), name)
+                found[name] = (order, Line(name, metric.label(match), held_out))
+    return [line for _, line in sorted(found.values(), key=lambda one: one[0])]
+
+
+def _in_order(key: str) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
+
+
+def bar_text(values: Mapping[str, float]) -> str:
+    """What a progress bar says of an update's metrics.
+
+    >>> bar_text({"accuracy/turn_2": 0.5, "accuracy/turn_1": 0.25, "reward/score": 0.5, "tokens_per_second": 120.4})
+    'accuracy 25% 50%, reward 0.50, 120 tokens/s'
+    """
+    told = []
+    for metric in METRICS:
+        if metric.bar is not None:
+            words, number = metric.bar
+            known = {name: match for name in values if (match := metric.pattern.fullmatch(name))}
+            names = sorted((n for n, m in known.items() if not m["held_out"]), key=lambda n: _in_order(known[n]["key"]))
+            if names:
+                told.append(words.format(" ".join(format(values[name], number) for name in names)))
+    return ", ".join(told)
+
+
+def page() -> str:
+    """``docs/metrics.md``: every metric with its meaning and unit, and where it is drawn."""
+    lines = [
+        "# Every logged metric",
+        "",
+        "A run writes one JSON object a line to `metrics.jsonl`, and the same names to whatever `training.report_to` names. In a name, `N`",
+        "and `M` are turns, which count from 1; `AGENT`, `POLICY` and `NAME` stand for names. `eval_` before a name means that it was measured",
+        "on held-out questions (`training.eval_steps`). With several processes, every number is about all of them. Each `reward/...` is a mean",
+        "over the utterances that have the reward.",
+        "",
+        "The last column names the chart of the report and the picture in the run's folder that show the metric.",
+        "",
+        "| metric | what it is | unit | drawn in |",
+        "|---|---|---|---|",
+    ]
+    for metric in METRICS:
+        drawn = [metric.panel.title] if metric.panel is not None and metric.panel.chart else []
+        if metric.panel is not None and metric.panel.picture is not None:
+            drawn.append(f"`{metric.panel.picture[0]}`")
+        lines.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {'; '.join(drawn)} |")
+    lines += [
+        "",
+        "A policy trained alone (`trl_ext.PPOv2Trainer`) logs the same without `POLICY/`. Its evaluations log `eval_score`, the mean score,",
+        "and `eval_ended`, the share of answers that ended by themselves.",
+        "",
+        "(This page is written by `python -m maporl.report.metric_panels`.)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
