@@ -27,7 +27,9 @@ def definitions(path: Path) -> Iterator[tuple[str, Definition, ast.ClassDef | No
     """The public functions, classes and methods of a module: name, definition, and the class around it."""
     place = path.relative_to(ROOT).as_posix()
 
-    def walk(node: ast.AST, above: str, around: ast.ClassDef | None) -> Iterator[tuple[str, Definition, ast.ClassDef | None]]:
+    def walk(
+        node: ast.AST, above: str, around: ast.ClassDef | None
+    ) -> Iterator[tuple[str, Definition, ast.ClassDef | None]]:
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, Definition) or (child.name.startswith("_") and not child.name.startswith("__")):
                 continue
