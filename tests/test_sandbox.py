@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -246,12 +245,11 @@ def test_without_a_function_to_call_the_snippet_only_has_to_end(sandbox):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_is_limited_too_and_the_whole_group_is_killed(kind):
-    with Sandbox(Limits(cpu_seconds=5, wall_seconds=0.3), kind=kind, cache=False) as box:
-        started = time.monotonic()
+    with Sandbox(Limits(cpu_seconds=3600, wall_seconds=0.3), kind=kind, cache=False) as box:
         first = box.run("x = 0")
         worker = box.worker
         assert (first.reason, box.run("while True: pass").reason) == ("ok", "timeout")
-        assert time.monotonic() - started < 5 and worker.poll() is not None
+        assert worker.poll() is not None
         assert box.run(returns("1"), "f").value == 1
         assert box.worker is not worker
 
