@@ -89,14 +89,14 @@ def once(options: argparse.Namespace) -> dict:
         team.policies, options.new_tokens, 64, keep_states=variant["states"], adapters=variant["adapters"]
     )
     trained: list[int] = []
-    annotated = trainer._annotated
+    made = trainer.learning.token_batches
 
-    def counted(answers):
-        rows, metrics = annotated(answers)
+    def counted(completions, critic_only=False):
+        rows, metrics = made(completions, critic_only)
         trained.append(sum(int(own.to_read()[0].numel()) for own in rows.values()))
         return rows, metrics
 
-    trainer._annotated = counted  # type: ignore[method-assign]
+    trainer.learning.token_batches = counted  # type: ignore[method-assign]
     trainer.train()
     records = trainer.run.read_metrics()
     last = records[-1]

@@ -33,6 +33,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from trl_ext import PPOv2Config, PPOv2Trainer
+    from trl_ext.update_batch import UpdateBatch
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
@@ -53,7 +54,7 @@ def main() -> None:
     trainer.model.train()
     device = model.device
 
-    def sampled() -> list:
+    def sampled() -> UpdateBatch:
         return trainer.score(trainer.collect(trainer.next_batch()))
 
     def generated() -> None:
@@ -83,11 +84,11 @@ def main() -> None:
 
     times: dict[str, list[float]] = {"update": [], "bare": [], "collect": [], "generate": []}
     for number in range(options.rounds + 1):
-        answers = sampled()
-        rows, _ = trainer.advantage(answers)
+        batch = trainer.advantage(sampled())
+        rows = batch.token_batches
         ids = next(iter(rows.values())).input_ids
         measured = {
-            "bare": seconds(bare, ids), "update": seconds(trainer.update, rows), "generate": seconds(generated), "collect": seconds(sampled),
+            "bare": seconds(bare, ids), "update": seconds(trainer.update, batch), "generate": seconds(generated), "collect": seconds(sampled),
         }  # fmt: skip
         for name, value in measured.items() if number else ():
             times[name].append(value)

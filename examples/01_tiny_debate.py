@@ -1,9 +1,9 @@
-"""Two tiny models of different architectures learn to add by debating: multi-agent PPO on in-memory objects.
+"""Two tiny models with different architectures learn to add by debating. This is multi-agent PPO on in-memory objects.
 
     python examples/01_tiny_debate.py [UPDATES]
 
-Forty updates take about half a minute on two CPU cores and show the machinery; `make quickstart` runs the same for
-long enough to learn.
+Forty updates take about half a minute on two CPU cores. They show how the parts fit together; `make quickstart` runs the
+same long enough to learn.
 """
 
 import sys
@@ -28,8 +28,8 @@ from maporl import (
 
 torch.manual_seed(0)
 
-# Two agents, each with its own weights, architecture and tokenizer. Any causal language model with a chat template
-# takes their place: Agent("ann", AutoModelForCausalLM.from_pretrained(...), AutoTokenizer.from_pretrained(...)).
+# Two agents. Each has its own weights, architecture and tokenizer. You can use any causal language model that has a chat
+# template instead: Agent("ann", AutoModelForCausalLM.from_pretrained(...), AutoTokenizer.from_pretrained(...)).
 agents = []
 for name, architecture, alphabet in (("ann", "llama", "0123456789+=;"), ("bob", "qwen3", ";=+9876543210")):
     section = TinySection(architecture=architecture, alphabet=alphabet, hidden_size=96, layers=2)
@@ -37,13 +37,13 @@ for name, architecture, alphabet in (("ann", "llama", "0123456789+=;"), ("bob", 
     agents.append(Agent(name, build_tiny_model(section, tokenizer), tokenizer))
 team = Team(agents)
 
-# Questions with exact labels; a fifth of them is never trained on.
+# Questions with exact labels. A fifth of them is held out and never trained on.
 task, held_out = Arithmetic(operation="sum", largest=19), Arithmetic(operation="sum", largest=19, split="eval")
 
-# In the second turn each agent reads the other's answer and the question again.
+# In the second turn each agent reads the other agent's answer and then the question again.
 debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
 
-# Random weights know nothing: show them a few dialogues of pupils who are often wrong.
+# Random weights know nothing, so first train them on a few dialogues of pupils who are often wrong.
 warm_start(team, task, debate, WarmStartSection(steps=120, wrong=0.3), seed=0)
 
 trainer = MultiAgentPPOTrainer(

@@ -1,9 +1,9 @@
-"""Your own task, protocol, reward rule, advantage slot and objective: one class or function each, and one line to name it.
+"""Your own task, protocol, reward rule, advantage baseline and objective. Each is one class or function and one line that names it.
 
     python examples/02_add_your_own.py
 
-Each is registered in the dict that names its kind, so that a configuration can choose it, and a team of tiny models trains
-three updates with all five. The end of the file says how long each was.
+The line adds each part to the dict of its kind, so that a configuration can choose it. A team of tiny models then trains three
+updates with all five parts. The script prints how many lines each part takes.
 """
 
 import inspect
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 import torch
 
 from maporl.advantages import BASELINES
-from maporl.protocols import PROTOCOLS
-from maporl.rewards.rules import RULES
+from maporl.protocols import PROTOCOLS, Protocol
+from maporl.rewards.rules import RULES, Rule
 from maporl.runs import train as run
 from maporl.tasks import TASKS
 from maporl.tasks.base import Task
 from maporl.types import Ask, Example, Grade
 from maporl.validation.load import from_dict
-from trl_ext.objectives import OBJECTIVES, importance_ratio
+from trl_ext.losses import OBJECTIVES, importance_ratio
 
 
 @dataclass(frozen=True)
 class Reversal(Task):
-    """Write a string of digits backwards. Its fields are its options in a configuration."""
+    """Write a string of digits backwards. The fields of the class are its options in a configuration."""
 
     digits: int = 3
     count: int = 500
@@ -46,13 +46,13 @@ class Reversal(Task):
         return Grade(text.strip() or None, right, "equals the label" if right else "differs from the label")
 
     def write_answer(self, example, rng, right):
-        """Only for warm starts."""
+        """Needed only for warm starts."""
         return example.answer if right else "".join(rng.sample(example.answer, len(example.answer)))
 
 
 @dataclass(frozen=True)
-class Relay:
-    """Everybody answers in turn and sees the answer before; whoever repeats it ends the dialogue."""
+class Relay(Protocol):
+    """The agents answer one after the other. Each sees the previous answer; an agent that repeats it ends the dialogue."""
 
     turns: int = 2
 
@@ -70,15 +70,15 @@ class Relay:
 
 
 @dataclass(frozen=True)
-class Best:
-    """Everybody gets the best score of the dialogue."""
+class Best(Rule):
+    """Every utterance gets the best score of its dialogue."""
 
     def __call__(self, dialogues, credits):
         return [dict.fromkeys(own, max(own.values(), default=0.0)) for own in credits]
 
 
 def median(returns, groups, weights, batch, config, state):
-    """The median of the group in place of its mean: one lucky dialogue does not move it."""
+    """Use the median of the group instead of its mean, because one lucky dialogue does not move it."""
     base = torch.zeros_like(returns)
     for rows in groups:
         base[rows] = returns[rows][weights[rows] > 0].median()
@@ -86,7 +86,7 @@ def median(returns, groups, weights, batch, config, state):
 
 
 def soft_clip(new, old, advantages, mask, options):
-    """PPO's surrogate with a ratio that saturates smoothly at 1 +- cliprange, in place of a kink."""
+    """PPO's surrogate, with a ratio that saturates smoothly at 1 +- cliprange instead of being clipped."""
     ratio = importance_ratio(new, old, mask, options.ratio)
     bounded = 1 + options.cliprange * torch.tanh((ratio - 1) / options.cliprange)
     losses = -advantages * bounded

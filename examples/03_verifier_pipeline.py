@@ -1,8 +1,8 @@
-"""A learned verifier from nothing: sample answers, balance, train, serve, and train a team with its scores.
+"""A learned verifier from nothing: sample answers, balance them, train the verifier, serve it, and train a team with its scores.
 
     python examples/03_verifier_pipeline.py [--folder runs/verifier_pipeline] [--updates 20]
 
-Everything is tiny and runs on two CPU cores in a few minutes. The same five commands make a verifier of any size.
+All models are tiny, and the script takes a few minutes on two CPU cores. The same five commands make a verifier of any size.
 """
 
 import argparse
@@ -30,13 +30,17 @@ TEAM = {
 
 
 def step(title: str, *command: object) -> None:
-    """One step of the pipeline, as one would type it."""
+    """Run one step of the pipeline as a command that you could type."""
     print(f"\n# {title}\n$ maporl", *command, flush=True)
     subprocess.run([sys.executable, "-m", "maporl", *map(str, command)], check=True)
 
 
 def serve(verifier: Path) -> tuple[subprocess.Popen, str]:
-    """The server in a process of its own, and its URL once it is ready."""
+    """Start the server in a separate process. Return the process and its URL once the server is ready.
+
+    Raises:
+        RuntimeError: The server did not start.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,18 +61,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/verifier_pipeline"))
     parser.add_argument("--updates", type=int, default=80)
-    parser.add_argument("--samples", type=int, default=32, help="of each question by each agent")
+    parser.add_argument("--samples", type=int, default=32, help="answers of each agent to each question")
     parser.add_argument(
-        "--teacher-epochs", type=int, default=80, help="of the larger model, which becomes the verifier"
+        "--teacher-epochs", type=int, default=80, help="epochs of the larger model, which becomes the verifier"
     )
     options = parser.parse_args()
     folder = options.folder
-    folder.mkdir(parents=True)  # an earlier run is never overwritten
+    folder.mkdir(parents=True)  # fails if the folder exists, so an earlier run is never overwritten
 
     def configuration(name: str, **changes: object) -> Path:
         path = folder / f"{name}.yaml"
         path.write_text(json.dumps({**TEAM, "output_dir": str(folder / name), "updates": options.updates, **changes}))
-        return path  # JSON is YAML
+        return path  # every JSON text is also YAML
 
     pupils, teachers, samples, verifier = (folder / name for name in ("pupils", "teachers", "samples", "verifier"))
     balanced = folder / "balanced.jsonl"
@@ -78,7 +82,7 @@ def main() -> None:
         *("sft", configuration("small"), "--output", pupils, "--epochs", 12, *learn),
     )
     large = configuration("large", agents={"judge": {"tiny": {**TINY, "hidden_size": 128}}})
-    step("and a larger one more", "sft", large, "--output", teachers, "--epochs", options.teacher_epochs, *learn)
+    step("teach a larger one more", "sft", large, "--output", teachers, "--epochs", options.teacher_epochs, *learn)
     agents = {name: {"model": str(pupils / name)} for name in TEAM["agents"]}
     answering = configuration("answering", agents=agents)
     step(
@@ -86,7 +90,7 @@ def main() -> None:
         *("verifier", "generate", answering, "--output", samples, "--per-question", options.samples),
     )
     step(
-        "as many right as wrong ones of each question; a sum has only one right text, so repeats count",
+        "keep as many right as wrong answers to each question; a sum has only one right text, so keep repeats",
         *("verifier", "balance", samples, "--output", balanced, "--repeats"),
     )
     step(

@@ -1,8 +1,8 @@
-"""What learns at which update, and who speaks with whose weights: turns one at a time, agents frozen or in turn, roles
-exchanged, past opponents, critics first, tasks in stages. No torch.
+"""Schedules: what learns in which update, and whose weights speak for an agent. No torch.
 
-A schedule is asked before every update for a :class:`Plan`. What a plan leaves out is played as ever, but makes no
-training rows, so it costs no forward pass in the update.
+A schedule can train one turn or one agent at a time, freeze agents, exchange roles, use past opponents, train critics
+first, and change the task in stages. Before every update the trainer asks it for a :class:`Plan`. Turns and agents that
+do not learn are still played, but they make no training rows, so they cost no forward pass in the update.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Plan:
-    """Who and what learns in one update: ``turns`` (counted from 0; None: all) less ``never``, agents but ``frozen``.
+    """What learns in one update: ``turns`` without those in ``never``, and all agents that are not ``frozen``.
 
-    ``critic_only``: policies keep their weights. ``weights_from``: whose weights speak for an agent, where not its own.
+    Turns count from 0, and None means all turns. With ``critic_only`` the policies keep their weights. ``weights_from``
+    maps an agent to the agent whose weights speak for it, if these are not its own.
     """
 
     turns: frozenset[int] | None = None
@@ -23,13 +24,13 @@ class Plan:
     weights_from: dict[str, str] = field(default_factory=dict)
 
     def learns(self, agent: str, turn: int) -> bool:
-        """Whether what ``agent`` said at ``turn`` is trained on."""
+        """Return whether the update trains on what ``agent`` said in ``turn``."""
         return agent not in self.frozen and turn not in self.never and (self.turns is None or turn in self.turns)
 
 
 @dataclass(frozen=True)
 class Span:
-    """``updates`` updates in which only ``turns`` (counted from 1) learn."""
+    """A number of ``updates`` in which only ``turns`` (counted from 1) learn."""
 
     updates: int
     turns: list[int]
@@ -37,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Freeze:
-    """``agent`` does not learn from update ``first`` to update ``last``, both counted from 1 and included."""
+    """An agent that does not learn from update ``first`` to update ``last``. Both count from 1 and are included."""
 
     agent: str
     first: int
@@ -46,9 +47,10 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Swap:
-    """Every ``every`` updates the weights of ``agents`` move on by one: with two agents they change places (CORY).
+    """Agents that exchange their weights (CORY).
 
-    Only who speaks with which weights changes, so optimizers keep their state.
+    Every ``every`` updates, the weights of each of the ``agents`` move on to the next one. Two agents change places.
+    Only the assignment of weights to agents changes, so optimizers keep their state.
     """
 
     agents: list[str]
@@ -57,7 +59,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """One of ``agents`` (default: all) learns at a time, for ``every`` updates each."""
+    """Agents that learn one at a time, for ``every`` updates each. By default these are all agents."""
 
     every: int
     agents: list[str] = field(default_factory=list)
@@ -65,9 +67,11 @@ class RoundRobin:
 
 @dataclass(frozen=True)
 class OpponentPool:
-    """With ``probability``, ``agent`` speaks in an update with weights that ``of``'s policy had in the past, untrained.
+    """An agent that sometimes speaks with past weights.
 
-    One snapshot is taken every ``every`` updates, and the last ``keep`` are kept.
+    With ``probability``, ``agent`` speaks in an update with weights that the policy of the agent ``of`` had in the
+    past. These weights are not trained. A snapshot is taken every ``every`` updates, and the last ``keep`` snapshots
+    are kept.
     """
 
     agent: str
@@ -79,7 +83,7 @@ class OpponentPool:
 
 @dataclass(frozen=True)
 class Stage:
-    """From update ``update`` on, questions come from ``task``: options that replace those of the task."""
+    """A stage of a curriculum: from update ``update`` on, the options in ``task`` replace those of the task."""
 
     update: int
     task: dict[str, Any]
@@ -87,14 +91,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Schedule:
-    """``opening`` spans once, then ``cycle`` over and over; without either, all turns learn all the time.
+    """What learns when.
 
-    ``preset="one_turn_at_a_time"`` fills in both as MAPoRL's published code had them, for the protocol's turns.
+    The spans of ``opening`` run once, and then those of ``cycle`` repeat. Without spans, all turns learn in every
+    update. ``preset="one_turn_at_a_time"`` sets both as in MAPoRL's published code, for the number of turns of the
+    protocol.
 
-    ``train_first_turn=False``: what was said in the first turn is never trained on. Where the first turn has a policy of
-    its own, that policy then stays the untrained model.
+    With ``train_first_turn=False`` the updates never train on what was said in the first turn. If the first turn has a
+    policy of its own, that policy then stays the untrained model.
 
-    ``critic_warmup``: in so many first updates only critics learn. The others: see their classes.
+    ``critic_warmup`` is the number of first updates in which only the critics learn. The other fields are explained in
+    their classes.
     """
 
     preset: Literal["all_turns", "one_turn_at_a_time"] = "all_turns"
@@ -109,7 +116,11 @@ class Schedule:
     curriculum: list[Stage] = field(default_factory=list)
 
     def resolved(self, turns: int, agents: tuple[str, ...]) -> "Schedule":
-        """Without a preset, and checked against a protocol of ``turns`` turns and the agents there are."""
+        """Return the schedule without a preset, checked against a protocol of ``turns`` turns and against ``agents``.
+
+        Raises:
+            ValueError: the schedule names turns or agents that do not exist, or options exclude each other.
+        """
         if self.preset == "one_turn_at_a_time":
             if self.opening or self.cycle:
                 raise ValueError("schedule: preset and opening/cycle exclude each other; remove one")
@@ -136,7 +147,7 @@ class Schedule:
         updates = [stage.update for stage in self.curriculum]
         if updates != sorted(set(updates)) or (updates and updates[0] < 2):
             raise ValueError(
-                f"schedule.curriculum: expected rising updates from 2 on (before that, 'task' counts), got {updates}"
+                f"schedule.curriculum: expected rising updates from 2 on (before that, 'task' applies), got {updates}"
             )
         if self.round_robin is not None and not self.round_robin.agents:
             return replace(self, round_robin=replace(self.round_robin, agents=list(agents)))
@@ -158,12 +169,10 @@ class Schedule:
                 f"probability, got {pool}"
             )
         if pool is not None and swap is not None and pool.agent in swap.agents:
-            raise ValueError(
-                f"schedule: {pool.agent!r} is in swap and in opponent_pool, so nobody could say whose weights it speaks with"
-            )
+            raise ValueError(f"schedule: {pool.agent!r} is in swap and in opponent_pool; remove it from one of them")
 
     def plan(self, update: int) -> Plan:
-        """The plan of ``update``, counted from 1."""
+        """Return the plan of ``update``, counted from 1."""
         frozen = {f.agent for f in self.freeze if f.first <= update <= f.last}
         if self.round_robin is not None:
             turn = (update - 1) // self.round_robin.every % len(self.round_robin.agents)
@@ -192,11 +201,16 @@ class Schedule:
 
 
 def one_turn_at_a_time(turns: int, opening: int = 20, block: int = 40) -> Schedule:
-    """MAPoRL's published schedule (spec: turn_based_training): turn 2 for ``opening`` updates, then blocks of ``block``
-    updates on the last turn, the one before, ... down to turn 2, and again. The first turn is never trained.
+    """Return MAPoRL's published schedule, which trains one turn at a time.
+
+    It trains turn 2 for ``opening`` updates. Then it trains the last turn, the turn before it, and so on down to turn
+    2, each for a block of ``block`` updates, and starts again from the last turn. The first turn is never trained.
 
     >>> [sorted(one_turn_at_a_time(3).plan(u).turns) for u in (1, 20, 21, 60, 61, 100, 101)]
     [[1], [1], [2], [2], [1], [1], [2]]
+
+    Raises:
+        ValueError: there are fewer than 2 turns.
     """
     if turns < 2:
         raise ValueError(f"one turn at a time: needs at least 2 turns, because the first is never trained; got {turns}")

@@ -1,19 +1,22 @@
-"""Words of models and of people, as they may be shown: on a page and in a terminal."""
+"""Makes texts of models and people safe to show on a page and in a terminal."""
 
 import re
 import unicodedata
 from typing import Any
 
 LONGEST = 20_000
-"""Characters of a text that are shown; of longer ones the beginning and the end."""
+"""The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
 
 
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
 
 
 def visible(text: Any) -> str:
-    """``text`` with control characters that a page would not show, or that would reorder what is around them, made visible, and
-    without the middle of what is very long. What is no text is written as one; None is empty.
+    """Return ``text`` in a form that can be shown.
+
+    Control characters that a page would not show, and characters that would reorder the text around them, become
+    visible signs. The middle of a very long text is left out. Other values than strings are converted to text, and None
+    becomes an empty text.
 
     >>> visible("a\\x1b[31mb"), visible("x\\u202ey"), visible(None), visible(3)
     ('a\\u241b[31mb', 'x\\u27e6U+202E\\u27e7y', '', '3')
@@ -35,5 +38,5 @@ def _seen(character: str) -> str:
     if code == 0x7F:
         return "\u2421"
     kind = unicodedata.category(character)
-    joins = character in "\u200c\u200d"  # in emoji and in scripts that need them
+    joins = character in "\u200c\u200d"  # emoji and some scripts need these characters
     return character if joins or kind.startswith("Z") else f"\u27e6U+{code:04X}\u27e7"

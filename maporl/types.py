@@ -82,7 +82,8 @@ class Utterance:
     ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on. ``restated`` is the final
     answer in the asked form where the untrained model had to find it in ``text``; others read it, nothing trains on it.
     ``trace`` is there for the dialogues of an update that are recorded, where somebody learned from the utterance.
-    ``sample`` is a number that the copies of one utterance share, in dialogues of one prompt that were forked after it.
+    ``sample`` is a name that the copies of one utterance share, in dialogues of one prompt that were forked after it: the rollout in
+    which it was first said, and its ``id`` there.
     """
 
     id: int
@@ -106,7 +107,7 @@ class Utterance:
     rewards: dict[str, float] = field(default_factory=dict)
     grade: Grade | None = None
     tags: dict[str, Any] = field(default_factory=dict)
-    sample: int | None = None
+    sample: str | None = None
     trace: Trace | None = None
 
     def words(self) -> str:

@@ -1,8 +1,8 @@
-"""How the server listens and what it refuses. No torch."""
+"""How the server listens and what it refuses; the command line is made from these fields. Imports no torch."""
 
 import ipaddress
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from maporl.config.schema import TOKEN_VARIABLE
@@ -17,26 +17,54 @@ class ServerError(UserError, ValueError):
     exit_status = 2
 
 
+def read_token(file: Path | None) -> str | None:
+    """The token in ``file``; without a file, the token in the environment, or None if there is none either.
+
+    Raises:
+        ServerError: ``file`` cannot be read, or is empty.
+    """
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(f"--token-file {file}: cannot be read ({type(error).__name__})") from error
+    if not token:
+        raise ServerError(f"--token-file {file}: is empty; expected the token on one line")
+    return token
+
+
 @dataclass(frozen=True)
 class ServerOptions:
-    """``host`` other than a loopback address needs a ``token``. Sizes are most allowed; times are seconds.
+    """Where the server listens, who may ask it, and its bounds. Sizes are upper bounds; times are in seconds.
 
-    ``batch_tokens``: tokens of one forward, padding included (None: 16384 on a GPU, 1024 elsewhere); ``queue_items``: chats that may wait, and then the server
-    answers 429; ``body_bytes``, ``chat_tokens``: larger requests and chats are refused; ``body_seconds``: for a client to
-    send a whole request; ``answer_seconds``: for the server to answer; ``drain_seconds``: for requests in progress when
-    the server is asked to stop.
+    Raises:
+        ServerError: a value is outside its range, or others can reach ``host`` and there is no ``token``.
     """
 
-    host: str = "127.0.0.1"
+    host: str = field(default="127.0.0.1", metadata={"help": "Other than loopback needs a token."})
     port: int = 8501
-    token: str | None = None
-    batch_tokens: int | None = None
-    queue_items: int = 8192
-    body_bytes: int = 8 * 2**20
-    chat_tokens: int | None = None
-    body_seconds: float = 10.0
-    answer_seconds: float = 120.0
-    drain_seconds: int = 30
+    token: str | None = field(
+        default=None,
+        metadata={
+            "name": "--token-file",
+            "read": read_token,
+            "help": f"Holds the bearer token; default: ${TOKEN_VARIABLE}.",
+        },
+    )
+    batch_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Tokens of one forward.", "show_default": "16384 on a GPU, else 1024"},
+    )
+    """Padding is counted."""
+    queue_items: int = field(default=8192, metadata={"help": "Chats that may wait before others get 429."})
+    chat_tokens: int | None = field(
+        default=None, metadata={"help": "Longer chats are refused.", "show_default": "the model's context"}
+    )
+    body_bytes: int = field(default=8 * 2**20, metadata={"help": "Larger requests are refused."})
+    body_seconds: float = field(default=10.0, metadata={"help": "A request must have arrived within this."})
+    answer_seconds: float = field(default=120.0, metadata={"help": "Requests not answered within this get 429."})
+    drain_seconds: int = field(default=30, metadata={"help": "For requests in progress at SIGTERM."})
 
     def __post_init__(self):
         if not 0 <= self.port <= 65535:
@@ -55,19 +83,6 @@ class ServerOptions:
                 f"--host {self.host}: others can reach this address, so a token is needed; set {TOKEN_VARIABLE} or "
                 "--token-file, or listen on 127.0.0.1"
             )
-
-
-def read_token(file: Path | None) -> str | None:
-    """The token in ``file``, else in the environment, else none."""
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(f"--token-file {file}: cannot be read ({type(error).__name__})") from error
-    if not token:
-        raise ServerError(f"--token-file {file}: is empty; expected the token on one line")
-    return token
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,7 +9,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from maporl.rewards.verifier.model import Verifier
+from maporl.rewards.verifier.model import Verifier, VerifierError
 from reward_server.app import create_app
 from reward_server.guard import error_body
 from reward_server.options import ServerError, ServerOptions
@@ -31,6 +31,8 @@ def verifier_scorers(model: str, devices: Sequence[str], dtype: str, longest: in
         wanted = ("bfloat16" if kind == "cuda" else "auto") if dtype == "auto" else dtype
         try:
             scorers.append(VerifierScorer(Verifier.load(model, name, wanted), longest))
+        except VerifierError as error:
+            raise ServerError(f"--model: {error}") from error
         except (RuntimeError, AssertionError) as error:  # no such device, or no room on it
             raise ServerError(f"--device {name!r}: {str(error).splitlines()[0]}") from error
     return scorers

@@ -1,6 +1,7 @@
 """Shared fixtures: tiny real models. No network."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,3 +25,11 @@ def tiny():
         return build_tiny_model(section, tokenizer), tokenizer
 
     return build
+
+
+@pytest.fixture(params=["excerpts", pytest.param("whole", marks=pytest.mark.data)])
+def data(request):
+    """The folder of data sets: the excerpts of ``golden/data``, or with ``make test-data`` whole ones in the same form."""
+    return (
+        Path(__file__).parent / "golden/data" if request.param == "excerpts" else Path(os.environ["MAPORL_TEST_DATA"])
+    )

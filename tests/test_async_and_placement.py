@@ -8,6 +8,7 @@ import torch
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.engines.transformers import TransformersEngine
 from maporl.errors import ConfigError
+from maporl.rewards import RewardSource
 from maporl.team.devices import split
 from maporl.team.team import Policy
 from maporl.validation.load import from_dict
@@ -43,7 +44,7 @@ class Elsewhere(TransformersEngine):
         self.release()
 
 
-def trainer_of(tiny, folder, elsewhere, **options):
+def trainer_of(tiny, folder, elsewhere, source=None, **options):
     defaults = {
         "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 40,
         "response_length": 4, "learning_rate": 1e-2, "temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
@@ -59,7 +60,14 @@ def trainer_of(tiny, folder, elsewhere, **options):
     team.find_stop_ids(args)
     engines = {"vllm": Elsewhere(team.policies, 4, 64)} if elsewhere else None
     return MultiAgentPPOTrainer(
-        args, team, TASK, DEBATE, None, RewardSection(sources={"odd": 1.0}), sources={"odd": odd}, engines=engines
+        args,
+        team,
+        TASK,
+        DEBATE,
+        None,
+        RewardSection(sources={"odd": 1.0}),
+        sources={"odd": source or odd},
+        engines=engines,
     )
 
 
@@ -103,6 +111,31 @@ def test_playing_ahead_with_weights_that_change_is_refused(tiny, tmp_path):
         trainer_of(tiny, tmp_path, True, async_depth=1)
 
 
+class Told(RewardSource):
+    """Remembers on which task each update's dialogues were said to be."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def __call__(self, dialogues, task):
+        return odd(dialogues, task)
+
+    def after_update(self, update, dialogues, task):
+        assert {d.example.question for d in dialogues} <= {e.question for e in task}
+        self.tasks.append((update, task.largest))
+        return {}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_source_that_learns_is_told_the_task_of_the_update_and_not_of_the_batch_that_is_played(tiny, tmp_path, depth):
+    """With async_depth 1 the next batch, of the curriculum's next task, is played while this update ends."""
+    source = Told()
+    trainer = trainer_of(tiny, tmp_path, True, async_depth=depth, engine_tis_cap=2.0, source=source)
+    trainer.curriculum = [(3, Arithmetic(largest=40))]
+    trainer.train()
+    assert source.tasks == [(1, 9), (2, 9), (3, 40), (4, 40), (5, 40)]
+
+
 # -- placement ----------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +153,7 @@ def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
     shared = trainer_of(tiny, tmp_path / "shared", False)
     shared.train()
     monkeypatch.setattr(
-        "maporl.training.trainer.split", lambda owners: [torch.device("cpu", n) for n in range(len(owners))]
+        "maporl.team.devices.split", lambda owners: [torch.device("cpu", n) for n in range(len(owners))]
     )
     apart = trainer_of(tiny, tmp_path / "split", False, placement="split")
     assert [learner.device for learner in apart.learners.values()] == [torch.device("cpu", 0), torch.device("cpu", 1)]
@@ -132,7 +165,7 @@ def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
     "training, message",
     [
         ({"placement": "split"}, "placement: split needs a device for each of 2 base models"),
-        ({"async_depth": 1}, "async_depth: 1 .* agents.ann.engine is 'transformers'"),
+        ({"async_depth": 1}, "training.async_depth: 1 .* engine 'transformers' answers"),
     ],
 )
 def test_both_are_looked_at_before_a_model_loads(tmp_path, training, message):

@@ -7,7 +7,7 @@ import pytest
 
 from maporl import Arithmetic, Debate
 from maporl.config.schema import BranchingSection
-from maporl.engines import ScriptedEngine
+from maporl.engines.scripted import ScriptedEngine
 from maporl.protocols import Chain, Forum, PlayGame
 from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
@@ -23,7 +23,7 @@ def play(protocol, section, examples=EXAMPLES, task=TASK, judge=None, agents=("a
     engine = ScriptedEngine(lambda request: f"{request.ask.agent}{request.turn}.{next(counter)}")
     seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     table = RolloutDriver(task, protocol, seats, {"scripted": engine}, 1.0, common_seed=section.common_seed)
-    return play_branched(table, examples, section, judge or (lambda live, news: [0.0] * len(live)), random.Random(0))
+    return play_branched(table, examples, section, judge or (lambda said: [0.0] * len(said)), random.Random(0))
 
 
 def words(dialogue):
@@ -94,9 +94,9 @@ def test_simultaneous_answers_may_be_crossed():
 def test_a_tree_of_candidates_goes_on_with_the_best():
     """Four candidates at each of three steps; the judge likes the third best."""
 
-    def judge(live, news):
-        assert all(len(said) == 1 for said in news)
-        return [float(number % 4 == 2) for number in range(len(live))]
+    def judge(said):
+        assert all(len(dialogue.utterances) == 1 for dialogue in said)
+        return [float(number % 4 == 2) for number in range(len(said))]
 
     got = play(Chain(turns=3), BranchingSection(how="tree", group=4), EXAMPLES[:1], judge=judge, agents=("ann",))
     assert len(got) == 3 + 3 + 4
@@ -110,10 +110,28 @@ def test_a_tree_of_candidates_goes_on_with_the_best():
         assert len({u.tags["state"] for u in said}) == 1
 
 
+@pytest.mark.parametrize("how", ["fork_first", "fork_every", "tree", "best_of"])
+def test_names_of_samples_and_states_are_places_and_not_the_order_of_playing(how):
+    """Two questions played together, and each by itself, have the same names."""
+    section = BranchingSection(how=how, group=2, drafts=2)
+
+    def names(examples, first):
+        specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
+        engines = {"scripted": ScriptedEngine(lambda request: "2")}
+        driver = RolloutDriver(TASK, Chain(turns=2), specs, engines, 1.0, first=first)
+        played = play_branched(driver, examples, section, lambda said: [0.0] * len(said), random.Random(0))
+        return [(d.prompt, d.rollout, u.id, u.sample, u.tags.get("state")) for d in played for u in d.utterances]
+
+    together = names(EXAMPLES, 0)
+    assert together == names(EXAMPLES[:1], 0) + names(EXAMPLES[1:], 1)
+    shared = [sample for _, _, _, sample, _ in together if sample is not None]
+    assert all(sample.count(".") == 1 for sample in shared) and (how == "fork_first" or shared)
+
+
 def test_the_best_of_several_drafts_is_gone_on_with_and_nobody_learns_from_it():
     got = play(
         Chain(turns=1), BranchingSection(how="best_of", drafts=3, group=2), EXAMPLES,
-        judge=lambda live, news: [float(i % 3 == 1) for i in range(len(live))],
+        judge=lambda said: [float(i % 3 == 1) for i in range(len(said))],
     )  # fmt: skip
     assert [(d.prompt, d.rollout) for d in got] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [words(d)[0] for d in got] == ["ann0.1"] * 2 + ["ann0.4"] * 2

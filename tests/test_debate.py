@@ -3,10 +3,11 @@
 import pytest
 
 from maporl import Arithmetic, Debate
-from maporl.engines import ScriptedEngine
+from maporl.engines.scripted import ScriptedEngine
 from maporl.protocols.debate import Consensus, Feedback
 from maporl.rewards import fill_in, grade_answers, label, score_dialogues
-from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.referee import Referee
 from maporl.rollout.restate import restate
 from maporl.types import Dialogue, Example, Grade, Utterance
 
@@ -24,7 +25,23 @@ def play(protocol, script, agents=("ann", "bob"), referee=None, examples=(EXAMPL
 
     seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engines = {"scripted": ScriptedEngine(say)}
-    return play_dialogues(list(examples), TASK, protocol, seats, engines, 0.0, referee=referee), heard
+    return RolloutDriver(TASK, protocol, seats, engines, 0.0, Once(referee) if referee else None).play(
+        list(examples)
+    ), heard
+
+
+class Once(Referee):
+    """Calls a function with everything that was just said."""
+
+    def __init__(self, function):
+        self.function, self.seen = function, []
+
+    def see(self, dialogue):
+        self.seen.append(dialogue)
+
+    def settle(self):
+        seen, self.seen = self.seen, []
+        self.function(seen)
 
 
 def graded(news):

@@ -3,16 +3,14 @@
 import dataclasses
 import json
 import logging
-import multiprocessing
 import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from safetensors.torch import load_file
 
@@ -65,50 +63,47 @@ def assert_same_end(one, other):
             assert value.equal(other_weights[name][key]), f"{name}: {key}"
 
 
-def _train(folder, resume):
-    logging.disable(logging.CRITICAL)
-    run.train(config_of(folder), resume, quiet=True)
+def start(folder, config, *options):
+    file = folder / "config.yaml"
+    file.write_text(to_yaml(config))
+    return processes.start(["-m", "maporl", "train", file, "-q", *options])
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
-    """(what an undisturbed run leaves, seconds that its updates took)."""
+    """What an undisturbed run leaves."""
     folder = tmp_path_factory.mktemp("calm") / "run"
-    started = time.time()
     run.train(config_of(folder), resume=False, quiet=True)
-    return end_of(folder), time.time() - started
+    return end_of(folder)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_ends_as_a_calm_one(calm, tmp_path, kills):
+def updates(folder):
+    file = folder / "metrics.jsonl"
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+def test_a_run_killed_at_random_moments_ends_as_a_calm_one(calm, tmp_path):
     """SIGKILL in rollouts, updates and checkpoint writes, wherever it falls; each time the run is started again."""
-    expected, seconds = calm
-    folder, rng = tmp_path / "run", random.Random(7)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["maporl.runs.train"])
-    left, torn = kills, 0
-    while True:
-        child = context.Process(target=_train, args=(folder, (folder / "config.yaml").exists()))
-        child.start()
-        child.join(rng.uniform(0.15, 0.5) * seconds if left else None)
-        if child.exitcode is not None:
-            assert child.exitcode == 0
-            break
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        left -= 1
+    folder, rng, kills, torn = tmp_path / "run", random.Random(7), 10, 0
+
+    def begin():
+        return start(tmp_path, config_of(folder), *(["--resume"] if (folder / "config.yaml").exists() else []))
+
+    for kill in range(kills):
+        process = begin()
+        first = kill * (UPDATES - 2) // kills  # the kill comes at some moment of the update after this many
+        while updates(folder) < first and process.poll() is None:
+            time.sleep(0.005)
+        moment = time.time() + rng.uniform(0, 0.3)
+        while updates(folder) <= first and time.time() < moment:
+            time.sleep(0.005)
+        assert process.poll() is None, process.output()[1]
+        process.kill()
         torn += len(list(folder.glob(".partial-*")))
-    print(f"{kills - left} kills, {torn} in the middle of a checkpoint")
-    assert left == 0, "it was done before it could be killed so often"
-    assert_same_end(end_of(folder), expected)
+    assert begin().wait() == 0
+    print(f"{kills} kills, {torn} in the middle of a checkpoint")
+    assert_same_end(end_of(folder), calm)
     assert [p.name for p in list_checkpoints(folder)] == [f"checkpoint-{UPDATES - 1}", f"checkpoint-{UPDATES}"]
-
-
-def start(folder, config, *options):
-    file = folder / "config.yaml"
-    file.write_text(to_yaml(config))
-    command = [sys.executable, "-m", "maporl", "train", str(file), "-q", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(path, lines, process, seconds=60):
@@ -117,19 +112,18 @@ def wait_for(path, lines, process, seconds=60):
         if path.exists() and len(path.read_text().splitlines()) >= lines:
             return
         time.sleep(0.02)
-    raise AssertionError(f"{path}: {lines} lines did not come; {process.stderr.read()}")
+    raise AssertionError(f"{path}: {lines} lines did not come; {process.output()[1]}")
 
 
 @pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 130)])
-def test_a_signal_saves_and_ends_within_seconds_and_the_run_goes_on(calm, tmp_path, name, status):
+def test_a_signal_saves_and_ends_the_run_which_goes_on(calm, tmp_path, name, status):
     folder = tmp_path / "run"
     config = config_of(folder, save_steps=0)
     process = start(tmp_path, config)
     wait_for(folder / "metrics.jsonl", 2, process)
-    asked = time.time()
     process.send_signal(getattr(signal, name))
-    _, shown = process.communicate(timeout=30)
-    assert process.returncode == status and time.time() - asked < 10, shown
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == status, shown
     saved = list_checkpoints(folder)
     assert (
         len(saved) == 1 and f"{name}: stopped after update {saved[0].name.split('-')[1]}; saved in {saved[0]}" in shown
@@ -140,7 +134,7 @@ def test_a_signal_saves_and_ends_within_seconds_and_the_run_goes_on(calm, tmp_pa
     _, shown = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, shown
     weights, records, dialogues = end_of(folder)
-    (expected, expected_records, expected_dialogues), _ = calm
+    expected, expected_records, expected_dialogues = calm
     assert records == expected_records and dialogues == expected_dialogues
     for key in (k for k in expected if k.startswith("final")):
         assert all(value.equal(weights[key][n]) for n, value in expected[key].items()), key
@@ -164,7 +158,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_the_newest_undamaged_checkpoint_is_used(calm, tmp_path, caplog):
+def test_the_newest_undamaged_checkpoint_is_used(tmp_path, caplog):
     folder = tmp_path / "run"
     run.train(config_of(folder, updates=3), resume=False, quiet=True)
     newest, older = folder / "checkpoint-3", folder / "checkpoint-2"
@@ -197,7 +191,7 @@ def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(tmp_path):
     assert whole and newest_whole(whole) == whole[-1] and not list(folder.glob(".partial-*"))
 
 
-def test_checkpoints_beyond_the_limit_are_removed(calm, tmp_path):
+def test_checkpoints_beyond_the_limit_are_removed(tmp_path):
     folder = tmp_path / "run"
     run.train(config_of(folder, updates=4, save_total_limit=3), resume=False, quiet=True)
     assert sorted(p.name for p in Path(folder).glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]

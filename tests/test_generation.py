@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import build, lively
 from transformers import MambaConfig, MambaForCausalLM
 
-from trl_ext.kv_cache import States, plain_states
+from trl_ext.kv_cache import KVCache, plain_states
 from trl_ext.lora_merge import merged, merges
 from trl_ext.sampling import Sampling, generate, sample
 
@@ -85,7 +85,7 @@ def test_top_p_leaves_out_the_tail(tiny):
 def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture):
     """Three turns; suffixes of different lengths, rows that end at different times, forks, and a row that is new."""
     model = lively(build(tiny, architecture)[0])
-    states, prompts, known, read = States(), [list(p) for p in PROMPTS], [0] * 6, []
+    states, prompts, known, read = KVCache(), [list(p) for p in PROMPTS], [0] * 6, []
     model.register_forward_pre_hook(
         lambda module, arguments, options: read.append(options["input_ids"].shape[1]), with_kwargs=True
     )
@@ -110,7 +110,7 @@ def test_states_are_kept_only_where_columns_do_not_count(tiny):
     assert plain_states(build(tiny, "llama")[0]) == "everywhere"
     model, _ = build(tiny, "gemma2")
     assert plain_states(model) == "windowed"
-    states = States()
+    states = KVCache()
     sample(model.eval(), PROMPTS, 0, Sampling(8, 0.0, STOP), states=states, known=[0] * 6)
     assert len(states) == 0
     # the trap itself: padding inside a row, beyond the window of 8, changes the logits

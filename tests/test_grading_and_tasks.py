@@ -3,18 +3,13 @@
 import dataclasses
 import json
 import random
-import time
-from pathlib import Path
 
 import pytest
 
 from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.tasks import ANLI, GSM8K, Arithmetic, TaskError
-from maporl.tasks.grading import canonical, find_label, grade_label, grade_mathematics, same_answer
+from maporl.tasks.grading import answers, canonical, find_label, grade_label, grade_mathematics, same_answer
 from maporl.types import Dialogue, Example, Grade, Utterance
-
-DATA = Path(__file__).parents[2] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="the real data are not in this checkout")
 
 
 @pytest.mark.parametrize(
@@ -119,23 +114,22 @@ def test_votes_compare_values():
 
 
 def test_what_would_compute_for_ever_is_not_computed():
-    started = time.perf_counter()
+    """Without the limits on what is computed this test does not end."""
     assert same_answer("9^{9^{9}}", "5") is False
     assert same_answer("99999999!", "5") is False
     assert same_answer("5", "9^{9^{9}}") is None
     assert same_answer("x" * 201, "5") is False
     assert grade_mathematics(r"\boxed{" * 20_000, "5").answer is None
     assert grade_mathematics("the answer is " * 5_000, "5").answer is None
-    assert time.perf_counter() - started < 3
 
 
-def test_ten_thousand_answers_are_graded_within_seconds():
-    started = time.perf_counter()
-    assert all(
-        grade_mathematics(f"{n} + 1 = {n + 1}\nThe answer is {n + 1} apples.", str(n + 1)).correct
-        for n in range(10_000)
-    )
-    assert time.perf_counter() - started < 5
+def test_numbers_are_graded_without_the_computer_algebra(monkeypatch):
+    """Which takes a thousand times as long."""
+    monkeypatch.setattr(answers, "same_mathematics", None)
+    for n in range(100):
+        text = f"{n} + 1 = {n + 1}\nThe answer is {n + 1} apples."
+        assert grade_mathematics(text, str(n + 1)).correct is True
+        assert grade_mathematics(text, str(n)).correct is False
 
 
 @pytest.mark.parametrize(
@@ -263,10 +257,10 @@ def test_a_task_is_called_by_its_own_name():
     assert "name" not in {field.name for field in dataclasses.fields(GSM8K)}
 
 
-@needs_data
-def test_every_gold_solution_of_gsm8k_is_right():
-    task = GSM8K(source=str(DATA / "gsm8k/train.jsonl"))
-    assert len(task) == 7473
+def test_every_gold_solution_of_gsm8k_is_right(data):
+    file = data / "gsm8k/train.jsonl"
+    task = GSM8K(source=str(file))
+    assert len(task) == file.read_text().count("\n") > 50
     wrong = [
         e.id
         for e in task
@@ -276,9 +270,8 @@ def test_every_gold_solution_of_gsm8k_is_right():
     assert wrong == []
 
 
-@needs_data
-def test_every_gold_label_of_anli_is_right():
-    task = ANLI(source=str(DATA / "anli_r1/dev_dev.jsonl"))
+def test_every_gold_label_of_anli_is_right(data):
+    task = ANLI(source=str(data / "anli_r1/dev_dev.jsonl"))
     assert all(task.grade(e, f"Because.\nAnswer: {e.answer}").correct for e in task)
 
 

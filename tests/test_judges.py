@@ -5,9 +5,10 @@ import pytest
 from maporl import Arithmetic
 from maporl.config.schema import ArenaSection, JudgeSection
 from maporl.errors import ConfigError
+from maporl.rewards import as_source
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
-from maporl.runs import train as run
+from maporl.runs import build as run
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 
@@ -31,7 +32,9 @@ def test_a_judge_scores_each_answer_and_must_be_readable():
     section = JudgeSection(agent="jo", prompt="{question}|{answer}|{reference}")
     assert PointwiseJudge(section, speak)(dialogues((0, 0, "4")), TASK) == [[0.8]]
     assert asked == [("jo", "2+2=|4|4")]
-    with pytest.raises(RewardFailure, match=r"judge 'jo' said nothing that .* finds about agent 'ann'.*: '\?'"):
+    with pytest.raises(
+        RewardFailure, match=r"judge 'jo' gave a verdict in which .* finds nothing, about agent 'ann'.*: '\?'"
+    ):
         PointwiseJudge(section, speak)(dialogues((0, 0, "5")), TASK)
     lenient = JudgeSection(agent="jo", prompt="{question}|{answer}", unreadable=-1.0)
     assert PointwiseJudge(lenient, speak)(dialogues((0, 0, "5"), (0, 1, "4")), TASK) == [[-1.0], [0.8]]
@@ -69,10 +72,11 @@ def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
         "ppo": {"response_length": 3}, "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "use_cpu": True},
     })  # fmt: skip
     trainer = run.build_trainer(config, quiet=True)
-    scored = trainer.score(trainer.collect(trainer.next_batch()))
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    scored = batch.dialogues
     values = [u.rewards["judge"] for d in scored for u in d.utterances]
     assert len(values) == 4 and all(0 <= v <= 1 for v in values)
-    assert trainer.speak("jo", [[{"role": "user", "content": "1+1="}]]) == trainer.speak("jo", [[{"role": "user", "content": "1+1="}]])  # fmt: skip
+    assert trainer.player.speak("jo", [[{"role": "user", "content": "1+1="}]]) == trainer.player.speak("jo", [[{"role": "user", "content": "1+1="}]])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -107,14 +111,15 @@ def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
         rounds.append(len({d.prompt for d in played}))
         return [[float(d.prompt % 2 and d.rollout == 0)] * len(d.utterances) for d in played]
 
-    trainer.sources["label"] = source
-    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    trainer.player.scorer.sources["label"] = as_source(source)
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.dialogues
     assert rounds == [4, 2, 1, 1]  # 0 to 3; 4 and 5 for 0 and 2; 8 for 4; 12 for 8
     credits = {}
     for d in answers:
         credits.setdefault(d.prompt, set()).add(d.utterances[0].rewards["credit"])
     assert sum(len(values) == 2 for values in credits.values()) >= 3
-    rows, _ = trainer.advantage(answers)
+    rows = trainer.advantage(batch).token_batches
     assert set(rows) == {"ann", "bob"}
 
 
@@ -131,10 +136,11 @@ def test_answers_of_replacing_questions_are_not_taken_for_copies_of_replaced_one
     def source(played, task):  # dialogues of the first two questions differ, those of the others do not, until replaced
         return [[float(next(told)) if d.prompt < 2 or d.prompt >= 4 else 0.0 for _ in d.utterances] for d in played]
 
-    trainer.sources["label"] = source
-    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    trainer.player.scorer.sources["label"] = as_source(source)
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.dialogues
     assert {d.prompt for d in answers} == {0, 1, 4, 5}
-    rows, _ = trainer.advantage(answers)
+    rows = trainer.advantage(batch).token_batches
     distinct = {
         (d.prompt, u.sample if u.sample is not None else (d.rollout, u.id)) for d in answers for u in d.utterances
     }

@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.protocols.base import Protocol
 from maporl.schedules import Freeze, Plan, Schedule, Span
 from maporl.training.samples import samples_by_policy
 from maporl.types import Ask
@@ -53,12 +54,13 @@ def by_turn(tiny):
 
 def test_each_turn_is_spoken_and_learned_by_its_own_policy(by_turn, tmp_path):
     trainer = trainer_of(by_turn(), tmp_path)
-    dialogues = trainer.score(trainer.collect(trainer.next_batch()))
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    dialogues = batch.dialogues
     spoken = {(u.turn, u.policy) for d in dialogues for u in d.utterances if u.agent == "ann"}
     assert spoken == {(0, "ann-first"), (1, "ann-rest"), (2, "ann-rest")}
-    rows, _ = trainer.advantage(dialogues)
+    rows = trainer.advantage(batch).token_batches
     assert {name: len(r) for name, r in rows.items()} == {"ann-first": 8, "ann-rest": 16, "bob": 24}
-    metrics = trainer.update(rows)
+    metrics = trainer.update(batch).metrics
     assert all(abs(metrics[f"{policy}/val/first_ratio"] - 1) < 1e-5 for policy in rows)
 
 
@@ -75,7 +77,8 @@ def test_a_turn_that_is_not_trained_makes_no_rows_and_its_policy_stays_as_it_was
 def test_one_turn_at_a_time_and_frozen_agents_cost_no_forward(by_turn, tmp_path):
     schedule = Schedule(cycle=[Span(1, [2])], freeze=[Freeze("bob", 1, 1)])
     trainer = trainer_of(by_turn(), tmp_path, schedule)
-    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    rows = batch.token_batches
     assert {name: len(r) for name, r in rows.items()} == {"ann-rest": 8}
     assert all("turn 2" in label for label in rows["ann-rest"].labels)
 
@@ -151,7 +154,7 @@ def test_the_critic_of_every_turn_learns(pair, tmp_path):
 
 
 @dataclass(frozen=True)
-class Relay:
+class Relay(Protocol):
     """A protocol of a user: says nothing of its number of turns, and ann speaks twice where bob speaks once."""
 
     def play(self, example, agents):
@@ -172,7 +175,7 @@ def test_a_protocol_that_names_no_number_of_turns_trains(pair, tmp_path):
 
 def test_what_each_critic_reads(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path)
-    (dialogue,) = trainer.score(trainer.collect(trainer.next_batch()))[:1]
+    (dialogue,) = trainer.score(trainer.collect(trainer.next_batch())).dialogues[:1]
     last = dialogue.at(2)[0]
     tokenizer = trainer.learners["ann"].tokenizer
 
@@ -196,9 +199,10 @@ def test_a_critic_of_other_words_reads_only_them_and_learns(context, critic, tin
     debate = Debate(turns=2, alone="{question}")
     trainer = trainer_of(team, tmp_path, critic_context=context, protocol=debate, num_mini_batches=2)
     learner = trainer.learners["ann"]
-    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    rows = batch.token_batches
     own = rows["ann"]
-    assert own.critic is not None and own.critic.action_mask.sum() == own.action_mask.sum()
+    assert own.critic is not None and own.critic.sampled_mask.sum() == own.sampled_mask.sum()
     torch.nn.init.normal_(learner.value_head.linear.weight)
     with torch.no_grad():
         values = learner.forward(own).values
@@ -206,20 +210,21 @@ def test_a_critic_of_other_words_reads_only_them_and_learns(context, critic, tin
         assert torch.equal(learner.forward(own).values, values)
         own.critic.input_ids[:, 0] = 5
         assert not torch.equal(learner.forward(own).values, values)
-    metrics = trainer.update({"ann": own})
+    metrics = trainer.update(batch).metrics
     assert metrics["ann/loss/value_avg"] > 0
 
 
 def test_restating_asks_the_untrained_weights_and_leaves_what_was_sampled_alone(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path, restate="base_model", kl_coef=0.1)
     conversations = [[{"role": "user", "content": "1+1="}]]
-    before = trainer._say_untrained("ann", conversations, 5)
+    before = trainer.player.untrained.say("ann", conversations, 5)
     with torch.no_grad():
         for parameter in trainer.learners["ann"].model.parameters():
             parameter.add_(torch.randn_like(parameter))
-    assert trainer._say_untrained("ann", conversations, 5) == before
-    trainer._say_untrained = lambda policy, conversations, most: ["7" for _ in conversations]
-    dialogues = trainer.score(trainer.collect(trainer.next_batch()))
+    assert trainer.player.untrained.say("ann", conversations, 5) == before
+    trainer.player.untrained.say = lambda policy, conversations, most: ["7" for _ in conversations]
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    dialogues = batch.dialogues
     restated = [u for d in dialogues for u in d.utterances if u.restated is not None]
     assert restated and all(u.grade.answer == "7" for u in restated)
     for u in restated:
@@ -248,7 +253,7 @@ def test_the_reference_of_an_adapter_that_is_not_fresh_is_a_frozen_copy_of_it(ti
                 parameter.add_(torch.randn_like(parameter))
     trainer = trainer_of(Team(agents), tmp_path, kl_coef=0.1)
     assert [trainer.learners[n].ref_adapter for n in ("ann", "bob")] == [None, "bob_start"]
-    _, metrics = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    metrics = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch()))).metrics
     assert abs(metrics["ann/objective/kl"]) < 1e-5 and abs(metrics["bob/objective/kl"]) < 1e-5
     start = {n: p.clone() for n, p in agents[0].model.named_parameters() if ".bob_start." in n}
     trainer.train()

@@ -11,7 +11,7 @@ from maporl.validation.load import from_dict
 from maporl.validation.memory import LIBRARIES, estimate
 from maporl.validation.preflight import check_run
 
-MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 8, "heads": 12, "context": 256}
+MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 6, "heads": 12, "context": 256}
 
 
 def config_of(folder, **training):
@@ -20,7 +20,7 @@ def config_of(folder, **training):
             "output_dir": str(folder), "task": {"name": "toy_sum", "largest": 9}, "agents": {"ann": {"tiny": MODEL}},
             "protocol": {"name": "debate", "turns": 1, "opening": "{question} " + "0123456789" * 10}, "updates": 2,
             "ppo": {"response_length": 16, "num_ppo_epochs": 1, "temperature": 1.0, "stop_token": "none"},
-            "training": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "use_cpu": True, **training},
+            "training": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "use_cpu": True, **training},
             "evaluation": {"questions": 0},
         }
     )  # fmt: skip

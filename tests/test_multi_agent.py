@@ -11,10 +11,12 @@ from stopping import StopAfter
 from transformers import AutoModelForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-from maporl.engines import HumanEngine, ScriptedEngine
+from maporl.engines.human import HumanEngine
+from maporl.engines.scripted import ScriptedEngine
+from maporl.protocols.base import Protocol
 from maporl.rewards import assign_credit, label, score_dialogues
 from maporl.rewards.base import RewardFailure
-from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.storage.run_folder import RunExists
 from maporl.types import Ask, Example, Grade, from_json, to_json
 from trl_ext import PPOv2Config, PPOv2Trainer
@@ -68,7 +70,7 @@ def test_a_debate_shows_each_agent_the_others_last_answers_and_its_own_history()
     seats = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob", "cy")}
     protocol = Debate(turns=3, later="{others} | {question}", quote="{number}:{name}={text}", separator=",")
     example = Example("e", "2+2=", "4")
-    (dialogue,) = play_dialogues([example], TASK, protocol, seats, {"scripted": ScriptedEngine(script)}, 0.0)
+    (dialogue,) = RolloutDriver(TASK, protocol, seats, {"scripted": ScriptedEngine(script)}, 0.0).play([example])
     assert heard["bob", 0] == ["2+2="]
     assert heard["bob", 1] == ["1:ann=ann0,2:cy=cy0 | 2+2="]
     assert heard["cy", 2] == ["1:ann=ann1,2:bob=bob1 | 2+2="]
@@ -79,7 +81,7 @@ def test_a_debate_shows_each_agent_the_others_last_answers_and_its_own_history()
 
 def test_transcripts_only_grow_and_hold_exactly_what_was_sampled(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path)
-    for dialogue in trainer.collect(trainer.next_batch()):
+    for dialogue in trainer.collect(trainer.next_batch()).dialogues:
         for agent in ("ann", "bob"):
             tokenizer = trainer.team.policies_of[agent][0].tokenizer
             first, second = (u for u in dialogue.utterances if u.agent == agent)
@@ -115,20 +117,23 @@ def test_a_human_may_take_a_seat(tiny, tmp_path):
     team = Team([Agent("ann", model, tokenizer), Agent("me", engine="human")])
     engine = HumanEngine(show=shown.append, read=lambda prompt: next(typed))
     trainer = MultiAgentPPOTrainer(config(tmp_path), team, TASK, DEBATE, engines={"human": engine})
-    dialogues = trainer.score(trainer.collect(trainer.next_batch()[:1]))
+    batch = trainer.next_batch()
+    batch.examples = batch.examples[:1]
+    dialogues = trainer.score(trainer.collect(batch)).dialogues
     mine = [u for u in dialogues[0].utterances if u.agent == "me"]
     assert [u.text for u in mine] == ["4", "5"] and not any(u.trainable for u in mine)
-    rows, _ = trainer.advantage(dialogues)
+    rows = trainer.advantage(batch).token_batches
     assert set(rows) == {"ann"}
     engine.read = lambda prompt: (_ for _ in ()).throw(EOFError())
     with pytest.raises(
         RuntimeError, match=r"agent 'me', turn 1, dialogue .*: the input ended before this agent answered"
     ):
-        trainer.collect(trainer.next_batch()[:1])
+        batch.examples = batch.examples[:1]
+        trainer.collect(batch)
 
 
 def test_a_protocol_that_asks_a_stranger_and_a_prompt_that_does_not_fit_are_named(pair, tmp_path):
-    class Stranger:
+    class Stranger(Protocol):
         def play(self, example, agents):
             yield [Ask("cy", [{"role": "user", "content": "?"}])]
 
@@ -144,7 +149,7 @@ def test_a_protocol_that_asks_a_stranger_and_a_prompt_that_does_not_fit_are_name
 def played(script, turns=2, agents=("ann", "bob")):
     seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engine = ScriptedEngine(lambda request: script[request.ask.agent][request.turn])
-    return play_dialogues([Example("e", "2+2=", "4")], TASK, Debate(turns=turns), seats, {"scripted": engine}, 0.0)
+    return RolloutDriver(TASK, Debate(turns=turns), seats, {"scripted": engine}, 0.0).play([Example("e", "2+2=", "4")])
 
 
 def test_credit_is_the_discounted_share_of_the_teams_later_scores():
@@ -194,10 +199,11 @@ def test_a_source_that_raises_or_gives_what_cannot_be_is_named(source, message):
 
 def test_a_missing_end_of_sequence_is_penalised_on_the_offenders_own_credit(pair, tmp_path):
     plain = trainer_of(pair(), tmp_path)
-    dialogues = plain.score(plain.collect(plain.next_batch()))
+    batch = plain.score(plain.collect(plain.next_batch()))
+    dialogues = batch.dialogues
     credit = {(d.example.id, u.id): u.rewards["credit"] for d in dialogues for u in d.utterances}
-    plain.args.missing_eos_penalty = 0.25
-    for dialogue in plain.score(dialogues):
+    plain.player.scorer.missing_eos_penalty = 0.25
+    for dialogue in plain.score(batch).dialogues:
         for u in dialogue.utterances:
             expected = credit[dialogue.example.id, u.id] - (0.25 if u.stop.value == "length" else 0.0)
             assert u.rewards["credit"] == pytest.approx(expected)
@@ -238,13 +244,14 @@ def _given(options):
 
 def test_advantages_are_whitened_for_each_agent_and_turn(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path)
-    rows, metrics = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    rows, metrics = batch.token_batches, batch.metrics
     assert set(rows) == {"ann", "bob"}
     for own, groups in zip(rows.values(), ([0, 1], [2, 3]), strict=True):
         assert own.group.tolist() == groups * 8 and own.head.tolist() == [0, 1] * 8
         for group in groups:
             member = own.group == group
-            values = own.advantages[member][own.action_mask[member]]
+            values = own.advantages[member][own.sampled_mask[member]]
             assert values.mean().item() == pytest.approx(0.0, abs=1e-5)
             assert values.std().item() == pytest.approx(1.0, abs=1e-3) or values.abs().max() < 1e-3
     assert metrics["ann/policy/entropy_avg"] > 0
@@ -255,13 +262,14 @@ def test_token_rewards_may_be_whitened_within_each_agent_and_turn(pair, tmp_path
     from trl_ext.token_advantages import token_rewards
 
     trainer = trainer_of(pair(), tmp_path, whiten_rewards=True, missing_eos_penalty=1.0)
-    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    rows = batch.token_batches
     for own in rows.values():
         rewards = token_rewards(own, trainer.args)
         for group in own.group.unique():
             member = own.group == group
-            rewards[member] = maths.masked_whiten(rewards[member], own.action_mask[member], shift_mean=False)
-        _, returns = maths.gae(rewards, own.values, own.action_mask, trainer.args.gamma, trainer.args.lam)
+            rewards[member] = maths.masked_whiten(rewards[member], own.sampled_mask[member], shift_mean=False)
+        _, returns = maths.gae(rewards, own.values, own.sampled_mask, trainer.args.gamma, trainer.args.lam)
         torch.testing.assert_close(own.returns, returns)
 
 
@@ -294,7 +302,8 @@ def test_agents_may_share_one_policy(tiny, tmp_path):
     model, tokenizer = tiny()
     team = Team([Agent("ann", model, tokenizer, policy="both"), Agent("bob", policy="both")])
     trainer = trainer_of(team, tmp_path)
-    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    rows = batch.token_batches
     assert set(rows) == {"both"} and len(rows["both"]) == 8 * 2 * 2 and len(rows["both"].group.unique()) == 4
 
 
@@ -329,30 +338,31 @@ def test_log_probabilities_of_an_adapter_are_its_own_whatever_is_active(tiny, tm
     shared.add_adapter("bob", lora)
     team = Team([Agent(n, shared, tokenizer, adapter=n) for n in ("ann", "bob")])
     trainer = trainer_of(team, tmp_path, kl_coef=0.05)
-    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    rows = batch.token_batches
     for name in ("ann", "bob"):
         shared.set_adapter("bob" if name == "ann" else "ann")
         own = rows[name]
         again = trainer.learners[name].forward(own).logprobs
-        torch.testing.assert_close(own.logprobs[own.action_mask], again.detach(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(own.old_logprobs[own.sampled_mask], again.detach(), atol=1e-5, rtol=0)
         shared.set_adapter(f"{name}_start")  # these adapters are not fresh, so their start is the reference
         logits = shared(own.input_ids[:1]).logits[0, :-1]
         plain = torch.log_softmax(logits, -1).gather(1, own.input_ids[0, 1:, None])[:, 0]
-        mask = own.action_mask[0, 1:]
+        mask = own.sampled_mask[0, 1:]
         torch.testing.assert_close(own.ref_logprobs[0, 1:][mask], plain[mask], atol=1e-5, rtol=0)
 
 
 def test_a_non_finite_weight_names_agent_turn_and_dialogue_and_spares_the_checkpoint(pair, tmp_path):
     team = pair()
     trainer = trainer_of(team, tmp_path, save_strategy="steps", save_steps=1, total_episodes=24)
-    finish = trainer._finish_update
+    finish = trainer.finish_update
 
     def poison(*arguments):
         finish(*arguments)
         if trainer.state.global_step == 2:
             trainer.learners["bob"].value_head.linear.bias.data.fill_(math.nan)
 
-    trainer._finish_update = poison
+    trainer.finish_update = poison
     with pytest.raises(
         NonFiniteError, match=r"policy 'bob': a value is not finite at update 3, agent 'bob', turn 1, dialogue"
     ):
@@ -448,5 +458,5 @@ def test_reward_rules_reach_the_trainer(pair, tmp_path):
     trainer = trainer_of(
         pair(), tmp_path, reward=RewardSection(sources={"label": 2.0}, horizon="current", share="individual")
     )
-    for u in (u for d in trainer.score(trainer.collect(trainer.next_batch())) for u in d.utterances):
+    for u in (u for d in trainer.score(trainer.collect(trainer.next_batch())).dialogues for u in d.utterances):
         assert u.rewards["credit"] == 2.0 * u.rewards["label"]

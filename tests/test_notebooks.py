@@ -1,22 +1,26 @@
 """Every notebook runs from top to bottom, and is stored without outputs."""
 
-from pathlib import Path
+import json
+import subprocess
 
-import nbclient
-import nbformat
+import processes
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from maporl.advantages import BASELINES
+from maporl.rewards.rules import RULES
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.ipynb")), ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", sorted(processes.ROOT.glob("examples/*.ipynb")), ids=lambda f: f.stem)
 def test_a_notebook_runs_and_is_stored_without_outputs(file, monkeypatch):
-    notebook = nbformat.read(file, as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code and all(not cell.outputs and cell.execution_count is None for cell in code)
+    """Its cells are plain Python, run one after the other; a command in one is a process with the libraries loaded."""
+    cells = [cell for cell in json.loads(file.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert cells and all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
     monkeypatch.setenv("UPDATES", "2")
     monkeypatch.setenv("WARM_START", "5")
-    client = nbclient.NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(ROOT / "examples")}}
-    )
-    client.execute()
+    monkeypatch.chdir(file.parent)
+    monkeypatch.setattr(subprocess, "run", lambda words, **options: processes.run(words[1:]))
+    monkeypatch.setitem(RULES, "best", None)  # a notebook that adds parts leaves none behind
+    monkeypatch.setitem(BASELINES, "median", None)
+    names = {"__name__": "notebook"}
+    for number, cell in enumerate(cells, 1):
+        exec(compile("".join(cell["source"]), f"{file.name}, code cell {number}", "exec"), names)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from trl_ext import maths
-from trl_ext.losses import Totals, micro_batch_loss
-from trl_ext.objectives import OBJECTIVES, aggregation_total, importance_ratio, token_weights
+from trl_ext.losses import OBJECTIVES, Totals, aggregation_total, importance_ratio, micro_batch_loss, token_weights
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.token_batch import Completion, build_token_batch
 
@@ -95,7 +94,7 @@ def some_rows():
     rows = build_token_batch([Completion([1, 2], [3, 4, 5], True, "a"), Completion([1], [6], True, "b"), Completion([1], [7, 8], True, "c")], 0, "cpu")  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     for name in ("logprobs", "ref_logprobs", "values", "advantages", "returns"):
-        setattr(rows, name, torch.randn(rows.action_mask.shape, generator=generator) * rows.action_mask)
+        setattr(rows, name, torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask)
     rows.weight = torch.tensor([1.0, 2.0, 0.5])
     return rows
 
@@ -112,13 +111,13 @@ def test_a_minibatch_may_be_cut_anywhere(objective, aggregation):
         ratio="sequence_mean",
     )
     rows = some_rows()
-    flat = rows.logprobs[rows.action_mask] + 0.1
+    flat = rows.old_logprobs[rows.sampled_mask] + 0.1
     everything = torch.arange(3)
     totals = Totals.of(rows, everything, options)
 
     def part(index):
         piece = rows.take(index)
-        own = torch.cat([flat.split(rows.action_mask.sum(1).tolist())[i] for i in index.tolist()])
+        own = torch.cat([flat.split(rows.sampled_mask.sum(1).tolist())[i] for i in index.tolist()])
         return micro_batch_loss(piece, Output(own, own * 0.5, own.abs()), totals, options, OBJECTIVES[objective])
 
     whole, measures = part(everything)
@@ -131,12 +130,12 @@ def test_a_minibatch_may_be_cut_anywhere(objective, aggregation):
 def test_kl_in_the_loss_pulls_towards_the_reference():
     rows = replace(some_rows())
     rows.advantages = torch.zeros_like(rows.advantages)
-    logprobs = rows.logprobs[rows.action_mask].clone().requires_grad_(True)
+    logprobs = rows.old_logprobs[rows.sampled_mask].clone().requires_grad_(True)
     options = PPOOptions(kl_in="loss", kl_estimator="k3", kl_coef=0.5)
     loss, metrics = micro_batch_loss(
         rows, Output(logprobs), Totals.of(rows, torch.arange(3), options), options, OBJECTIVES["ppo"]
     )
-    d = logprobs.detach() - rows.ref_logprobs[rows.action_mask]
+    d = logprobs.detach() - rows.ref_logprobs[rows.sampled_mask]
     assert metrics["kl_loss"] > 0
     loss.backward()
     assert torch.equal(torch.sign(logprobs.grad), torch.sign(1 - torch.exp(-d)))
@@ -145,14 +144,12 @@ def test_kl_in_the_loss_pulls_towards_the_reference():
 
 
 def test_while_the_critic_warms_up_only_its_loss_counts():
-    rows = some_rows()
-    logprobs = rows.logprobs[rows.action_mask].clone().requires_grad_(True)
-    values = rows.values[rows.action_mask].clone().requires_grad_(True)
+    rows = replace(some_rows(), critic_only=True)
+    logprobs = rows.old_logprobs[rows.sampled_mask].clone().requires_grad_(True)
+    values = rows.values[rows.sampled_mask].clone().requires_grad_(True)
     options = PPOOptions(entropy_coef=0.1, kl_in="loss", kl_estimator="k3")
     totals = Totals.of(rows, torch.arange(3), options)
-    loss, _ = micro_batch_loss(
-        rows, Output(logprobs, values, logprobs.abs()), totals, options, OBJECTIVES["ppo"], critic_only=True
-    )
+    loss, _ = micro_batch_loss(rows, Output(logprobs, values, logprobs.abs()), totals, options, OBJECTIVES["ppo"])
     loss.backward()
     assert logprobs.grad is None or not logprobs.grad.any()
     assert values.grad.any()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from maporl.cli.common import load_team_config
 from maporl.cli.main import app
 from maporl.config.recipes import tiny_version
 from maporl.report.read import read_run

@@ -68,7 +68,7 @@ def test_log_probabilities_equal_a_plain_forward_of_each_row_alone(tiny, tmp_pat
         rows = rows_of(learner)
         got = learner.forward(rows, entropies=True)
         position = 0
-        for ids, mask in zip(rows.input_ids, rows.action_mask, strict=True):
+        for ids, mask in zip(rows.input_ids, rows.sampled_mask, strict=True):
             ids = ids[: int(mask.nonzero().max()) + 1]
             logits = model(ids.unsqueeze(0)).logits[0].float() / 0.9
             for column in mask.nonzero().flatten().tolist():
@@ -99,10 +99,10 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_writt
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(gradients[0], gradients[2], atol=1e-6, rtol=1e-4)
     model.zero_grad()
-    mask = rows.action_mask
+    mask = rows.sampled_mask
     out = learner.forward(rows)
     ones = torch.ones_like(out.logprobs)
-    loss = maths.clipped_policy_loss(out.logprobs, rows.logprobs[mask], rows.advantages[mask], ones, 0.2)[0]
+    loss = maths.clipped_policy_loss(out.logprobs, rows.old_logprobs[mask], rows.advantages[mask], ones, 0.2)[0]
     loss = loss + 0.1 * maths.clipped_value_loss(out.values, rows.values[mask], rows.returns[mask], ones, 0.2)[0]
     loss.backward()
     torch.testing.assert_close(gradients[0], model.model.layers[0].mlp.up_proj.weight.grad, atol=1e-6, rtol=1e-4)
@@ -224,7 +224,8 @@ def test_trls_reward_and_value_models_serve(tiny, tmp_path):
     weight = value.score.weight.clone()
     dataset = Dataset.from_list([{"input_ids": tokenizer.encode(row["prompt"])} for row in QUESTIONS])
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, None, reward, dataset, value)
-    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.completions
     answer = min(answers, key=lambda a: len(a.response_ids))
     ids = torch.tensor([answer.prompt_ids + answer.response_ids])
     assert answer.score == pytest.approx(reward.score(reward.model(ids).last_hidden_state[:, -1]).item(), abs=1e-5)
@@ -253,7 +254,8 @@ def test_reward_functions_may_be_async_see_columns_and_pass(tiny, tmp_path):
         reward_funcs=[slow, sometimes],
         reward_weights=[2, 1],
     )
-    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.completions
     assert [a.score for a in answers[:2]] == [2.5, 2.0]
     assert all(prompt == f"{number}+1=" for prompt, number in seen.items())
 
@@ -263,7 +265,9 @@ def test_chat_rows_are_rendered_once_and_a_closing_answer_is_dropped(tiny, tmp_p
     chat = [{"role": "user", "content": "1+1="}]
     rows = [{"prompt": chat}, {"messages": [*chat, {"role": "assistant", "content": "2"}]}] * 8
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=rows, reward_funcs=count_a)
-    assert {tuple(a.prompt_ids) for a in trainer.collect(trainer.next_batch())} == {tuple(tokenizer.encode("1+1="))}
+    assert {tuple(a.prompt_ids) for a in trainer.collect(trainer.next_batch()).completions} == {
+        tuple(tokenizer.encode("1+1="))
+    }
 
 
 def test_answers_stop_at_the_first_end_of_sequence_and_its_absence_is_penalised(tiny, tmp_path):
@@ -272,7 +276,8 @@ def test_answers_stop_at_the_first_end_of_sequence_and_its_absence_is_penalised(
     trainer = PPOv2Trainer(
         args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=lambda p, c, **k: [0.0] * len(c)
     )
-    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.completions
     assert {a.ended for a in answers} == {True, False}
     for answer in answers:
         stops = [i for i, token in enumerate(answer.response_ids) if token == tokenizer.eos_token_id]
@@ -452,7 +457,10 @@ def test_a_padding_collator_of_transformers_serves(tiny, tmp_path):
     [
         ([{"prompt": "1+1="}, {"prompt": ""}], "a row of the data set has no prompt"),
         ([{"prompt": "1+1="}, {"question": "x"}], "a row of the data set has no prompt"),
-        ([{"prompt": "1" * 126}], r"a prompt has 126 tokens and answers may have 6 .* reads at most 128"),
+        (
+            [{"prompt": "1" * 126}],
+            r"prompt '1111.*: the prompt has 126 tokens and the answer may have 6, but the model reads at most 128; .*response_length",
+        ),
     ],
 )
 def test_rows_that_cannot_be_answered_are_named(tiny, tmp_path, rows, message):
@@ -471,7 +479,7 @@ def test_a_plain_reward_function_may_run_an_event_loop_of_its_own(tiny, tmp_path
 
     model, tokenizer = tiny()
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=sync)
-    assert {a.score for a in trainer.score(trainer.collect(trainer.next_batch()))} == {1.0}
+    assert {a.score for a in trainer.score(trainer.collect(trainer.next_batch())).completions} == {1.0}
 
 
 def test_a_reward_that_is_no_number_is_named(tiny, tmp_path):
@@ -488,7 +496,8 @@ def test_gradient_checkpointing_recomputes_also_for_a_model_that_was_loaded(tiny
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     args = config(tmp_path / "run", gradient_checkpointing=True)
     trainer = PPOv2Trainer(args, tokenizer, loaded, train_dataset=QUESTIONS, reward_funcs=count_a)
-    rows, _ = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
+    rows = batch.token_batches
     forwards = []
     loaded.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
     trainer.learners["policy"].accumulate(rows["policy"], torch.arange(4))
@@ -502,7 +511,7 @@ def test_an_update_ends_early_beyond_the_kl_it_is_allowed(tiny, tmp_path):
     trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=length)
     steps = []
     trainer.learners["policy"].optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    metrics = trainer.update(trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))[0])
+    metrics = trainer.update(trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))).metrics
     assert len(steps) == 2 and metrics["policy/stopped_early"] == 1.0  # the first step cannot have moved anything yet
 
 
@@ -534,10 +543,10 @@ def test_where_one_forward_holds_all_rows_the_first_step_does_not_repeat_it(tiny
         args = config(tmp_path / str(keep), per_device_train_batch_size=16, gradient_accumulation_steps=1)
         length = lambda prompts, completions, **columns: [float(len(text)) for text in completions]  # noqa: E731
         trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=length)
-        learner, answers = trainer.learners["policy"], trainer.score(trainer.collect(trainer.next_batch()))
+        learner, batch = trainer.learners["policy"], trainer.score(trainer.collect(trainer.next_batch()))
         count = []
         model.lm_head.register_forward_hook(lambda *_, count=count: count.append(1))
-        rows, _ = trainer.advantage(answers)
+        rows = trainer.advantage(batch).token_batches
         if not keep:
             learner._first = None
         metrics = learner.accumulate(rows["policy"], torch.randperm(16))

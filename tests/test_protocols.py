@@ -4,11 +4,11 @@ import pytest
 
 from maporl import Arithmetic
 from maporl.config.schema import RewardSection
-from maporl.engines import ScriptedEngine
+from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Refine
 from maporl.rewards import assign_credit, build_sources, score_dialogues
-from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
 from maporl.validation.load import from_dict
@@ -26,7 +26,7 @@ def play(protocol, script, agents=("ann", "bob"), task=TASK, example=EXAMPLE):
         return script(request) if callable(script) else script[request.ask.agent][request.turn]
 
     seats = {name: SpeakerSpec("scripted", (name,), frozenset()) for name in agents}
-    (dialogue,) = play_dialogues([example], task, protocol, seats, {"scripted": ScriptedEngine(say)}, 0.0)
+    (dialogue,) = RolloutDriver(task, protocol, seats, {"scripted": ScriptedEngine(say)}, 0.0).play([example])
     return dialogue, heard
 
 
@@ -180,7 +180,7 @@ EPISODES = {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1}, "rul
         ({"protocol": {"name": "chain", "visibility": "graph"}}, r"sees: .*goes with visibility: graph"),
         ({"protocol": {"name": "collaboration", "agents": ["ann"]}}, r"needs two agents, got \['ann'\]"),
         ({"protocol": {"name": "collaboration", "with_hint": "{question}"}}, r"with_hint: it must contain \{words\}"),
-        ({"protocol": {"name": "refine", "approval": "("}}, r"approval: '\(' is no regular expression"),
+        ({"protocol": {"name": "refine", "approval": "("}}, r"approval: '\(' is not a regular expression"),
         ({"protocol": {"name": "call_return", "pattern": "x"}}, r"pattern: expected one group"),
         ({"protocol": {"name": "game", "game": "chess"}, **EPISODES}, r"game: unknown 'chess'"),
         ({"protocol": {"name": "game", "options": {"size": 3}}, **EPISODES}, r"options: unknown key 'size'"),

@@ -655,13 +655,13 @@ def test_the_terminal_shows_a_run_in_60_columns(tmp_path, monkeypatch):
 def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
     import webbrowser
 
-    from maporl.cli import look
+    from maporl.cli import look as cli
 
     def none(*arguments):
         raise webbrowser.Error
 
     monkeypatch.setattr(webbrowser, "get", none)
-    look._open("http://127.0.0.1:1/", True)
+    cli.open_page("http://127.0.0.1:1/", True)
     assert capsys.readouterr().out.split("\n")[:2] == [
         "http://127.0.0.1:1/",
         "no browser was found here; open the address in one on this machine",

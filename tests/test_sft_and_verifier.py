@@ -21,6 +21,7 @@ from maporl.rewards.verifier.source import checked
 from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists
 from maporl.training.sft import best_debates, solutions, train_supervised
+from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance, to_record
 from maporl.validation.load import from_dict
 
@@ -46,8 +47,12 @@ def test_a_team_learns_its_tasks_solutions_and_loads_again(tiny, tmp_path):
     dialogues = solutions(team, TASK, "{question}")
     assert [d.utterances[0].text for d in dialogues[:3]] == [TASK[i].answer for i in range(3)]
     config = from_dict(CONFIG)
-    first = train_supervised(config, team, dialogues, tmp_path / "a", epochs=1, learning_rate=3e-3, quiet=True)
-    last = train_supervised(config, team, dialogues, tmp_path / "b", epochs=20, learning_rate=3e-3, quiet=True)
+    first = train_supervised(
+        config, team, dialogues, tmp_path / "a", SFTOptions(epochs=1, learning_rate=3e-3), quiet=True
+    )
+    last = train_supervised(
+        config, team, dialogues, tmp_path / "b", SFTOptions(epochs=20, learning_rate=3e-3), quiet=True
+    )
     assert last["ann"] < first["ann"]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "b" / "ann")
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))

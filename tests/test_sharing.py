@@ -18,7 +18,6 @@ from maporl.report.read import read_run
 from maporl.runs.push import pack, push
 from maporl.runs.train import train
 from maporl.team.loading import load_tokenizers
-from maporl.team.pretrained import load_team
 from maporl.validation.load import from_dict
 
 LETTERS = "0123456789+=;"
@@ -92,7 +91,7 @@ def test_a_whole_model_needs_its_base_no_more(tmp_path, saved):
     shutil.copytree(saved, base)
     folder = trained(tmp_path / "run", {"bob": {"model": str(base)}})
     shutil.rmtree(base)
-    assert load_team(folder).policies["bob"].model.num_parameters() > 0
+    assert Team.from_pretrained(folder).policies["bob"].model.num_parameters() > 0
 
 
 def test_the_team_trains_on(run, tmp_path):
@@ -144,7 +143,7 @@ def test_the_card_has_results_method_and_citation_and_policies_say_where_they_ar
     ):
         assert words in card, words
     assert 'from_pretrained("org/team", subfolder="bob")' in (tmp_path / "bob/README.md").read_text()
-    team = load_team(tmp_path, [f"agents.{name}.model={saved}" for name in ("cat", "dan")])
+    team = Team.from_pretrained(tmp_path, [f"agents.{name}.model={saved}" for name in ("cat", "dan")])
     assert set(team.policies) == {"ann-turn1", "ann-turn2", "bob", "cat", "dan"}, "what is pushed can be read"
 
 
@@ -217,10 +216,10 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
         (lambda run, empty: push(empty, "org/team"), "is no run: it has neither"),
         (lambda run, empty: push(run, "org/team"), "org/team: could not be pushed|org/team: nobody is logged in"),
         (
-            lambda run, empty: load_team("org/none-such-team"),
+            lambda run, empty: Team.from_pretrained("org/none-such-team"),
             "is no folder here, and no team on the hub that can be read",
         ),
-        (lambda run, empty: load_team(empty), "has no config.yaml"),
+        (lambda run, empty: Team.from_pretrained(empty), "has no config.yaml"),
     ],
 )
 def test_what_cannot_be_shared_is_said(run, tmp_path, call, message):
@@ -239,7 +238,7 @@ def test_a_run_that_has_not_ended_is_no_team(tmp_path):
     )
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(RunError, match="has no folder for policy 'ann'; the run has not ended"):
-        load_team(tmp_path)
+        Team.from_pretrained(tmp_path)
     with pytest.raises(RunError, match=r"has no final weights and config\.yaml; push a run that has ended"):
         push(tmp_path, "org/team")
     assert load_tokenizers(config)["ann"].eos_token_id is not None

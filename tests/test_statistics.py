@@ -6,7 +6,7 @@ import pytest
 
 from maporl.evaluation.metrics import Evaluation, Share, evaluate_dialogues
 from maporl.report.plots import plot_run
-from maporl.rewards.metrics import mean_rewards
+from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 
@@ -55,7 +55,7 @@ def test_rewards_are_logged_by_agent_and_turn_and_penalties_counted():
     for u, bonus in zip(played.utterances, (0.0, -1.0, 0.5, 1.0), strict=True):
         u.rewards = {"bonus": bonus}
     played.utterances[1].rewards["penalty/no_eos"] = -0.1
-    metrics = mean_rewards([played])
+    metrics = mean_rewards([reward_sums([played])])
     assert metrics["reward/bonus"] == 0.125 and metrics["reward/bonus/ann"] == 0.25
     assert metrics["reward/bonus/bob/turn_2"] == 1.0
     assert metrics["reward/penalty/no_eos/bob/turn_1"] == -0.1

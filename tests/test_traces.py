@@ -43,10 +43,10 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
     kept = {}
     advantage = trainer.advantage
 
-    def look(answers, everybody=None):
-        rows, metrics = advantage(answers, everybody)
-        kept.update(answers=answers, rows=rows)
-        return rows, metrics
+    def look(batch):
+        advantage(batch)
+        kept.update(answers=batch.dialogues, rows=batch.token_batches)
+        return batch
 
     trainer.advantage = look
     trainer.train()
@@ -61,8 +61,8 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
                 for i in range(len(rows))
                 if rows.labels[i].endswith(f"turn {u.turn + 1}, dialogue {dialogue.example.id}.0")
             ]
-            mask = rows.action_mask[row]
-            assert u.trace.logprobs == pytest.approx(rows.logprobs[row][mask].tolist(), abs=6e-5)
+            mask = rows.sampled_mask[row]
+            assert u.trace.logprobs == pytest.approx(rows.old_logprobs[row][mask].tolist(), abs=6e-5)
             assert u.trace.advantages == pytest.approx(rows.advantages[row][mask].tolist(), abs=6e-5)
             assert any(value != 0 for value in u.trace.advantages)
             if critic == "none":

@@ -50,9 +50,10 @@ def moved(trainer, policy, before):
 
 
 def one_update(trainer):
-    answers = trainer.score(trainer.collect(trainer.next_batch()))
-    rows, _ = trainer.advantage(answers)
-    metrics = trainer.update(rows)
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.dialogues
+    rows = trainer.advantage(batch).token_batches
+    metrics = trainer.update(batch).metrics
     trainer.state.global_step += 1
     trainer.episodes += trainer.args.local_batch_size
     return answers, rows, metrics
@@ -98,8 +99,7 @@ def test_the_curriculum_changes_the_task(tmp_path):
     )
     sizes = []
     for _ in range(3):
-        trainer.next_batch()
-        sizes.append(len(trainer.task))
+        sizes.append(len(trainer.next_batch().task))
         trainer.state.global_step += 1
     assert sizes == [80, 353, 353]
 
@@ -113,25 +113,25 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     trainer = run.build_trainer(settings, quiet=True)
     answers, rows, _ = one_update(trainer)
     assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # there is no past yet
-    trainer.opponents.after_update(1)
+    trainer.past_policies.after_update(1)
     one_update(trainer)
-    old = trainer.opponents.snapshots[0]
-    now = trainer.opponents._weights()
+    old = trainer.past_policies.snapshots[0]
+    now = trainer.past_policies._weights()
     answers, rows, _ = one_update(trainer)
     assert {u.agent: u.policy for d in answers for u in d.utterances} == {"ann": "shared", "bob": "shared-past"}
     assert set(rows) == {"shared"} and len(rows["shared"]) == 4
-    voice = trainer.opponents.voice
+    voice = trainer.past_policies.past
     past = run_weights(voice)
     assert all(torch.equal(past[k], old[k]) for k in old) and any(not torch.equal(past[k], now[k]) for k in now)
     for update in (2, 3):
-        trainer.opponents.after_update(update)
-    assert len(trainer.opponents.snapshots) == 2
+        trainer.past_policies.after_update(update)
+    assert len(trainer.past_policies.snapshots) == 2
     (tmp_path / "saved").mkdir()
-    trainer.opponents.save(tmp_path / "saved")
-    kept = trainer.opponents.snapshots
-    trainer.opponents.snapshots = []
-    trainer.opponents.load(tmp_path / "saved")
-    assert all(torch.equal(a[k], b[k]) for a, b in zip(kept, trainer.opponents.snapshots, strict=True) for k in a)
+    trainer.past_policies.save(tmp_path / "saved")
+    kept = trainer.past_policies.snapshots
+    trainer.past_policies.snapshots = []
+    trainer.past_policies.load(tmp_path / "saved")
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(kept, trainer.past_policies.snapshots, strict=True) for k in a)
 
 
 def run_weights(voice):
@@ -150,7 +150,8 @@ def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
     )  # fmt: skip
     trainer = run.build_trainer(settings, quiet=True)
     assert trainer.args.critic == "head" and trainer.learners["ann"].critic == "none"
-    answers = trainer.score(trainer.collect(trainer.next_batch()))
+    batch = trainer.score(trainer.collect(trainer.next_batch()))
+    answers = batch.dialogues
     assert len(answers) == 12
     for dialogue in answers:
         for agent in ("ann", "bob"):
@@ -158,13 +159,15 @@ def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
             for earlier, later in itertools.pairwise(own):
                 said = earlier.prompt_ids + earlier.response_ids
                 assert later.prompt_ids[: len(said)] == said
-    rows, _ = trainer.advantage(answers)
+    rows = trainer.advantage(batch).token_batches
     distinct = {
-        (u.sample if u.sample is not None else (d.prompt, d.rollout, u.id)) for d in answers for u in d.utterances
+        (d.prompt, u.sample) if u.sample is not None else (d.prompt, d.rollout, u.id)
+        for d in answers
+        for u in d.utterances
     }
     assert sum(len(own) for own in rows.values()) == len(distinct) < 12 * 6
     for own in rows.values():
-        per_row = [set(a[m].tolist()) for a, m in zip(own.advantages, own.action_mask, strict=True)]
+        per_row = [set(a[m].tolist()) for a, m in zip(own.advantages, own.sampled_mask, strict=True)]
         assert all(len(values) == 1 for values in per_row)  # one number for all tokens of an answer
 
 
@@ -272,7 +275,7 @@ def test_running_means_and_past_opponents_survive_a_restart_bit_for_bit(tmp_path
     gone_on = run.build_trainer(settings("cut", 6), quiet=True)
     gone_on.train(resume_from_checkpoint=True)
     assert gone_on.state.global_step == 6
-    assert gone_on.baselines.means == whole.baselines.means and any(whole.baselines.means.values())
+    assert gone_on.advantages.state.means == whole.advantages.state.means and any(whole.advantages.state.means.values())
     assert all(torch.equal(v, weights(whole, "s")[k]) for k, v in weights(gone_on, "s").items())
-    for a, b in zip(whole.opponents.snapshots, gone_on.opponents.snapshots, strict=True):
+    for a, b in zip(whole.past_policies.snapshots, gone_on.past_policies.snapshots, strict=True):
         assert all(torch.equal(a[k], b[k]) for k in a)

@@ -53,11 +53,11 @@ def conversations():
 def annotated(learner, together=True):
     rows = build_token_batch(conversations(), 0, "cpu")
     if not together:
-        rows.family = torch.arange(len(rows))
+        rows.prefix_group = torch.arange(len(rows))
     learner.compute_old_logprobs_and_values(rows)
     draw = torch.Generator().manual_seed(4)
-    rows.advantages = torch.randn(rows.action_mask.shape, generator=draw) * rows.action_mask
-    rows.returns = torch.randn(rows.action_mask.shape, generator=draw) * rows.action_mask
+    rows.advantages = torch.randn(rows.sampled_mask.shape, generator=draw) * rows.sampled_mask
+    rows.returns = torch.randn(rows.sampled_mask.shape, generator=draw) * rows.sampled_mask
     return rows
 
 
@@ -71,12 +71,12 @@ def gradients(learner, rows):
 
 def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
     rows = build_token_batch(conversations(), 0, "cpu")
-    assert len(rows) == 15 and len(set(rows.family.tolist())) == 6
-    assert rows.family.tolist()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
+    assert len(rows) == 15 and len(set(rows.prefix_group.tolist())) == 6
+    assert rows.prefix_group.tolist()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
     read, index, _ = rows.to_read()
-    assert read.shape[0] == 6 and len(index) == int(rows.action_mask.sum())
+    assert read.shape[0] == 6 and len(index) == int(rows.sampled_mask.sum())
     inside = (index + 1) % read.shape[1] != 0  # the token after a position that is scored is the action itself
-    assert torch.equal(read.flatten()[index[inside] + 1], rows.input_ids[rows.action_mask][inside])
+    assert torch.equal(read.flatten()[index[inside] + 1], rows.input_ids[rows.sampled_mask][inside])
     half = rows.take(torch.tensor([1, 0, 3]))  # without the longest of its family, the next one serves
     assert half.to_read()[0].shape[0] == 2
 
@@ -88,7 +88,7 @@ def test_sequences_that_only_share_a_beginning_are_read_apart():
         Completion([7, 8], [9], True, "a again"),
     ]
     rows = build_token_batch(answers, 0, "cpu")
-    family = rows.family.tolist()
+    family = rows.prefix_group.tolist()
     assert family[0] == family[2] != family[1]
 
 
@@ -104,7 +104,7 @@ def test_reading_conversations_once_gives_the_gradient_of_reading_every_turn(tin
         rows = annotated(learner, together)
         found.append((rows, *gradients(learner, rows)))
     (rows, measures, gradient), (plain_rows, plain_measures, plain) = found
-    torch.testing.assert_close(rows.logprobs, plain_rows.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows.old_logprobs, plain_rows.old_logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(rows.values, plain_rows.values, atol=1e-5, rtol=0)
     torch.testing.assert_close(gradient, plain, atol=1e-5, rtol=1e-5)
     assert plain.abs().max() > 1e-2
@@ -129,13 +129,13 @@ def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
     rows = build_token_batch(conversations(), 0, "cpu")
     everything = torch.arange(len(rows))
     for budget in (20, 45, 80):
-        parts = rows.pieces(everything, most_rows=16, most_tokens=budget)
+        parts = rows.microbatches(everything, most_rows=16, most_tokens=budget)
         assert sorted(torch.cat(parts).tolist()) == list(range(15))
         for part in parts:
             piece = rows.take(part)
-            families = len(set(piece.family.tolist()))
+            families = len(set(piece.prefix_group.tolist()))
             assert families * piece.input_ids.shape[1] <= budget or families == 1
-    assert [len(set(rows.family[p].tolist())) for p in rows.pieces(everything, most_rows=4)] == [4, 2]
+    assert [len(set(rows.prefix_group[p].tolist())) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
 
 
 def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
     rows = annotated(learner)
     seen.clear()
     gradients(learner, rows)
-    assert max(seen) == 7 and sum(seen) == int(rows.action_mask.sum()), (
+    assert max(seen) == 7 and sum(seen) == int(rows.sampled_mask.sum()), (
         "the kept forward's chunks, again in the backward"
     )
 
@@ -162,7 +162,7 @@ def test_minibatches_keep_conversations_whole(tiny, tmp_path):
         args, tokenizer, model, reward_funcs=lambda prompts, completions: [], train_dataset=[{"prompt": "a"}]
     )
     rows = build_token_batch(conversations(), 0, "cpu")
-    parts = [set(part.tolist()) for part in trainer._minibatches(rows, epoch=0)]
+    parts = [set(part.tolist()) for part in trainer.learning.minibatches(rows, 0, epoch=0)]
     assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
     whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
     assert all(any(one <= part for part in parts) for one in whole)

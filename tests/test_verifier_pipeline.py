@@ -4,12 +4,10 @@ import json
 import math
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
+import processes
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -67,15 +65,13 @@ def test_a_killed_generation_goes_on_and_ends_as_if_it_had_not_been_killed(tmp_p
     config = config_file(tmp_path, task={"name": "toy_sum", "largest": 9})
     options = ["--per-question", "10", "--batch-size", "4", "-q"]  # 200 batches
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "maporl", "verifier", "generate", config, "--output", str(killed), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = processes.start(["-m", "maporl", "verifier", "generate", config, "--output", killed, *options])
     progress = killed / "progress-0.json"
     deadline = time.time() + 60
     while not (progress.exists() and json.loads(progress.read_text())["batches"] >= 5):
         assert process.poll() is None and time.time() < deadline
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
     done = json.loads(progress.read_text())["batches"]
     assert 5 <= done < 200 and len(made(killed)) < 800
     with (killed / "samples-0.jsonl").open("a") as file:
@@ -338,7 +334,7 @@ def test_hints_show_a_right_answer_and_grow_stronger_where_wrong_ones_are_missin
     assert "one small slip" in source.prompt(pool, False)
     with pytest.raises(DataError, match=r"question z: not in the configuration's task"):
         source.prompt(balancing.Pool("z", "z?"), True)
-    with pytest.raises(DataError, match=r"question a: put otherwise by the configuration's task"):
+    with pytest.raises(DataError, match=r"question a: worded otherwise by the configuration's task"):
         source.prompt(balancing.Pool("a", "A?"), True)
 
 
@@ -467,7 +463,7 @@ def separable(tmp_path, questions=40, name="toy.jsonl", both=True):
 
 
 @pytest.mark.parametrize("loss", ["every", "last"])
-def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(base, tmp_path, loss):
+def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(base, tmp_path, loss, monkeypatch):
     file, folder = separable(tmp_path), tmp_path / "v"
     arguments = ["--model", base, "--loss", loss, "--learning-rate", 2e-2, "--epochs", 4, "--held-out", 0.25]
     result = invoke("train", file, "--output", folder, *arguments, "--use-cpu")
@@ -486,6 +482,10 @@ def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(b
         torch.sigmoid(model(input_ids=torch.tensor([ids])).logits[0, 0] / record["temperature"]).item() for ids in rows
     ]
     assert verifier.score(chats) == pytest.approx(alone, abs=1e-5)
+    example = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(example, names := {"question": "7?", "answer": "01"})
+    assert names["verifier"].temperature == verifier.temperature, "the card's example runs"
     refused = invoke("train", file, "--output", folder, *arguments)
     assert refused.exit_code == 1 and "nothing was overwritten" in refused.output
 
@@ -553,7 +553,10 @@ def test_data_that_no_verifier_can_be_made_of_is_an_error_before_training(base, 
         run(separable(tmp_path), TrainOptions("/none"))
     with pytest.raises(VerifierError, match=r"training diverged"):
         run(separable(tmp_path), TrainOptions(str(base), learning_rate=1e30, use_cpu=True))
-    with pytest.raises(ConfigError, match=r"--chat-template: expected 'fallback' or the path .*, got 'fallbck'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--chat-template: 'fallbck' is no readable file .*; expected 'fallback', a Jinja file, or the text",
+    ):
         run(separable(tmp_path), TrainOptions(str(base), chat_template="fallbck"))
     with pytest.raises(DataError, match=r"none\.jsonl: no such file"):
         run(tmp_path / "none.jsonl")

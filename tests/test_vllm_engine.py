@@ -183,7 +183,7 @@ def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
         ({"ann": {"model": "org/m", "engine": "vllm"}}, "'vllm' goes with engine: vllm, got engine 'vllm' and no vllm"),
         ({"ann": {"model": "org/m", "engine": "vllm", "vllm": {"urls": []}}}, r"expected either urls or colocate, got urls \[\]"),
         ({"ann": {"model": "org/m", "engine": "vllm", "vllm": {"urls": ["localhost:8000"]}}}, "expected http://HOST:PORT, got 'localhost:8000'"),
-        ({"ann": {"tiny": {}, "engine": "vllm", "vllm": {"urls": ["http://h"]}}}, "a tiny model has no folder that vLLM could serve"),
+        ({"ann": {"tiny": {}, "engine": "vllm", "vllm": {"urls": ["http://h"]}}}, "a tiny model has no folder that vllm could serve"),
     ],
 )  # fmt: skip
 def test_configurations_that_cannot_be_served_are_refused(tmp_path, agents, message):
@@ -205,7 +205,7 @@ def test_tokens_are_weighed_by_the_trainers_over_the_engines_probability():
         Completion([5], [6], True, "b"),
     ]
     rows = build_token_batch(answers, 0, "cpu")
-    rows.logprobs = torch.tensor([[0, -1.0, -1.0, -3.5], [0, -4.0, 0, 0]])
+    rows.old_logprobs = torch.tensor([[0, -1.0, -1.0, -3.5], [0, -4.0, 0, 0]])
     expected = [[1, 1, 2.0, 0.60653], [1, 1, 1, 1]]  # e^0, e^1 cut at 2, e^-0.5; the second row's engine is silent
     torch.testing.assert_close(engine_weights(rows, 2.0), torch.tensor(expected), atol=1e-5, rtol=0)
     assert engine_gap(rows) == pytest.approx([1.5, -0.5, 3.0])  # |0| + |1| + |-0.5|; 0 - 1 + 0.5

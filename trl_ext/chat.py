@@ -7,6 +7,8 @@ the *suffix* that the template puts after an assistant message, tokenised alone 
 
 from typing import Any
 
+from trl_ext.errors import UserError
+
 Message = dict[str, str]
 Tokenizer = Any  # PreTrainedTokenizerBase; kept loose so that this module imports without transformers
 
@@ -24,19 +26,51 @@ FALLBACK_TEMPLATE = (
 _MARK = "maporl-mark-7c1f"  # stands for the assistant's words while the suffix is cut out of a rendered template
 
 
+class ChatError(UserError, ValueError):
+    """A tokenizer, or its chat template, that no dialogue can be written with."""
+
+
+class PromptTooLong(UserError, ValueError):
+    """A prompt and its answer do not fit the model's context."""
+
+
+def context_of(config: Any) -> int | None:
+    """Most tokens that a model with this Hugging Face ``config`` reads; None where the configuration does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def check_length(prompt: int, new: int, context: int | None, where: str, model: str, remedy: str) -> None:
+    """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more in ``context`` tokens (None: no bound).
+
+    The other arguments are for the error: ``where`` names the prompt, ``model`` who reads it, ``remedy`` what to do.
+
+    Raises:
+        PromptTooLong: the context is too short for both.
+    """
+    if context is not None and prompt + new > context:
+        raise PromptTooLong(
+            f"{where}: the prompt has {prompt} tokens and the answer may have {new}, but {model} reads at most "
+            f"{context}; {remedy}"
+        )
+
+
 def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
-    """Raise before any training if ``tokenizer`` cannot serve: EOS, a padding id and a chat template are needed."""
+    """Check that ``tokenizer`` can serve: it needs an EOS token, a padding token and a chat template.
+
+    Raises:
+        ChatError: it lacks one of them; ``owner`` says whose tokenizer it is.
+    """
     if tokenizer.eos_token_id is None:
-        raise ValueError(
+        raise ChatError(
             f"{owner}: the tokenizer has no EOS token, so an answer could never end; set tokenizer.eos_token"
         )
     if tokenizer.pad_token_id is None:
-        raise ValueError(
+        raise ChatError(
             f"{owner}: the tokenizer has no padding token; set tokenizer.pad_token "
             "(tokenizer.pad_token = tokenizer.eos_token is fine here: masks are never inferred from ids)"
         )
     if not tokenizer.chat_template:
-        raise ValueError(
+        raise ChatError(
             f"{owner}: the tokenizer has no chat template; set tokenizer.chat_template "
             "(trl_ext.chat.FALLBACK_TEMPLATE suits base models)"
         )
@@ -60,11 +94,14 @@ def encode_continuation(
     ``ended`` says that the sampled message already closes with a token of ``stop_ids``; then the template's own
     closing token is not repeated. A message cut by length is closed here, by tokens that are context and never
     trained on.
+
+    Raises:
+        ChatError: the template does not show earlier assistant messages.
     """
     rendered = render(tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": _MARK}, *messages])
     cut = rendered.rfind(_MARK)
     if cut < 0:
-        raise ValueError(
+        raise ChatError(
             f"the chat template of {tokenizer.name_or_path!r} does not show earlier assistant messages, "
             "so a dialogue of several turns cannot be continued; use another template"
         )

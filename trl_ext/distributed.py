@@ -84,6 +84,28 @@ def all_gather(thing: Any) -> list[Any]:
     return found
 
 
+def to_main(things: list[Any]) -> list[Any]:
+    """On the main process the lists of all processes, one after the other; elsewhere its own."""
+    if size() == 1:
+        return things
+    import torch.distributed as dist
+
+    box: list[Any] | None = [None] * size() if rank() == 0 else None
+    dist.gather_object(things, box, dst=0)
+    return things if box is None else [thing for own in box for thing in own]
+
+
+def first_of_all(things: list[Any], count: int) -> list[Any]:
+    """On the main process the first ``count`` things of all processes, in the order of their numbers; elsewhere its own share of them.
+
+    No more than ``count`` things travel, and to the main process alone.
+    """
+    if size() == 1:
+        return things[:count]
+    lengths: list[int] = all_gather(len(things))
+    return to_main(things[: max(0, count - sum(lengths[: rank()]))])[:count]
+
+
 def broadcast_from_main(thing: Any) -> Any:
     """The main process's value."""
     if size() == 1:

@@ -49,7 +49,7 @@ class Block:
         return cls([(cut(layer.keys), cut(layer.values)) for layer in cache.layers], lengths)
 
 
-class States:
+class KVCache:
     """Blocks by the tokens that were said; :meth:`take` gives a conversation's states away, :meth:`clear` drops all."""
 
     def __init__(self) -> None:

@@ -22,9 +22,8 @@ from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.forward import base_of, read_actions, trunk_of
-from trl_ext.losses import Totals, micro_batch_loss
+from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
-from trl_ext.objectives import OBJECTIVES, Objective
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sharding import Replicated, build_optimizer, strategy_of
 from trl_ext.token_batch import TokenBatch, placeholder
@@ -103,8 +102,6 @@ class Learner:
         """Where this policy's rows belong."""
         self.strategy = Replicated({}, args, None)
         self._first: tuple[TokenBatch, PolicyOutput] | None = None
-        self.critic_only = False
-        """While true, the policy keeps its weights and only the critic learns (warm-up)."""
         if args.objective not in OBJECTIVES:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
         self.objective: Objective = OBJECTIVES[args.objective]
@@ -253,7 +250,7 @@ class Learner:
             model,
             read,
             index,
-            rows.input_ids[rows.action_mask],
+            rows.input_ids[rows.sampled_mask],
             self.args.temperature,
             self.autocast,
             self.args.logits_chunk,
@@ -266,17 +263,18 @@ class Learner:
         if self.critic == "none":
             return None
         if self.critic == "head" and rows.critic is None:
-            hidden = hidden.detach() if self.args.detach_critic or self.critic_only else hidden
+            hidden = hidden.detach() if self.args.detach_critic or rows.critic_only else hidden
         else:
-            hidden = self._critic_states(*(rows.critic or rows).to_read()[:2])
+            hidden = self._critic_states(rows)
         if self.value_head is None:
             return base_of(self.value_model).score(hidden).squeeze(-1).float()
-        return self.value_head(hidden, rows.head.repeat_interleave(rows.action_mask.sum(1)))
+        return self.value_head(hidden, rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
 
-    def _critic_states(self, read: Tensor, index: Tensor) -> Tensor:
+    def _critic_states(self, rows: TokenBatch) -> Tensor:
         """Hidden states [M, H] of a forward of the critic's own: other weights, or other words than the policy's."""
+        read, index, _ = (rows.critic or rows).to_read()
         adapter = self.critic_adapter if self.critic == "adapter" else None
-        apart = self.critic == "head" and (self.args.detach_critic or self.critic_only)
+        apart = self.critic == "head" and (self.args.detach_critic or rows.critic_only)
         detached = torch.no_grad() if apart else nullcontext()
         with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), detached:
             trunk = trunk_of(self.model if self.value_model is None else self.value_model)
@@ -299,7 +297,7 @@ class Learner:
         all rows, it is kept, graph and all, and the first step of the update does not repeat it.
         """
         args = self.args
-        parts = self._pieces(rows, args.per_device_train_batch_size)
+        parts = self._microbatches(rows, args.per_device_train_batch_size)
         keep = (
             len(parts) == 1
             and args.num_mini_batches == 1
@@ -320,11 +318,11 @@ class Learner:
             values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
         if parts:
             order, real = torch.cat(parts), slice(len(parts))
-            rows.logprobs = _scatter(torch.cat(logprobs[real]), rows.action_mask, order)
-            rows.values = _scatter(torch.cat(values[real]), rows.action_mask, order)
-            rows.ref_logprobs = _scatter(torch.cat(references[real]), rows.action_mask, order)
-        self._check_finite(rows, {"log-probability": rows.logprobs, "value": rows.values})
-        own = [float(sum(float(e.sum()) for e in entropies[: len(parts)])), float(rows.action_mask.sum())]
+            rows.old_logprobs = _scatter(torch.cat(logprobs[real]), rows.sampled_mask, order)
+            rows.values = _scatter(torch.cat(values[real]), rows.sampled_mask, order)
+            rows.ref_logprobs = _scatter(torch.cat(references[real]), rows.sampled_mask, order)
+        self._check_finite(rows, {"log-probability": rows.old_logprobs, "value": rows.values})
+        own = [float(sum(float(e.sum()) for e in entropies[: len(parts)])), float(rows.sampled_mask.sum())]
         entropy, tokens = distributed.all_reduce_sum(own, rows.input_ids.device)
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
 
@@ -334,9 +332,9 @@ class Learner:
             return self.reference_logprobs(rows)
         return self.strategy.call(lambda: self.reference_logprobs(rows))
 
-    def _pieces(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
+    def _microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
         everything = torch.arange(len(rows), device=rows.input_ids.device)
-        return rows.pieces(everything if index is None else index, most_rows, self.args.max_tokens_per_microbatch)
+        return rows.microbatches(everything if index is None else index, most_rows, self.args.max_tokens_per_microbatch)
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -352,7 +350,7 @@ class Learner:
         device = rows.input_ids.device
         first, self._first = self._first, None
         whole = first is not None and first[0] is rows and len(index) == len(rows)
-        parts = self._pieces(rows, args.per_device_train_batch_size, None if whole else index)
+        parts = self._microbatches(rows, args.per_device_train_batch_size, None if whole else index)
         rounds = self.strategy.rounds(len(parts), device)
         for number in range(rounds):
             last = number + 1 == rounds
@@ -365,7 +363,7 @@ class Learner:
                 out = first[1]
             else:
                 out = self.strategy.call(partial(self.forward, piece, entropies=args.entropy_coef != 0))
-            loss, measures = micro_batch_loss(piece, out, totals, args, self.objective, self.critic_only)
+            loss, measures = micro_batch_loss(piece, out, totals, args, self.objective)
             if not bool(torch.isfinite(loss)):
                 self.report_not_finite(piece, out, loss)
             with self.active():  # the adapter must stay on until backward has recomputed what it needs
@@ -390,7 +388,7 @@ class Learner:
 
     def report_not_finite(self, rows: TokenBatch, out: PolicyOutput, loss: Tensor) -> NoReturn:
         """Raise, naming the rows."""
-        logprobs = _scatter(out.logprobs.detach(), rows.action_mask)
+        logprobs = _scatter(out.logprobs.detach(), rows.sampled_mask)
         self._check_finite(rows, {"log-probability": logprobs, "advantage": rows.advantages})
         raise NonFiniteError(f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(rows.labels[:4])}")
 

@@ -3,13 +3,11 @@
 import math
 import signal
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
-import numpy as np
 import torch
 from transformers import Trainer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -31,24 +29,30 @@ from trl_ext.checkpoint import (
 from trl_ext.forward import base_of
 from trl_ext.interruptions import Discarded, Interrupted, Interruptions
 from trl_ext.learner import Learner
-from trl_ext.losses import engine_gap
-from trl_ext.metrics import Clock, Metrics, peak_memory, update_metrics
-from trl_ext.multi_adapter import accumulate_together, groups_of
+from trl_ext.learning import Learning
+from trl_ext.metrics import Clock, Metrics, peak_memory
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import shuffled_indices
 from trl_ext.sharding import check_bases
-from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
+from trl_ext.update_batch import UpdateBatch
 
 COMPLETIONS = "completions.jsonl"
 
+Batch = TypeVar("Batch", bound=UpdateBatch)
 
-class PPOLoop(Trainer):
-    """``train()`` is a loop over five seams, which subclasses fill in or replace:
 
-        collect (prompts -> answers) -> score -> advantage (-> token rows) -> update -> log
+class PPOLoop(Trainer, Generic[Batch]):
+    """``train()`` is a loop over five seams, which exchange one :class:`trl_ext.update_batch.UpdateBatch`:
 
-    It is a ``transformers.Trainer`` for arguments, callbacks, logging, progress, the hub and model cards. What holds
-    weights is a :class:`trl_ext.Learner`; ``learners`` has them by name.
+        next_batch -> collect -> score -> advantage -> update -> finish_update
+
+    It is a ``transformers.Trainer`` for arguments, callbacks, logging, progress, the hub and model cards. What holds weights is
+    :class:`trl_ext.learning.Learning`; ``learners`` has the learners by name.
+
+    A subclass calls :meth:`setup` in its constructor and defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
+    :meth:`advantage`. It may override the hooks, each of which says what it is for: :meth:`place`, :meth:`collected`,
+    :meth:`collect_ahead`, :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
+    :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others` and :meth:`start_or_resume`.
     """
 
     args: Any  # a PPOv2Config, with its counts filled in
@@ -57,9 +61,9 @@ class PPOLoop(Trainer):
     eval_dataset: Any
     lr_scheduler: Any
 
-    def _begin(
+    def setup(
         self, learners: dict[str, Learner], args: PPOv2Config, train_dataset, eval_dataset, optimizers, callbacks
-    ):
+    ) -> None:
         """Everything a trainer of any number of learners needs: Trainer's own set-up, batch sizes, optimizers."""
         self.learners = learners
         self.folder = Path(str(args.output_dir))
@@ -85,22 +89,25 @@ class PPOLoop(Trainer):
             optimizer, scheduler = optimizers if learner is first else (None, None)
             learner.prepare(self.accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
+        self.learning = Learning(learners, args, self.accelerator.device)
         self.episodes = 0
-        self.ahead = 0
-        """How many updates sampling is ahead of training."""
 
     def place(self) -> dict[int, torch.device]:
-        """Devices by ``id`` of the base model; models without one are on the accelerator's."""
+        """Hook: devices by ``id`` of the base model; models without one are on the accelerator's."""
         return {}
 
-    # -- the loop --------------------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:  # type: ignore[override]
         """Run all updates and return the last update's metrics.
 
         ``resume_from_checkpoint``: a checkpoint folder, or True for the newest in ``args.output_dir``.
+
+        Raises:
+            CheckpointError: there is nothing to resume from, or the output folder holds another run.
+            NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
         """
-        self._start_or_resume(resume_from_checkpoint)
+        self.start_or_resume(resume_from_checkpoint)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         metrics: Metrics = {}
         with Interruptions() as interruptions:
@@ -121,18 +128,17 @@ class PPOLoop(Trainer):
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         interruptions.droppable = distributed.size() == 1  # several processes have to agree, at the end of an update
         with clock("collect"):
-            answers = self.collected()
+            batch = self.collected()
         with clock("score"):
-            answers = self.score(answers)
-            everybody = distributed.all_gather_lists(answers)
+            batch = self.score(batch)
         with clock("advantage"):
-            rows, metrics = self.advantage(answers, everybody)
+            batch = self.advantage(batch)
         interruptions.droppable = False
         with clock("update"):
             self.collect_ahead()
-            metrics |= self.update(rows)
-        self._finish_update(everybody, rows, metrics, clock)
-        return metrics
+            batch = self.update(batch)
+        self.finish_update(batch, clock)
+        return batch.metrics
 
     def _end_early(self, asked: int, state: dict) -> None:
         """Save what the last whole update left, and end: SIGTERM with exit status 0, Ctrl-C as Ctrl-C."""
@@ -149,166 +155,103 @@ class PPOLoop(Trainer):
             print(f"{name}: stopped after update {self.state.global_step}; saved {where}", file=sys.stderr, flush=True)
         raise SystemExit(0) if asked == signal.SIGTERM else Interrupted
 
-    # -- seams -----------------------------------------------------------------------------------------------------------
+    # -- seams --------------------------------------------------------------------------------------------------------
 
-    def next_batch(self) -> list[Any]:
-        """This process's examples of this update."""
+    def next_batch(self, ahead: int = 0) -> Batch:
+        """The batch of the next update, or of the one ``ahead`` updates after it, with this process's examples."""
         raise NotImplementedError
 
-    def collect(self, batch: list[Any]) -> list[Any]:
-        """Sample answers to ``batch`` from the current policies."""
+    def collect(self, batch: Batch) -> Batch:
+        """Sample completions of the examples from the current policies."""
         raise NotImplementedError
 
-    def score(self, answers: list[Any]) -> list[Any]:
-        """Give every answer its scalar score."""
+    def score(self, batch: Batch) -> Batch:
+        """Give every completion its scalar score."""
         raise NotImplementedError
 
-    def advantage(
-        self, answers: list[Any], everybody: list[Any] | None = None
-    ) -> tuple[dict[str, TokenBatch], Metrics]:
-        """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics.
+    def advantage(self, batch: Batch) -> Batch:
+        """Fill in ``token_batches``, with old log-probabilities, values, advantages and returns, and statistics of them.
 
-        ``answers`` are this process's, ``everybody`` those of all processes, over which statistics go (default: the same).
+        A batch has what this process sampled; statistics are over all processes.
         """
         raise NotImplementedError
 
-    def collected(self) -> list[Any]:
-        """What was sampled for this update: now, unless a subclass has done it ahead."""
-        with self.whole_weights():
-            return self.collect(self.next_batch())
+    def update(self, batch: Batch) -> Batch:
+        """Train every learner on its token batch, and add what was measured to the metrics."""
+        metrics, rate = self.learning.update(batch.token_batches, self.state.global_step)
+        batch.metrics |= self.named_metrics(metrics) | {"lr": rate}
+        return batch
 
-    def collect_ahead(self) -> None:
-        """Begin to sample for the next update while this one goes on; here, where the same weights sample, nothing."""
-
-    def _sample_generations(self) -> None:
-        """Write answers for people to read, where a subclass has any."""
-
-    def update(self, rows: dict[str, TokenBatch]) -> Metrics:
-        """``num_ppo_epochs`` passes; in each, ``num_mini_batches`` optimizer steps of every learner."""
-        args = self.args
-        collected: dict[str, list[Metrics]] = {name: [] for name in rows}
-        going = set(rows)
-        for epoch in range(args.num_ppo_epochs):
-            cuts = {name: self._minibatches(r, epoch) for name, r in rows.items()}
-            for number in range(args.num_mini_batches):
-                stepping = [name for name in cuts if name in going and self._anything(cuts[name][number])]
-                for name, measures in self._accumulated(rows, {name: cuts[name][number] for name in stepping}).items():
-                    collected[name].append(measures)
-                for name in stepping:  # every loss first, then every step
-                    collected[name][-1]["grad_norm"] = self.learners[name].step()
-                    if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
-                        going.discard(name)
-        rate = float(self.lr_scheduler.get_last_lr()[0])
-        with warnings.catch_warnings():  # torch warns of a policy that had nothing to learn from yet
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
-            for learner in self.learners.values():
-                learner.scheduler.step()
-        merged = {name: update_metrics(entries) for name, entries in collected.items()}
-        if args.target_kl is not None:
-            for name in merged:
-                merged[name]["policy/stopped_early"] = float(name not in going)
-        return self._merge(merged) | {"lr": rate}
-
-    # -- pieces the seams share ------------------------------------------------------------------------------------------
-
-    def _indices(self, size: int) -> list[int]:
-        """Which of ``size`` examples this process works on in this update."""
-        own = self.args.local_batch_size
-        first = self.episodes + self.ahead * self.args.batch_size
-        everybody = shuffled_indices(size, self.args.seed, first, self.args.batch_size)
-        return everybody[distributed.rank() * own : (distributed.rank() + 1) * own]
-
-    def _annotated(
-        self, answers: Mapping[str, Sequence[Completion]]
-    ) -> tuple[dict[str, TokenBatch], dict[str, Metrics]]:
-        """Token rows with old log-probabilities and values, per learner; and statistics."""
-        rows, metrics = {}, {}
-        for name, own in answers.items():
-            learner = self.learners[name]
-            device = learner.device
-            rows[name] = build_token_batch(list(own), learner.tokenizer.pad_token_id or 0, device)
-            metrics[name] = learner.compute_old_logprobs_and_values(rows[name])
-            off, lean, tokens = distributed.all_reduce_sum(engine_gap(rows[name]), device)
-            if tokens:
-                metrics[name] |= {"policy/engine_gap": off / tokens, "policy/engine_kl": lean / tokens}
-            metrics[name]["val/num_eos_tokens"] = distributed.all_reduce_sum(
-                [float(sum(a.ended for a in own))], device
-            )[0]
-        return rows, metrics
-
-    def _merge(self, metrics: dict[str, Metrics]) -> Metrics:
-        """Metrics of several learners in one flat record; here there is one learner and nothing to tell apart."""
-        return dict(next(iter(metrics.values()), {}))
-
-    def _accumulated(self, rows: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
-        """Every learner's gradient of its minibatch; those of one base together where ``joint_adapters`` asks for it."""
-        index = {name: own.to(rows[name].input_ids.device) for name, own in minibatch.items()}
-        alone = [name for name in index if not self.args.joint_adapters or self.learners[name].has_forward(rows[name])]
-        groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
-        found: dict[str, Metrics] = {}
-        for group in groups:
-            if len(group) == 1:
-                found[group[0]] = self.learners[group[0]].accumulate(rows[group[0]], index[group[0]])
-            else:
-                found |= accumulate_together(self.learners, rows, {name: index[name] for name in group})
-        return found
-
-    def _anything(self, index: torch.Tensor) -> bool:
-        """Whether any process has rows in a minibatch."""
-        return distributed.all_reduce_max(len(index), self.accelerator.device) > 0
-
-    @contextmanager
-    def whole_weights(self) -> Iterator[None]:
-        """Every process sees the whole weights of all learners, for generating and saving; all processes enter together."""
-        with ExitStack() as stack:
-            for learner in self.learners.values():
-                stack.enter_context(learner.strategy.whole())
-            yield
-
-    def _minibatches(self, rows: TokenBatch, epoch: int) -> list[torch.Tensor]:
-        """A seeded permutation of the families of ``rows`` cut into ``num_mini_batches`` parts of nearly equal size."""
-        members: dict[int, list[int]] = {}
-        for row, family in enumerate(rows.family.tolist()):
-            members.setdefault(family, []).append(row)
-        together = list(members.values())
-        order = np.random.default_rng([self.args.seed, self.state.global_step, epoch]).permutation(len(together))
-        parts = np.array_split(order, self.args.num_mini_batches)
-        return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]
-
-    def _finish_update(self, answers: Any, rows: dict[str, TokenBatch], metrics: Metrics, clock: "Clock") -> None:
-        """Count, log, evaluate and save, as the callbacks ask for."""
+    def finish_update(self, batch: Batch, clock: Clock) -> None:
+        """Hook: count, log, evaluate and save, as the callbacks ask for; an override ends with ``super().finish_update``."""
         self.state.global_step += 1
         self.episodes += self.args.batch_size
         self.state.epoch = self.episodes / len(self.train_dataset)
+        metrics = batch.metrics
         metrics["episode"] = self.episodes
         metrics["memory/peak"] = peak_memory(self.accelerator.device)
         metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
-        sampled = float(sum(int(r.action_mask.sum()) for r in rows.values()))
-        metrics["tokens_per_second"] = distributed.all_reduce_sum([sampled], self.accelerator.device)[0] / max(
-            clock.total(), 1e-9
-        )
+        sampled = float(sum(int(rows.sampled_mask.sum()) for rows in batch.token_batches.values()))
+        sampled = distributed.all_reduce_sum([sampled], self.accelerator.device)[0]
+        metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         if self.control.should_log:
             self.log(dict(metrics))
-        self._sample_generations()
+        self.log_completions()
         if self.control.should_evaluate:
             self.evaluate()
         if self.control.should_save:
             self._save_checkpoint(self.model, None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
-    # -- saving and resuming ---------------------------------------------------------------------------------------------
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    def collected(self) -> Batch:
+        """Hook: the batch of this update with its completions; sampled now, unless a subclass has sampled it ahead."""
+        with self.whole_weights():
+            return self.collect(self.next_batch())
+
+    def collect_ahead(self) -> None:
+        """Hook: begin to sample for the next update while this one goes on. By default, where the same weights sample, nothing."""
+
+    def log_completions(self) -> None:
+        """Hook: write completions for people to read, where a subclass has any."""
+
+    def named_metrics(self, metrics: dict[str, Metrics]) -> Metrics:
+        """Hook: the metrics of all learners as one flat record. By default there is one learner and nothing to tell apart."""
+        return dict(next(iter(metrics.values()), {}))
+
+    def save_learner_policy(self, name: str, folder: Path) -> None:
+        """Hook: save the policy of one learner below ``folder``: there itself if it is alone, else under its name."""
+        save_policy(self.learners[name], folder if len(self.learners) == 1 else folder / name)
+
+    # -- pieces that seams share --------------------------------------------------------------------------------------
+
+    def indices(self, size: int, ahead: int = 0) -> list[int]:
+        """Which of ``size`` examples this process works on in the next update, or in the one ``ahead`` updates after it."""
+        own = self.args.local_batch_size
+        first = self.episodes + ahead * self.args.batch_size
+        everybody = shuffled_indices(size, self.args.seed, first, self.args.batch_size)
+        return everybody[distributed.rank() * own : (distributed.rank() + 1) * own]
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Every process sees the whole weights of all learners, for generating and saving; all processes enter together."""
+        with self.learning.whole_weights():
+            yield
+
+    # -- saving and resuming ------------------------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict:
-        """What a checkpoint records besides weights and optimizers; subclasses add to it."""
+        """Hook: what a checkpoint records besides weights and optimizers; an override adds to it."""
         return {"format": 1, "global_step": self.state.global_step, "episodes": self.episodes, "seed": self.args.seed}
 
     def checkpoint_others(self) -> dict[str, Saved]:
-        """What else a checkpoint holds, by name; subclasses add to it."""
+        """Hook: what else a checkpoint holds, by name."""
         return {}
 
     def restore_state(self, state: dict) -> None:
-        """Inverse of :meth:`checkpoint_state`."""
+        """Hook: inverse of :meth:`checkpoint_state`; an override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -316,11 +259,8 @@ class PPOLoop(Trainer):
         folder = Path(output_dir or self.folder)
         with self.whole_weights():
             for name in self.learners if distributed.is_main() else ():
-                self._save_policy(name, folder)
+                self.save_learner_policy(name, folder)
         distributed.barrier()
-
-    def _save_policy(self, name: str, folder: Path) -> None:
-        save_policy(self.learners[name], folder if len(self.learners) == 1 else folder / name)
 
     def _save_checkpoint(self, model, trial) -> None:
         target = self._checkpoint_folder()
@@ -331,7 +271,12 @@ class PPOLoop(Trainer):
     def _checkpoint_folder(self) -> Path:
         return self.folder / f"checkpoint-{self.state.global_step}"
 
-    def _start_or_resume(self, wanted: str | bool | None) -> None:
+    def start_or_resume(self, wanted: str | bool | None) -> None:
+        """Hook: count the updates of the run, and put a checkpoint in place where one is ``wanted`` (a folder, or True: the newest).
+
+        Raises:
+            CheckpointError: there is none, it is of another run, or the output folder holds what would be mixed up with this run.
+        """
         args = self.args
         self.state.max_steps = args.num_total_batches
         self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
@@ -339,16 +284,7 @@ class PPOLoop(Trainer):
         self.state.train_batch_size = args.per_device_train_batch_size
         existing = list_checkpoints(self.folder)
         if not wanted:
-            if (self.folder / COMPLETIONS).exists() and self.state.global_step == 0:
-                raise CheckpointError(
-                    f"{args.output_dir}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
-                    "choose another output_dir"
-                )
-            if existing and self.state.global_step == 0:
-                raise CheckpointError(
-                    f"{args.output_dir}: holds {existing[-1].name} of an earlier run, which would be mixed up with this "
-                    "one; pass resume_from_checkpoint=True to go on with it, or choose another output_dir"
-                )
+            self._check_new(existing)
             return
         if wanted is True and not existing:
             raise CheckpointError(f"{args.output_dir}: no whole checkpoint to resume from; start without resuming")
@@ -357,6 +293,21 @@ class PPOLoop(Trainer):
         if state["seed"] != args.seed:
             raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {args.seed}")
         self.restore_state(state)
+
+    def _check_new(self, checkpoints: list[Path]) -> None:
+        """Raise where a run that starts would be mixed up with an earlier one."""
+        if self.state.global_step:
+            return
+        if (self.folder / COMPLETIONS).exists():
+            raise CheckpointError(
+                f"{self.args.output_dir}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
+                "choose another output_dir"
+            )
+        if checkpoints:
+            raise CheckpointError(
+                f"{self.args.output_dir}: holds {checkpoints[-1].name} of an earlier run, which would be mixed up with this "
+                "one; pass resume_from_checkpoint=True to go on with it, or choose another output_dir"
+            )
 
 
 @contextmanager

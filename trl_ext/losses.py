@@ -1,5 +1,13 @@
-"""The loss of one micro-batch: policy objective, critic's loss, KL and entropy terms, each averaged over its minibatch."""
+"""The losses of training: policy objectives for each token, and the loss of one micro-batch.
 
+An objective is a function ``(new, old, advantages, mask, options) -> (losses, measures)``. It receives new and old
+log-probabilities and advantages [N, T] with a boolean mask. It returns the loss of every token [N, T] and named values
+[N, T], of which the trainer logs the token mean. ``OBJECTIVES`` names them all. ``options.aggregation`` decides how the
+losses are averaged (:func:`token_weights`), so no objective repeats that. The loss of a micro-batch adds the critic's
+loss, the KL term and the entropy term; each is averaged over the whole minibatch.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +16,76 @@ from torch import Tensor
 
 from trl_ext import distributed, maths
 from trl_ext.metrics import Metrics
-from trl_ext.objectives import Objective, aggregation_total, token_weights
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.token_batch import TokenBatch
+
+Objective = Callable[[Tensor, Tensor, Tensor, Tensor, PPOOptions], tuple[Tensor, dict[str, Tensor]]]
+
+
+def importance_ratio(new: Tensor, old: Tensor, mask: Tensor, kind: str) -> Tensor:
+    """Return ``pi_new / pi_old`` [N, T], for each token or as one number for all tokens of an answer.
+
+    ``token`` is the ratio of each token. ``sequence`` is the product over the answer's tokens (M-GRPO, arXiv
+    2511.13288, eq. 14). ``sequence_mean`` is its length-normalised form ``exp(mean log-ratio)`` (GSPO, arXiv
+    2507.18071).
+    """
+    # mask before exp, because log-probabilities outside the mask may have any value
+    difference = torch.where(mask, new - old, torch.zeros_like(new))
+    if kind == "token":
+        return torch.exp(difference)
+    total = difference.sum(1, keepdim=True)
+    if kind == "sequence_mean":
+        total = total / mask.sum(1, keepdim=True).clamp(min=1)
+    return torch.exp(total).expand_as(new)
+
+
+def ppo(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPOOptions):
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7): ``max(-A r, -A clamp(r, 1 - low, 1 + high))``.
+
+    With ``dual_clip`` c (Ye et al. 2020) the loss is at most ``-c A`` where A < 0. Otherwise a huge ratio would make
+    the loss huge.
+    """
+    ratio = importance_ratio(new, old, mask, options.ratio)
+    high = options.cliprange if options.cliprange_high is None else options.cliprange_high
+    losses, clipped = maths.policy_loss_terms(ratio, advantages, options.cliprange, high, options.dual_clip)
+    return losses, {"clipfrac": clipped, "ratio": ratio.detach()}
+
+
+def reinforce(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPOOptions):
+    """REINFORCE: ``-A log pi`` (Williams 1992).
+
+    With ``tis_cap`` c each term has the weight ``min(r, c)``, which is held constant (truncated importance sampling).
+    This allows several steps on one batch. Without it, take one step.
+    """
+    ratio = importance_ratio(new, old, mask, options.ratio).detach()
+    weight = torch.ones_like(ratio) if options.tis_cap is None else ratio.clamp(max=options.tis_cap)
+    losses = -advantages * weight * torch.where(mask, new, torch.zeros_like(new))
+    return losses, {"clipfrac": (ratio > weight).to(losses.dtype) if options.tis_cap else weight * 0, "ratio": ratio}
+
+
+OBJECTIVES: dict[str, Any] = {"ppo": ppo, "reinforce": reinforce}
+
+
+def token_weights(mask: Tensor, rows: Tensor, total: float, aggregation: str) -> Tensor:
+    """Return the weight of each token's loss [N, T] in the sum over tokens. ``rows`` [N] are the weights of whole
+    answers.
+
+    ``total`` is :func:`aggregation_total` of the minibatch, so that the sum over its micro-batches is its mean.
+    """
+    weights = rows.unsqueeze(1) * mask
+    if aggregation in ("sequence_mean", "per_main_rollout"):
+        weights = weights / mask.sum(1, keepdim=True).clamp(min=1)
+    return weights / total
+
+
+def aggregation_total(mask: Tensor, rows: Tensor, aggregation: str) -> float:
+    """Return the weighted number of tokens for a token mean, and the weighted number of answers otherwise."""
+    return float((rows * mask.sum(1)).sum() if aggregation == "token_mean" else rows.sum())
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What the sums over a minibatch are divided by, so that it may be cut into micro-batches anywhere."""
+    """The numbers by which sums over a minibatch are divided. They let a minibatch be split into any micro-batches."""
 
     policy: float
     tokens: int
@@ -23,8 +93,8 @@ class Totals:
 
     @classmethod
     def of(cls, rows: TokenBatch, index: Tensor, options: PPOOptions) -> "Totals":
-        """Those of the minibatch ``index`` of ``rows``, and of what the other processes have in this minibatch."""
-        mask = rows.action_mask[index]
+        """Return the totals of the minibatch ``index`` of ``rows``, summed over all processes."""
+        mask = rows.sampled_mask[index]
         policy = aggregation_total(mask, rows.weight[index], options.aggregation)
         own = [policy, float(mask.sum()), float(rows.value_mask[index].sum())]
         policy, tokens, values = distributed.all_reduce_sum(own, mask.device)
@@ -32,29 +102,30 @@ class Totals:
 
 
 def micro_batch_loss(
-    rows: TokenBatch, out: Any, totals: Totals, options: PPOOptions, objective: Objective, critic_only: bool = False
+    rows: TokenBatch, out: Any, totals: Totals, options: PPOOptions, objective: Objective
 ) -> tuple[Tensor, Metrics]:
-    """The part of the minibatch's loss that ``rows`` make, and of its measures; both add up over micro-batches.
+    """Return the share of ``rows`` in the minibatch's loss and in its measures. Both add up over micro-batches.
 
-    ``out`` is the learner's output at the action tokens of ``rows``: log-probabilities, values or None, entropies or None.
+    ``out`` is the learner's output at the sampled tokens of ``rows``: log-probabilities, values or None, entropies or
+    None.
     """
-    mask = rows.action_mask
+    mask = rows.sampled_mask
     new = _spread(out.logprobs, mask)
-    losses, measures = objective(new, rows.logprobs.to(new.dtype), rows.advantages, mask, options)
+    losses, measures = objective(new, rows.old_logprobs.to(new.dtype), rows.advantages, mask, options)
     weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
     if options.engine_tis_cap is not None:
         weights = weights * engine_weights(rows, options.engine_tis_cap)
     policy_loss = (losses * weights).sum()
-    loss = torch.zeros_like(policy_loss) if critic_only else policy_loss
+    loss = torch.zeros_like(policy_loss) if rows.critic_only else policy_loss
     metrics: Metrics = {"policy_loss": float(policy_loss.detach())}
     if options.kl_in == "loss" and options.kl_coef != 0:
         difference = torch.where(mask, new - rows.ref_logprobs, 0.0)
         kl_loss = (maths.kl_estimate(difference, torch.zeros_like(difference), options.kl_estimator) * weights).sum()
-        loss = loss if critic_only else loss + options.kl_coef * kl_loss
+        loss = loss if rows.critic_only else loss + options.kl_coef * kl_loss
         metrics["kl_loss"] = float(kl_loss.detach())
     if options.entropy_coef != 0:
         entropy = (_spread(out.entropies, mask) * weights).sum()
-        loss = loss if critic_only else loss - options.entropy_coef * entropy
+        loss = loss if rows.critic_only else loss - options.entropy_coef * entropy
     value_loss, value_clipped = torch.zeros(()), torch.zeros(())
     if out.values is not None:
         here = rows.value_mask[mask]
@@ -68,7 +139,7 @@ def micro_batch_loss(
         value_loss, value_clipped = terms.sum() / totals.values, clips.sum() / totals.values
         loss = loss + options.vf_coef * value_loss
     with torch.no_grad():
-        difference = out.logprobs - rows.logprobs[mask]
+        difference = out.logprobs - rows.old_logprobs[mask]
         metrics |= {
             "loss": float(loss),
             "value_loss": float(value_loss),
@@ -81,20 +152,23 @@ def micro_batch_loss(
 
 
 def engine_weights(rows: TokenBatch, cap: float) -> Tensor:
-    """Truncated importance weights [N, T]: the trainer's probability of a token, before the update, over that of the engine
-    that sampled it, at most ``cap`` (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-    training"); 1 where the engine's is unknown."""
-    known = rows.action_mask & ~rows.sampled.isnan()
-    return torch.where(known, torch.exp(rows.logprobs - rows.sampled).clamp(max=cap), 1.0)
+    """Return truncated importance weights [N, T], at most ``cap``.
+
+    A weight is the trainer's probability of a token before the update, divided by the probability of the engine that
+    sampled it (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). It is 1
+    where the engine's probability is unknown.
+    """
+    known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
+    return torch.where(known, torch.exp(rows.old_logprobs - rows.sampler_logprobs).clamp(max=cap), 1.0)
 
 
 def engine_gap(rows: TokenBatch) -> list[float]:
-    """Sums over tokens whose engine gave log-probabilities: of |trainer - engine|, of engine - trainer, and of 1."""
-    known = rows.action_mask & ~rows.sampled.isnan()
-    difference = (rows.sampled - rows.logprobs)[known]
+    """Return sums over the tokens whose engine gave log-probabilities: |trainer - engine|, engine - trainer, and 1."""
+    known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
+    difference = (rows.sampler_logprobs - rows.old_logprobs)[known]
     return [float(difference.abs().sum()), float(difference.sum()), float(known.sum())]
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
-    """[M] values of the action tokens as [N, T], zeros elsewhere; the gradient goes through."""
+    """Return the values [M] of the sampled tokens as [N, T], with 0 elsewhere. The gradient passes through."""
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)

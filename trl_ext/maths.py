@@ -1,11 +1,11 @@
 """The mathematics of PPO: pure functions of tensors, no models, no state.
 
-Shapes: ``N`` rows (one utterance each), ``T`` tokens. A mask is boolean (or 0/1) and true at the tokens that the
-policy sampled and is trained on; whatever lies outside it is never read. Statistics are taken in the precision of
-their inputs: pass float32 or float64.
+Shapes: ``N`` is the number of rows (one utterance each), and ``T`` is the number of tokens. A mask is boolean (or 0/1).
+It is true at the tokens that the policy sampled and is trained on. These functions never read a value outside the mask.
+They compute statistics in the precision of their inputs, so pass float32 or float64.
 
-Given the same tensors these functions equal ``trl.experimental.ppo`` of TRL 1.12 (which followed Huang et al.,
-"The N Implementation Details of RLHF with PPO", 2023).
+Given the same tensors, these functions return the same as ``trl.experimental.ppo`` of TRL 1.12, which followed Huang et
+al., "The N Implementation Details of RLHF with PPO", 2023.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from torch.autograd.function import once_differentiable
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of ``values`` where ``mask`` is true: over everything, or along ``dim``.
+    """Return the mean of ``values`` where ``mask`` is true, over everything or along ``dim``.
 
-    An empty selection gives NaN, as a mean of nothing should.
+    The mean of an empty selection is NaN.
     """
     mask = mask.to(values.dtype)
-    # where(), not a product: NaN or inf outside the mask must not leak in
+    # where() and not a product, because NaN or inf outside the mask would spread through a product
     kept = torch.where(mask > 0, values, torch.zeros_like(values))
     if dim is None:
         return kept.sum() / mask.sum()
@@ -30,7 +30,11 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of ``values`` where ``mask`` is true; unbiased (n - 1) by default."""
+    """Return the variance of ``values`` where ``mask`` is true. By default it is unbiased (n - 1).
+
+    Raises:
+        ValueError: the mask selects no value.
+    """
     count = mask.sum()
     if count == 0:
         raise ValueError("masked_var: the mask selects no value; got a mask of zeros, expected at least one true entry")
@@ -42,9 +46,12 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """``(values - mean) / sqrt(var + 1e-8)`` under ``mask``, unbiased variance; 0 outside it.
+    """Return ``(values - mean) / sqrt(var + 1e-8)`` under ``mask``, with the unbiased variance; 0 outside the mask.
 
-    ``shift_mean=False`` keeps the mean (used for rewards). A single value has no spread: it whitens to 0.
+    ``shift_mean=False`` keeps the mean, which is used for rewards. A single value has no spread, so it becomes 0.
+
+    Raises:
+        ValueError: the mask selects no value.
     """
     mean = masked_mean(values, mask)
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
@@ -56,12 +63,22 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the trainable tokens of each row (Schulman et al. 2016, eq. 11-16).
 
-    ``delta_t = r_t + gamma * V_{t'} - V_t``, ``A_t = delta_t + gamma * lam * A_{t'}`` where ``t'`` is the *next
-    trainable token of the row*, not the next column: tokens outside ``mask`` (prompts, other speakers, padding) are
-    stepped over, and beyond the last trainable token both V and A are 0.
+    ``delta_t = r_t + gamma * V_{t'} - V_t`` and ``A_t = delta_t + gamma * lam * A_{t'}``. Here ``t'`` is the *next
+    trainable token of the row*, not the next column: the recursion skips tokens outside ``mask`` (prompts, other
+    speakers, padding). After the last trainable token both V and A are 0.
 
-    Args: ``rewards``, ``values``, ``mask`` of shape [N, T]. Returns ``(advantages, returns)`` of shape [N, T], with
-    ``returns = advantages + values`` under the mask and 0 outside it.
+    Args:
+        rewards: [N, T].
+        values: [N, T], the critic's values.
+        mask: [N, T], true at trainable tokens.
+        gamma: the discount per token.
+        lam: the lambda of GAE.
+
+    Returns:
+        ``(advantages, returns)`` of shape [N, T]; ``returns = advantages + values`` under the mask and 0 outside it.
+
+    Raises:
+        ValueError: the three tensors do not have one shape [N, T].
     """
     if not rewards.shape == values.shape == mask.shape or rewards.dim() != 2:
         raise ValueError(
@@ -86,27 +103,47 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 def clipped_policy_loss(
     new_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """PPO's clipped surrogate, token mean under ``mask`` (Schulman et al. 2017, eq. 7).
+    """Return PPO's clipped surrogate as a token mean under ``mask`` (Schulman et al. 2017, eq. 7).
 
-    ``loss = mean(max(-A * ratio, -A * clamp(ratio, 1 - clip, 1 + clip)))``, ``ratio = exp(new - old)``.
-    Returns ``(loss, clip_fraction)``: the second is the share of tokens where the clipped branch was the larger one.
+    ``loss = mean(max(-A * ratio, -A * clamp(ratio, 1 - clip, 1 + clip)))`` with ``ratio = exp(new - old)``.
+
+    Returns:
+        ``(loss, clip_fraction)``; the second is the share of tokens at which the clipped branch was the larger one.
     """
-    # masked before exp: log-probabilities outside the mask may be anything
+    # mask before exp, because log-probabilities outside the mask may have any value
     ratio = torch.exp(torch.where(mask.bool(), new_logprobs - old_logprobs, torch.zeros_like(new_logprobs)))
+    losses, clipped = policy_loss_terms(ratio, advantages, clip, clip)
+    return masked_mean(losses, mask), masked_mean(clipped, mask)
+
+
+def policy_loss_terms(
+    ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the per-token terms of :func:`clipped_policy_loss` before they are averaged: (losses, clipped as 0/1).
+
+    ``max(-A r, -A clamp(r, 1 - low, 1 + high))``. With ``dual_clip`` c (Ye et al. 2020, arXiv 1912.09729) a term is at most
+    ``-c A`` where A < 0.
+    """
     plain = -advantages * ratio
-    clipped = -advantages * torch.clamp(ratio, 1.0 - clip, 1.0 + clip)
-    return masked_mean(torch.max(plain, clipped), mask), masked_mean((clipped > plain).to(plain.dtype), mask)
+    clipped = -advantages * torch.clamp(ratio, 1.0 - low, 1.0 + high)
+    losses = torch.max(plain, clipped)
+    if dual_clip is not None:
+        losses = torch.where(advantages < 0, torch.min(losses, -advantages * dual_clip), losses)
+    return losses, (clipped > plain).to(losses.dtype)
 
 
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """Half the squared error of the critic, clipped to ``old_values`` +- ``clip``, token mean under ``mask``.
+    """Return half the squared error of the critic as a token mean under ``mask``, clipped to ``old_values`` +-
+    ``clip``.
 
     ``loss = 0.5 * mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2))``.
-    Returns ``(loss, clip_fraction)``.
+
+    Returns:
+        ``(loss, clip_fraction)``.
     """
-    # masked before squaring: whatever stands outside the mask must not reach the gradient either
+    # mask before squaring, so that values outside the mask do not reach the gradient either
     values, old_values, returns = (torch.where(mask.bool(), t, 0.0) for t in (values, old_values, returns))
     losses, clipped = value_loss_terms(values, old_values, returns, clip)
     return masked_mean(losses, mask), masked_mean(clipped, mask)
@@ -115,9 +152,9 @@ def clipped_value_loss(
 def value_loss_terms(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The per-token terms of :func:`clipped_value_loss` before they are averaged: (losses, clipped as 0/1).
+    """Return the per-token terms of :func:`clipped_value_loss` before they are averaged: (losses, clipped as 0/1).
 
-    With ``huber_delta`` the half square turns linear beyond that distance.
+    With ``huber_delta`` the half square becomes linear beyond that distance.
     """
     clipped_values = torch.clamp(values, old_values - clip, old_values + clip)
     if huber_delta is None:
@@ -131,10 +168,13 @@ def value_loss_terms(
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Tensor:
-    """Per-token estimate of KL(policy || reference) from tokens that the policy sampled.
+    """Return an estimate of KL(policy || reference) for each token that the policy sampled.
 
-    With ``d = log p - log p_ref``: ``k1 = d`` (unbiased), ``k2 = d^2 / 2`` (biased, low variance),
-    ``k3 = exp(-d) - 1 + d`` (unbiased, never negative). Source: Schulman, "Approximating KL divergence", 2020.
+    With ``d = log p - log p_ref``, the estimators are ``k1 = d`` (unbiased), ``k2 = d^2 / 2`` (biased, low variance)
+    and ``k3 = exp(-d) - 1 + d`` (unbiased, never negative). Source: Schulman, "Approximating KL divergence", 2020.
+
+    Raises:
+        ValueError: ``kind`` is not one of these names.
     """
     difference = logprobs - ref_logprobs
     if kind == "k1":
@@ -147,17 +187,20 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each token under ``softmax(logits / temperature)``, in at least float32.
+    """Return the log-probability of each token under ``softmax(logits / temperature)``, in at least float32.
 
-    ``logits`` [..., V], ``token_ids`` [...]. This is the one definition of a log-probability in the library: old,
-    new and reference values are all taken with it, at the sampling temperature.
+    ``logits`` are [..., V], and ``token_ids`` are [...]. The library computes every log-probability with this function:
+    old, new and reference log-probabilities, all at the sampling temperature.
     """
     flat = _TokenLogprobs.apply(logits.flatten(0, -2), token_ids.flatten(), temperature)
     return flat.view(token_ids.shape)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities of tokens [M] under logits [M, V], some rows at a time: neither pass holds a float32 copy of all logits."""
+    """Log-probabilities of tokens [M] under logits [M, V].
+
+    Both passes work on some rows at a time, so that neither holds a float32 copy of all logits.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
@@ -187,26 +230,31 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
-    """Slices of rows that hold a few MB each."""
+    """Return slices of rows that hold a few MB each."""
     rows = max(1, 2**20 // logits.shape[-1])
     return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
 def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats of ``softmax(logits / temperature)`` at each position; ``logits`` [..., V], float32 inside."""
+    """Return the entropy in nats of ``softmax(logits / temperature)`` at each position.
+
+    ``logits`` are [..., V]. The computation is in float32.
+    """
     rows = logits.flatten(0, -2)
     parts = []
-    for part in rows.split(max(1, 2**22 // logits.shape[-1])):  # a few MB at a time: no copy of all the logits
+    for part in rows.split(max(1, 2**22 // logits.shape[-1])):  # a few MB at a time, to avoid a copy of all logits
         logprobs = torch.log_softmax(part.float() / temperature, dim=-1)
         parts.append(-(logprobs.exp() * logprobs).sum(-1))
     return torch.cat(parts).view(logits.shape[:-1])
 
 
 def kl_penalised_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Token rewards: ``-kl_coef * kl_t`` at every trainable token, plus the row's score at its *last* one.
+    """Return token rewards: ``-kl_coef * kl_t`` at every trainable token, plus the row's score at its *last* one.
 
-    ``kl`` and ``mask`` [N, T], ``scores`` [N]; 0 outside the mask. A row without trainable tokens is an error,
-    because its score could not be credited to anything.
+    ``kl`` and ``mask`` are [N, T], and ``scores`` are [N]. The result is 0 outside the mask.
+
+    Raises:
+        ValueError: a row has no trainable token, so no token could receive its score.
     """
     mask = mask.bool()
     if not bool(mask.any(1).all()):

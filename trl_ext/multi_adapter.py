@@ -15,7 +15,7 @@ from trl_ext.learner import Learner, PolicyOutput
 from trl_ext.lora_merge import plain_lora
 from trl_ext.losses import Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
-from trl_ext.token_batch import TokenBatch, joined
+from trl_ext.token_batch import TokenBatch, concatenated
 
 
 def groups_of(learners: Mapping[str, Learner], names: Sequence[str]) -> list[list[str]]:
@@ -41,20 +41,18 @@ def accumulate_together(
     some = learners[names[0]]
     totals = {name: Totals.of(rows[name], index[name], learners[name].args) for name in names}
     parts = [rows[name].take(index[name]) for name in names]
-    everybody = joined(parts)
+    everybody = concatenated(parts)
     device = everybody.input_ids.device
     owner = torch.cat([torch.full((len(part),), number, device=device) for number, part in enumerate(parts)])
     sums: dict[str, Metrics] = {name: {} for name in names}
     everything = torch.arange(len(everybody), device=device)
     limits = (some.args.per_device_train_batch_size * len(names), some.args.max_tokens_per_microbatch)
     with _all_learning([learners[name] for name in names]):
-        for part in everybody.pieces(everything, *limits):
+        for part in everybody.microbatches(everything, *limits):
             loss = torch.zeros((), device=device)
             for number, piece, out in _outputs(learners, names, everybody.take(part), owner[part]):
                 learner = learners[names[number]]
-                own, measures = micro_batch_loss(
-                    piece, out, totals[names[number]], learner.args, learner.objective, learner.critic_only
-                )
+                own, measures = micro_batch_loss(piece, out, totals[names[number]], learner.args, learner.objective)
                 if not bool(torch.isfinite(own)):
                     learner.report_not_finite(piece, out, own)
                 loss = loss + own
@@ -76,7 +74,7 @@ def _outputs(
         some.model,
         read,
         where,
-        rows.input_ids[rows.action_mask],
+        rows.input_ids[rows.sampled_mask],
         some.args.temperature,
         some.autocast,
         some.args.logits_chunk,
@@ -84,7 +82,7 @@ def _outputs(
         entropies,
         adapter_names=adapters,
     )
-    speaker = owner.repeat_interleave(rows.action_mask.sum(1))
+    speaker = owner.repeat_interleave(rows.sampled_mask.sum(1))
     for number in owner.unique().tolist():
         mine = speaker == number
         piece = rows.take((owner == number).nonzero().flatten())

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl.trainer import disable_dropout_in_model
 
 from trl_ext import distributed
-from trl_ext.chat import Tokenizer
+from trl_ext.chat import Tokenizer, check_length, context_of
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner
 from trl_ext.loop import COMPLETIONS, PPOLoop
@@ -24,10 +24,11 @@ from trl_ext.prompts import Prompt, check_dataset, read_prompt, rows_of
 from trl_ext.sampling import Sampling, sample, stop_ids_of
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
 from trl_ext.token_advantages import assign_advantages
-from trl_ext.token_batch import Completion, GlobalBatch, TokenBatch
+from trl_ext.token_batch import Completion, GlobalBatch
+from trl_ext.update_batch import UpdateBatch
 
 
-class PPOv2Trainer(PPOLoop):
+class PPOv2Trainer(PPOLoop[UpdateBatch]):
     """Proximal policy optimisation of one causal language model.
 
     Constructor-compatible with ``trl.experimental.ppo.PPOTrainer`` of TRL 1.12; the differences are additions:
@@ -94,51 +95,59 @@ class PPOv2Trainer(PPOLoop):
             ref_adapter=args.ref_adapter_name,
         )
         self._collate = data_collator or list
-        self._begin({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
+        self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
         if self._reward_model is not None:
             self._reward_model.model.to(self.accelerator.device)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
 
-    def next_batch(self) -> list[Any]:
-        """This process's rows of this update, in seeded order without replacement within an epoch."""
-        return [self.train_dataset[i] for i in self._indices(len(self.train_dataset))]
+    def next_batch(self, ahead: int = 0) -> UpdateBatch:
+        """This process's rows of the next update, in seeded order without replacement within an epoch."""
+        step = self.state.global_step
+        rows = [self.train_dataset[i] for i in self.indices(len(self.train_dataset), ahead)]
+        return UpdateBatch(step + 1 + ahead, step, rows)
 
-    def collect(self, batch: list[Any]) -> list[Any]:
-        """Sample one answer per row from the current policy."""
-        return self._answer(batch, self.args.temperature)
+    def collect(self, batch: UpdateBatch) -> UpdateBatch:
+        """Sample one completion per row from the current policy."""
+        batch.completions = self._sample(batch.examples, self.args.temperature)
+        return batch
 
-    def score(self, answers: list[Any]) -> list[Any]:
-        """Give every answer its scalar score; the named parts are kept in ``self.rewards``."""
+    def score(self, batch: UpdateBatch) -> UpdateBatch:
+        """Give every completion its scalar score; the named parts are kept in ``self.rewards``.
+
+        Raises:
+            RewardError: a reward source raised, or left a completion without any score.
+            NonFiniteError: a reward is NaN or infinite.
+        """
+        self._score(batch.completions)
+        return batch
+
+    def advantage(self, batch: UpdateBatch) -> UpdateBatch:
+        """Fill in the token batch of the policy, with old log-probabilities, values, advantages and returns."""
+        batches, metrics = self.learning.token_batches({"policy": batch.completions})
+        has_critic = self.learners["policy"].critic != "none"
+        everybody = GlobalBatch.of(batches["policy"])
+        metrics["policy"] |= assign_advantages(everybody.rows, self.args, has_critic)
+        batch.token_batches = {"policy": everybody.back(batches["policy"])}
+        batch.metrics |= self.named_metrics(metrics)
+        return batch
+
+    def _score(self, completions: list[Completion]) -> None:
         named: dict[str, list[float | None]] = {}
-        prompts: list[Prompt] = [a.prompt for a in answers]
+        prompts: list[Prompt] = [c.prompt for c in completions]
         if self._reward_model is not None:
-            named["reward_model"] = list(self._score_by_model(answers))
+            named["reward_model"] = list(self._score_by_model(completions))
         if self._reward_functions:
             columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
             named |= call_reward_functions(
-                self._reward_functions, [p.prompt for p in prompts], [a.text for a in answers], columns
+                self._reward_functions, [p.prompt for p in prompts], [c.text for c in completions], columns
             )
         scores = weighted_scores(named, self._reward_weights)
         penalty = self.args.missing_eos_penalty
-        for answer, score in zip(answers, scores, strict=True):
-            answer.score = score - (penalty if penalty is not None and not answer.ended else 0.0)
+        for completion, score in zip(completions, scores, strict=True):
+            completion.score = score - (penalty if penalty is not None and not completion.ended else 0.0)
         self.rewards = named
-        return answers
 
-    def advantage(
-        self, answers: list[Any], everybody: list[Any] | None = None
-    ) -> tuple[dict[str, TokenBatch], Metrics]:
-        """Token rows with old log-probabilities, values, advantages and returns, per learner; and statistics.
-
-        ``answers`` are this process's, ``everybody`` those of all processes, over which statistics go (default: the same).
-        """
-        rows, metrics = self._annotated({"policy": answers})
-        has_critic = self.learners["policy"].critic != "none"
-        everyones = GlobalBatch.of(rows["policy"])
-        metrics["policy"] |= assign_advantages(everyones.rows, self.args, has_critic)
-        return {"policy": everyones.back(rows["policy"])}, self._merge(metrics)
-
-    def _answer(self, batch: list[dict], temperature: float) -> list[Completion]:
+    def _sample(self, batch: list[dict], temperature: float) -> list[Completion]:
         learner = self.learners["policy"]
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
         self._check_lengths(prompts)
@@ -168,15 +177,11 @@ class PPOv2Trainer(PPOLoop):
         ]
 
     def _check_lengths(self, prompts: list[Prompt]) -> None:
-        """Raise if a prompt and its answer cannot fit the model's context."""
-        config = base_of(self.learners["policy"].model).config.get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
+        """Check that every prompt and its answer fit the model's context."""
         longest = max(prompts, key=lambda p: len(p.ids))
-        if context is not None and len(longest.ids) + self.args.response_length > context:
-            raise ValueError(
-                f"a prompt has {len(longest.ids)} tokens and answers may have {self.args.response_length} (response_length), "
-                f"but the model reads at most {context}; shorten the prompt or the answers: {longest.prompt!r:.80}"
-            )
+        context = context_of(base_of(self.learners["policy"].model).config)
+        where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
+        check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
 
     def _score_by_model(self, answers: list[Completion]) -> list[float]:
         reward = self._reward_model
@@ -193,25 +198,27 @@ class PPOv2Trainer(PPOLoop):
         check_dataset(dataset, "eval_dataset")
         own = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
         with self.whole_weights():
-            answers = self.score(self._answer(own, temperature=0.0)) if own else []
-        answers = distributed.all_gather_lists(answers)
+            completions = self._sample(own, temperature=0.0) if own else []
+            if own:
+                self._score(completions)
+        numbers = distributed.all_gather_lists([(c.score, float(c.ended)) for c in completions])
         found = distributed.all_gather(self.rewards if own else {})
         rewards = {name: [v for part in found for v in part.get(name, [])] for name in found[0]}
         metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in rewards.items()}
-        metrics[f"{metric_key_prefix}_score"] = mean([a.score for a in answers])
-        metrics[f"{metric_key_prefix}_ended"] = mean([float(a.ended) for a in answers])
+        metrics[f"{metric_key_prefix}_score"] = mean([score for score, _ in numbers])
+        metrics[f"{metric_key_prefix}_ended"] = mean([ended for _, ended in numbers])
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _sample_generations(self) -> None:
+    def log_completions(self) -> None:
         """Write greedy answers to the evaluation set, ``num_sample_generations`` times in a run."""
         times = self.args.num_sample_generations
         every = max(1, self.args.num_total_batches // times) if times > 0 else 0
         if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
             return
         with self.whole_weights():
-            answers = self._answer([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
+            answers = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
         if not distributed.is_main():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +231,7 @@ class PPOv2Trainer(PPOLoop):
         """Answers to the evaluation set, greedy unless ``sampling``; kept for scripts written for TRL."""
         check_dataset(self.eval_dataset, "eval_dataset")
         rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
-        return [a.text for a in self._answer(rows, self.args.temperature if sampling else 0.0)]
+        return [a.text for a in self._sample(rows, self.args.temperature if sampling else 0.0)]
 
 
 def _as_list(functions) -> list[RewardFunction]:

@@ -1,7 +1,7 @@
 """Sampling from one policy, or from several adapters of one base: token ids in, token ids out.
 
 Prompts are sorted by length and cut into batches; equal prompts are read once; rows that have ended leave their batch; and
-the states of a conversation may be kept (:class:`trl_ext.kv_cache.States`), so that its next turn reads only what is new.
+the states of a conversation may be kept (:class:`trl_ext.kv_cache.KVCache`), so that its next turn reads only what is new.
 What a row draws depends on its own key alone: not on who is in the batch with it, nor on how many processes there are.
 """
 
@@ -19,7 +19,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from trl_ext.chat import Tokenizer
 from trl_ext.forward import accepts, base_of
-from trl_ext.kv_cache import Block, States, assemble, plain_states
+from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def sample(
     sampling: Sampling,
     keys: Sequence[tuple] | None = None,
     adapters: Sequence[str] | None = None,
-    states: States | None = None,
+    states: KVCache | None = None,
     known: Sequence[int] | None = None,
     owners: Sequence[str] | None = None,
 ) -> list[Sampled]:
@@ -167,7 +167,7 @@ def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
 class _Batch:
     """Rows that are decoded together, token by token. ``rows`` are those still speaking, in the order of the cache."""
 
-    def __init__(self, model: Any, rows: list[_Row], pad_id: int, sampling: Sampling, states: States | None):
+    def __init__(self, model: Any, rows: list[_Row], pad_id: int, sampling: Sampling, states: KVCache | None):
         self.model, self.base, self.pad_id, self.sampling, self.states = model, base_of(model), pad_id, sampling, states
         self.device = next(self.base.parameters()).device
         self.rows = rows

@@ -30,18 +30,18 @@ def token_gae(rows: TokenBatch, options: PPOOptions, has_critic: bool) -> None:
         rewards = _whitened([rewards], [rows], shift_mean=False)[0]
     lam = options.lam if has_critic else 1.0
     values = rows.values.to(rewards.dtype)
-    rows.advantages, rows.returns = maths.gae(rewards, values, rows.action_mask, options.gamma, lam)
+    rows.advantages, rows.returns = maths.gae(rewards, values, rows.sampled_mask, options.gamma, lam)
 
 
 def token_rewards(rows: TokenBatch, options: PPOOptions) -> Tensor:
     """[N, T]: the KL penalty, where it goes into the rewards, and the score at the last action token."""
     kl_coef = options.kl_coef if options.kl_in == "reward" else 0.0
-    return maths.kl_penalised_rewards(token_kl(rows, options.kl_estimator), rows.score, rows.action_mask, kl_coef)
+    return maths.kl_penalised_rewards(token_kl(rows, options.kl_estimator), rows.score, rows.sampled_mask, kl_coef)
 
 
 def token_kl(rows: TokenBatch, estimator: str) -> Tensor:
     """The estimate of the KL to the reference at every action token [N, T], 0 elsewhere."""
-    return torch.where(rows.action_mask, maths.kl_estimate(rows.logprobs, rows.ref_logprobs, estimator), 0.0)
+    return torch.where(rows.sampled_mask, maths.kl_estimate(rows.old_logprobs, rows.ref_logprobs, estimator), 0.0)
 
 
 def whiten_groups(pieces: Sequence[TokenBatch]) -> None:
@@ -53,7 +53,7 @@ def whiten_groups(pieces: Sequence[TokenBatch]) -> None:
 def _whitened(values: Sequence[Tensor], pieces: Sequence[TokenBatch], shift_mean: bool = True) -> list[Tensor]:
     results = [torch.zeros_like(v) for v in values]
     for group in torch.cat([r.group for r in pieces]).unique().tolist():
-        masks = [r.action_mask & (r.group == group).unsqueeze(1) for r in pieces]
+        masks = [r.sampled_mask & (r.group == group).unsqueeze(1) for r in pieces]
         flat = torch.cat([v[m] for v, m in zip(values, masks, strict=True)])
         whitened = maths.masked_whiten(flat, torch.ones_like(flat, dtype=torch.bool), shift_mean)
         parts = whitened.split([int(m.sum()) for m in masks])
@@ -68,7 +68,7 @@ def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
     penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
     known = rows.value_mask
     metrics = {
-        "objective/entropy": float((-rows.logprobs).sum(1).mean()),
+        "objective/entropy": float((-rows.old_logprobs).sum(1).mean()),
         "objective/scores": float(rows.score.mean()),
         "objective/rlhf_reward": float(penalty + rows.score.mean()),
         "val/explained_variance": _explained_variance(rows.values[known], rows.returns[known]),

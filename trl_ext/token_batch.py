@@ -40,7 +40,7 @@ class TokenBatch:
     """Right-padded rows [N, T] and what is known of each token.
 
     Everything stored per token sits at *that token's own column*: its log-probability given all before it, the value
-    of the state it was chosen in, its reward, advantage and return. ``action_mask`` is true where the policy sampled
+    of the state it was chosen in, its reward, advantage and return. ``sampled_mask`` is true where the policy sampled
     the token; column 0 is never an action. Positions outside the mask hold zeros. ``value_mask`` is true where the critic
     is trained. ``critic``: the same answers after what the critic reads, where that differs; only its ids and masks are
     used. ``family``: rows that begin alike to the end of the shorter one, such as the turns of one conversation, are read
@@ -49,33 +49,35 @@ class TokenBatch:
 
     input_ids: Tensor
     attention_mask: Tensor
-    action_mask: Tensor
+    sampled_mask: Tensor
     score: Tensor  # [N]
     head: Tensor  # [N]
     group: Tensor  # [N] index of the whitening group
-    family: Tensor  # [N]
+    prefix_group: Tensor  # [N]
     weight: Tensor  # [N] how often a row counts in the loss
     value_mask: Tensor
     labels: list[str]
-    sampled: Tensor  # [N, T] the engine's log-probabilities of what it sampled; NaN where unknown
+    sampler_logprobs: Tensor  # [N, T] the engine's log-probabilities of what it sampled; NaN where unknown
+    sample: Tensor  # [N] the completion that each row was made of, by its place in what build_token_batch was given
     # [N, T]; zeros until annotate and assign_advantages fill them in
-    logprobs: Tensor
+    old_logprobs: Tensor
     ref_logprobs: Tensor
     values: Tensor
     advantages: Tensor
     returns: Tensor
     critic: "TokenBatch | None" = None
+    critic_only: bool = False
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
 
-    def pieces(self, index: Tensor, most_rows: int, most_tokens: int | None = None) -> list[Tensor]:
+    def microbatches(self, index: Tensor, most_rows: int, most_tokens: int | None = None) -> list[Tensor]:
         """``index`` cut into parts for one forward each, from short to long, so that they hold little padding.
 
         A forward reads at most ``most_rows`` rows, families counting once, and ``most_tokens`` tokens with padding; one
         that is longer by itself is read alone.
         """
-        lengths, family = self.attention_mask.sum(1).tolist(), self.family.tolist()
+        lengths, family = self.attention_mask.sum(1).tolist(), self.prefix_group.tolist()
         members: dict[int, list[int]] = {}
         for row in index.tolist():
             members.setdefault(family[row], []).append(row)
@@ -94,7 +96,7 @@ class TokenBatch:
     def take(self, index: Tensor) -> "TokenBatch":
         """The rows at ``index``, cut to the longest of them."""
         width = int(self.attention_mask[index].sum(1).max()) if len(index) else 1
-        chosen = {}
+        chosen: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
@@ -108,17 +110,19 @@ class TokenBatch:
 
         Of every family only the longest row is read. Nothing is predicted from the last column, so it is not read either.
         """
-        family = self.family.tolist()
+        family = self.prefix_group.tolist()
         longest = {family[row]: row for row in torch.argsort(self.attention_mask.sum(1), stable=True).tolist()}
         place = {name: position for position, name in enumerate(longest)}
         rows = torch.tensor(list(longest.values()), device=self.input_ids.device)
         read = self.input_ids[rows, :-1]
-        row, column = self.action_mask.nonzero(as_tuple=True)
+        row, column = self.sampled_mask.nonzero(as_tuple=True)
         places = torch.tensor([place[name] for name in family], device=read.device)
         return read, places[row] * read.shape[1] + column - 1, rows
 
 
-def build_token_batch(answers: list[Completion], pad_id: int, device: torch.device | str) -> TokenBatch:
+def build_token_batch(
+    answers: Sequence[Completion], pad_id: int, device: torch.device | str, critic_only: bool = False
+) -> TokenBatch:
     """``answers`` as right-padded tensors; groups are numbered in order of first appearance.
 
     Right padding needs no attention mask in a causal model: no real token can see a later column.
@@ -144,29 +148,31 @@ def build_token_batch(answers: list[Completion], pad_id: int, device: torch.devi
     rows = TokenBatch(
         input_ids=input_ids,
         attention_mask=attention,
-        action_mask=action,
+        sampled_mask=action,
         score=torch.tensor([float("nan") if a.score is None else a.score for a in answers]),
         head=torch.tensor([a.head for a in answers]),
         group=torch.tensor([groups[a.group] for a in answers]),
-        family=torch.tensor(_families(sequences)),
+        prefix_group=torch.tensor(_prefix_groups(sequences)),
         weight=torch.tensor([a.weight for a in answers]),
         value_mask=action.clone(),
         labels=[a.label for a in answers],
-        sampled=sampled,
-        logprobs=torch.zeros(shape),
+        sampler_logprobs=sampled,
+        sample=torch.arange(len(answers)),
+        old_logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),
         values=torch.zeros(shape),
         advantages=torch.zeros(shape),
         returns=torch.zeros(shape),
+        critic_only=critic_only,
     )
     rows = _moved(rows, device)
     if any(a.critic_prompt_ids is not None for a in answers):
         seen = [replace(a, prompt_ids=a.critic_prompt_ids or a.prompt_ids, critic_prompt_ids=None) for a in answers]
-        rows.critic = build_token_batch(seen, pad_id, device)
+        rows.critic = build_token_batch(seen, pad_id, device, critic_only)
     return rows
 
 
-def _families(sequences: list[list[int]]) -> list[int]:
+def _prefix_groups(sequences: list[list[int]]) -> list[int]:
     """For each sequence the index of one that it is the beginning of and that is the beginning of no other.
 
     In alphabetical order, what begins with a sequence follows right after it.
@@ -179,7 +185,7 @@ def _families(sequences: list[list[int]]) -> list[int]:
     return family
 
 
-def joined(parts: Sequence[TokenBatch]) -> TokenBatch:
+def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
     """The rows of all ``parts``, one after the other, padded to the widest; families stay within their part. What critics
     read is left out."""
     width = max(part.input_ids.shape[1] for part in parts)
@@ -189,8 +195,8 @@ def joined(parts: Sequence[TokenBatch]) -> TokenBatch:
         if isinstance(values[0], Tensor):
             wide = [torch.nn.functional.pad(v, (0, width - v.shape[1])) if v.dim() == 2 else v for v in values]
             columns[f.name] = torch.cat(wide)
-    starts = [sum(int(p.family.max()) + 1 for p in parts[:i] if len(p)) for i in range(len(parts))]
-    columns["family"] = torch.cat([part.family + start for part, start in zip(parts, starts, strict=True)])
+    starts = [sum(int(p.prefix_group.max()) + 1 for p in parts[:i] if len(p)) for i in range(len(parts))]
+    columns["prefix_group"] = torch.cat([part.prefix_group + start for part, start in zip(parts, starts, strict=True)])
     columns["labels"] = [label for part in parts for label in part.labels]
     return replace(parts[0], **columns, critic=None)
 
@@ -214,7 +220,7 @@ class GlobalBatch:
         if distributed.size() == 1 and (device is None or own.input_ids.device == device):
             return cls(own, torch.zeros(len(own), dtype=torch.long), torch.arange(len(own)))
         parts: list[TokenBatch] = distributed.all_gather(_moved(replace(own, critic=None), "cpu"))
-        rows = joined(parts)
+        rows = concatenated(parts)
         process = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
         return cls(rows, process, torch.cat([torch.arange(len(part)) for part in parts]))
 

@@ -1,11 +1,14 @@
-"""Advantages: return o baseline o scale o post, with a group key. The dicts below name every slot there is."""
+"""Advantages: a return, a baseline, a scale and transforms, over rows that share a key.
+
+The dicts ``RETURNS``, ``BASELINES``, ``SCALES`` and ``TRANSFORMS`` name every choice.
+"""
 
 from maporl.advantages.baselines import BASELINES, BaselineState
 from maporl.advantages.batch import COLUMNS, TurnBatch
 from maporl.advantages.estimator import Estimates, check_columns, estimate, estimate_all
 from maporl.advantages.returns import RETURNS
 from maporl.advantages.scales import SCALES
-from maporl.advantages.transforms import TRANSFORMS, Post, build_transforms
+from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
 
 __all__ = [
@@ -17,7 +20,7 @@ __all__ = [
     "AdvantageConfig",
     "BaselineState",
     "Estimates",
-    "Post",
+    "Transform",
     "TurnBatch",
     "build_transforms",
     "check_columns",

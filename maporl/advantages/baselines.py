@@ -1,6 +1,8 @@
-"""Baselines: what a return is compared with. Slots: ``(returns, groups, weights, batch, config, state) -> [N]``.
+"""Baselines: the number that is subtracted from a return.
 
-``groups`` are row numbers by the key; ``weights`` [N] say how often a row counts in a statistic (0: not at all).
+Every baseline is a function ``(returns, groups, weights, batch, config, state) -> [N]``. ``returns`` [N] has one
+number for each row. ``groups`` lists the row numbers of each group. ``weights`` [N] says how often a row counts in a
+statistic; 0 means not at all. ``state`` is what a baseline remembers between updates.
 """
 
 from collections.abc import Sequence
@@ -19,13 +21,17 @@ Groups = list[list[int]]
 
 @dataclass
 class BaselineState:
-    """What baselines remember between updates: running means by key. It goes into checkpoints."""
+    """What baselines remember between updates: a running mean for each key. Checkpoints contain it."""
 
     means: dict[str, float] = field(default_factory=dict)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """``sum(w x) / sum(w)``; the value itself, exactly, where all that count are equal."""
+    """Return ``sum(w x) / sum(w)``.
+
+    If all values with a positive weight are equal, the result is exactly that value. Rounding would otherwise give
+    equal rows a tiny advantage.
+    """
     counted = values[weights > 0]
     if len(counted) and bool((counted == counted[0]).all()):
         return counted[0]
@@ -33,12 +39,12 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def none(returns, groups, weights, batch, config, state) -> Tensor:
-    """0."""
+    """Return 0 for every row."""
     return torch.zeros_like(returns)
 
 
 def mean(returns: Tensor, groups: Groups, weights: Tensor, batch, config, state) -> Tensor:
-    """The mean of the group (GRPO, arXiv 2402.03300)."""
+    """Return the mean of the group (GRPO, arXiv 2402.03300)."""
     base = torch.zeros_like(returns)
     for rows in groups:
         base[rows] = weighted_mean(returns[rows], weights[rows])
@@ -46,7 +52,7 @@ def mean(returns: Tensor, groups: Groups, weights: Tensor, batch, config, state)
 
 
 def leave_one_out(returns: Tensor, groups: Groups, weights: Tensor, batch, config, state) -> Tensor:
-    """The mean of the *others* of the group (RLOO, arXiv 2402.14740)."""
+    """Return the mean of the *other* rows of the group (RLOO, arXiv 2402.14740)."""
     base = torch.zeros_like(returns)
     for rows in groups:
         values, own = returns[rows], weights[rows]
@@ -58,7 +64,7 @@ def leave_one_out(returns: Tensor, groups: Groups, weights: Tensor, batch, confi
 
 
 def largest(returns: Tensor, groups: Groups, weights: Tensor, batch, config, state) -> Tensor:
-    """The largest of the group."""
+    """Return the largest return of the group."""
     base = torch.zeros_like(returns)
     for rows in groups:
         base[rows] = returns[rows][weights[rows] > 0].max()
@@ -66,15 +72,21 @@ def largest(returns: Tensor, groups: Groups, weights: Tensor, batch, config, sta
 
 
 def batch_mean(returns: Tensor, groups, weights: Tensor, batch: TurnBatch, config, state) -> Tensor:
-    """The mean of the whole batch."""
+    """Return the mean of the whole batch."""
     return torch.full_like(returns, float(weighted_mean(returns[batch.rows()], weights[batch.rows()])))
 
 
 def ema(
     returns: Tensor, groups: Groups, weights, batch: TurnBatch, config: AdvantageConfig, state: BaselineState
 ) -> Tensor:
-    """A running mean by key (SPIRAL, arXiv 2506.24119): it starts at 0, is read *before* a dialogue moves it, once per
-    dialogue and key, in the order of the rows: ``b <- ema b + (1 - ema) R``."""
+    """Return a running mean for each key (SPIRAL, arXiv 2506.24119).
+
+    The mean starts at 0. Each dialogue reads it first and then updates it: ``b <- ema b + (1 - ema) R``, where R is the
+    mean return of the dialogue's rows with this key. Dialogues do this one after another, in the order of the rows.
+
+    Raises:
+        ValueError: no recorded column tells one dialogue from another.
+    """
     if not batch.dialogues():
         raise ValueError(
             "baseline: ema needs the column 'rollout' (or prompt, game or seed): dialogues move the running mean one after "
@@ -91,7 +103,13 @@ def ema(
 
 
 def critic(returns: Tensor, groups, weights, batch: TurnBatch, config: AdvantageConfig, state) -> Tensor:
-    """The critic's value of the state before the utterance; nothing where the return is relative to it already."""
+    """Return the critic's value of the state before the utterance.
+
+    The result is 0 if the return is one of ``RELATIVE``, because such a return has the value subtracted already.
+
+    Raises:
+        ValueError: the batch has no values.
+    """
     if config.returns in RELATIVE:
         return torch.zeros_like(returns)
     if batch.value is None:
@@ -109,4 +127,4 @@ BASELINES: dict[str, Any] = {
     "critic": critic,
 }
 GROUPED: Sequence[str] = ("mean", "loo", "max")
-"""Baselines that compare a row with its own group, so that a group of one says nothing."""
+"""Baselines that compare a row with its own group. They need groups of at least two rows."""

@@ -1,4 +1,4 @@
-"""TurnBatch: one row per utterance, with the columns that advantages may be grouped by."""
+"""TurnBatch: one row per utterance, with the columns by which advantages can be grouped."""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +13,24 @@ COLUMNS = ("prompt", "rollout", "agent", "role", "turn", "order", "parent", "cal
 
 @dataclass
 class TurnBatch:
-    """N utterances as columns of N entries; a column that is None was not recorded.
+    """N utterances as columns of N entries. A column that is None was not recorded.
 
     Args:
-        reward: what each utterance is worth.
+        reward: the reward of each utterance.
         value: the critic's value of the state before each utterance.
-        prompt: the question; ``game`` and ``seed`` of a game tell questions apart too.
-        rollout: which of its dialogues.
-        agent: who spoke.
-        role: as what.
-        turn: the agent's own turn; ``order``: the place in the dialogue.
-        parent: the row number of the utterance from whose outcome this one was branched, None at a root.
-        caller: the row number of the utterance that called this one, None for one that nobody called.
-        state: a name of the situation in which it was said; equal names, equal situations.
-        action: a name of what was done in it.
-        mask: false at padding, which enters no statistic and gets 0.
+        prompt: which question the utterance belongs to. In a game, ``game`` and ``seed`` also tell questions apart.
+        rollout: which dialogue of the question.
+        agent: the agent that spoke.
+        role: the role in which it spoke.
+        turn: the number of the agent's own turn. ``order`` is the place in the dialogue.
+        parent: the row number of the utterance after which this one was branched; None at a root.
+        caller: the row number of the utterance that called this one; None if no utterance called it.
+        state: a name for the situation in which it was said. Equal names mean equal situations.
+        action: a name for the action in that situation.
+        mask: false at padding. Padding counts in no statistic and gets the advantage 0.
+
+    Raises:
+        ValueError: a column has the wrong length, or a reward or value is not finite.
     """
 
     reward: Sequence[float]
@@ -60,23 +63,27 @@ class TurnBatch:
             bad = [i for i in self.rows() if column is not None and not math.isfinite(column[i])]
             if bad:
                 raise ValueError(
-                    f"TurnBatch.{name}: row {bad[0]} is {column[bad[0]]}; a missing {name} is no number: leave the row "
-                    "out, or mark it as padding in mask"
+                    f"TurnBatch.{name}: row {bad[0]} is {column[bad[0]]}; expected a finite number; leave the "
+                    "row out, or mark it as padding in mask"
                 )
 
     def __len__(self) -> int:
         return len(self.reward)
 
     def rows(self) -> list[int]:
-        """The numbers of the rows that are no padding."""
+        """Return the numbers of the rows that are not padding."""
         return [i for i in range(len(self)) if self.mask is None or self.mask[i]]
 
     def recorded(self) -> list[str]:
-        """The columns there are."""
+        """Return the names of the recorded columns."""
         return [name for name in COLUMNS if getattr(self, name) is not None]
 
     def column(self, name: str, wanted_by: str) -> list[Any]:
-        """The column ``name``; an error that says who wants it where it was not recorded."""
+        """Return the column ``name``. ``wanted_by`` says in an error who needs the column.
+
+        Raises:
+            ValueError: there is no such column, or it was not recorded.
+        """
         if name not in COLUMNS:
             raise ValueError(f"{wanted_by}: unknown column {name!r}; known: {', '.join(COLUMNS)}")
         if (column := getattr(self, name)) is None:
@@ -86,7 +93,13 @@ class TurnBatch:
         return column
 
     def groups(self, key: Sequence[str], wanted_by: str = "key") -> list[list[int]]:
-        """Row numbers by equal values of the columns in ``key``, in order of first appearance; padding is left out."""
+        """Group the rows that have equal values in the columns of ``key``, in order of first appearance.
+
+        Padding is left out. Each group is a list of row numbers.
+
+        Raises:
+            ValueError: a column of the key was not recorded.
+        """
         columns = [self.column(name, wanted_by) for name in key]
         found: dict[tuple, list[int]] = {}
         for i in self.rows():
@@ -94,24 +107,24 @@ class TurnBatch:
         return list(found.values())
 
     def dialogues(self) -> tuple[str, ...]:
-        """The columns that tell one dialogue from another, as far as they were recorded."""
+        """Return those columns that tell one dialogue from another and were recorded."""
         return tuple(name for name in ("prompt", "rollout", "game", "seed") if getattr(self, name) is not None)
 
     def trajectories(self, by_agent: bool) -> list[list[int]]:
-        """Row numbers in order of speaking, of each dialogue or of each agent in each dialogue."""
+        """Return the row numbers of each dialogue in speaking order, or of each agent in each dialogue."""
         key = self.dialogues()
         if by_agent and self.agent is not None:
             key = (*key, "agent")
         return [self._spoken(rows) for rows in self.groups(key)]
 
     def _spoken(self, rows: list[int]) -> list[int]:
-        """By place in the dialogue; where ``order`` only counts within a turn, by turn first."""
+        """Sort by place in the dialogue. If ``order`` counts only within a turn, sort by turn first."""
         order, turn = self.order, self.turn
         if order is not None and len({order[i] for i in rows}) == len(rows):
             return sorted(rows, key=lambda i: order[i])
         return sorted(rows, key=lambda i: (turn[i] if turn else 0, order[i] if order else 0))
 
     def tensor(self, column: Sequence[float]) -> Tensor:
-        """``column`` as float64 [N], 0 at padding."""
+        """Return ``column`` as float64 [N], with 0 at padding."""
         kept = set(self.rows())
         return torch.tensor([float(v) if i in kept else 0.0 for i, v in enumerate(column)], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""``estimate``: return o baseline o scale o post, over rows grouped by a key."""
+"""``estimate`` computes advantages: a return, a baseline, a scale and transforms, over rows that share a key."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,17 @@ from maporl.advantages.baselines import BASELINES, GROUPED, BaselineState, Group
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import RELATIVE, RETURNS, TOKEN_RETURNS
 from maporl.advantages.scales import SCALES
-from maporl.advantages.transforms import TRANSFORMS, DropZeros, Post, build_transforms
+from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
 from maporl.config.parse import unknown
 from maporl.config.schema import AdvantageConfig
 
 
 @dataclass
 class Estimates:
-    """By row, [N]: ``advantages``; ``targets`` for a critic; ``weights`` of the row in the loss, 0 to leave it out."""
+    """Three numbers for each row, [N]: the advantage, the target of the critic, and the row's weight in the loss.
+
+    A weight of 0 leaves the row out of the loss.
+    """
 
     advantages: Tensor
     targets: Tensor
@@ -26,15 +29,18 @@ class Estimates:
 
 
 def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None) -> Tensor:
-    """The advantage of every row, float32 [N]; 0 at padding.
+    """Return the advantage of every row, float32 [N]; 0 at padding.
 
-    The return of a row (``config.returns``) less its baseline, in units of its scale, then the posts. Rows are compared
+    The return of a row (``config.returns``) less its baseline, in units of its scale, then the transforms. Rows are compared
     with those of equal ``config.key``: ``(prompt,)`` is GRPO, ``(prompt, agent)`` Dr. MAS, ``(prompt, agent, turn)``
     AT-GRPO. A group of which all rows are equal gets exactly 0. ``state``: what the baseline ``ema`` remembers.
 
     >>> batch = TurnBatch(reward=[1, 0, 0, 1], prompt=["q"] * 4, agent=["a", "a", "b", "b"])
     >>> estimate(batch, AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",))).tolist()
     [0.5, -0.5, -0.5, 0.5]
+
+    Raises:
+        ValueError: a slot has no such name, a column or a value that it needs was not recorded, or a group has one row.
     """
     return estimate_all(batch, config, state).advantages.float()
 
@@ -42,18 +48,18 @@ def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | N
 def estimate_all(
     batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None, scaled: bool = True
 ) -> Estimates:
-    """What :func:`estimate` says, in float64, and what else training needs; ``scaled=False`` leaves scale and posts out."""
+    """What :func:`estimate` says, in float64, and what else training needs; ``scaled=False`` leaves scale and transforms out."""
     if config.returns in TOKEN_RETURNS:
         raise ValueError(
             f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
             f"{', '.join(RETURNS)}"
         )
-    posts = build_transforms(config)
+    transforms = build_transforms(config)
     groups = batch.groups(config.key)
     weights = torch.zeros(len(batch), dtype=torch.float64)
     weights[batch.rows()] = 1.0
-    for post in posts:
-        weights *= post.weigh(batch)
+    for transform in transforms:
+        weights *= transform.weigh(batch)
     returns = _slot(RETURNS, config.returns, "returns")(batch, config)
     statistics = weights
     if config.unit == "rollout":
@@ -75,23 +81,27 @@ def estimate_all(
             kept = [i for i in rows if statistics[i] > 0]
             if bool((returns[kept] == returns[kept[0]]).all()):
                 advantages[rows] = 0.0
-    for post in posts:
-        advantages = post.apply(advantages, batch, config)
-    if any(isinstance(post, DropZeros) for post in posts):
-        weights = torch.where(advantages == 0, 0.0, weights)
-    return Estimates(advantages, targets, _loss_weights(batch, posts, weights))
+    for transform in transforms:
+        advantages = transform.apply(advantages, batch, config)
+    for transform in transforms:
+        weights = transform.weigh_after(advantages, weights)
+    return Estimates(advantages, targets, _loss_weights(batch, transforms, weights))
 
 
 def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str = "advantage") -> None:
-    """Raise where a slot is unknown, or wants a column that is not among ``recorded``."""
+    """Check that every slot of ``config`` exists and needs only the ``recorded`` columns.
+
+    Raises:
+        ValueError: a slot has no such name, or it needs a column that is not recorded.
+    """
     _slot(RETURNS | dict.fromkeys(TOKEN_RETURNS), config.returns, f"{where}.returns")
     _slot(BASELINES, config.baseline, f"{where}.baseline")
     _slot(SCALES, config.scale, f"{where}.scale")
     wanted = [(name, f"{where}.key") for name in config.key]
     wanted += [("agent", f"{where}.scale: agent_std")] if config.scale == "agent_std" else []
     wanted += [("parent", f"{where}.returns: tree")] if config.returns == "tree" else []
-    for post in build_transforms(config, where):
-        wanted += [(name, f"{where}.post: {_name_of(post)}") for name in post.needs]
+    for transform in build_transforms(config, where):
+        wanted += [(name, f"{where}.post: {_name_of(transform)}") for name in transform.needs]
     for name, who in wanted:
         if name not in recorded:
             raise ValueError(
@@ -99,8 +109,8 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
             )
 
 
-def _name_of(post: Post) -> str:
-    return next(name for name, kind in TRANSFORMS.items() if isinstance(post, kind))
+def _name_of(transform: Transform) -> str:
+    return next(name for name, kind in TRANSFORMS.items() if isinstance(transform, kind))
 
 
 def _slot(slots: Mapping[str, Any], name: str, where: str) -> Any:
@@ -110,7 +120,7 @@ def _slot(slots: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Every row takes the mean of its rollout's rows in its group, and a rollout counts once."""
+    """Give every row the mean return of its rollout's rows in its group, and let each rollout count once."""
     if batch.rollout is None:
         batch.column("rollout", "unit: rollout")
     returns, shares = returns.clone(), weights.clone()
@@ -123,7 +133,10 @@ def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weig
 
 
 def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, weights: Tensor) -> list[int]:
-    """The rows that stand alone where they are to be compared; an error unless the configuration says what they are."""
+    """Return the rows that have no other row in their group to be compared with.
+
+    They are an error unless ``config.singleton`` is "zero".
+    """
     compared: Groups = list(groups) if config.baseline in GROUPED or config.scale == "std" else []
     if config.scale == "agent_std":
         compared += batch.groups(("agent",), "scale: agent_std")
@@ -140,10 +153,10 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
     return [i for rows in alone for i in rows]
 
 
-def _loss_weights(batch: TurnBatch, posts: list[Post], weights: Tensor) -> Tensor:
+def _loss_weights(batch: TurnBatch, transforms: list[Transform], weights: Tensor) -> Tensor:
     """Callees do not count in statistics, but are trained on."""
     callers = batch.caller
-    if callers is not None and any("caller" in post.needs for post in posts):
+    if callers is not None and any(transform.trains_callees for transform in transforms):
         called = torch.tensor([callers[i] is not None for i in range(len(batch))])
         return torch.where(called, 1.0, weights)
     return weights

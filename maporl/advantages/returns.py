@@ -1,6 +1,7 @@
-"""Returns: what each utterance is credited with, before anything is compared. Slots: ``(batch, config) -> [N]``.
+"""Returns: the number that each utterance earns before it is compared with others.
 
-The GAE returns are already relative to the critic's values: they go with the baseline "critic".
+Every return is a function ``(batch, config) -> [N]``. The two GAE returns have the critic's values subtracted already,
+so they need the baseline "critic".
 """
 
 from typing import Any
@@ -13,12 +14,12 @@ from maporl.config.schema import AdvantageConfig
 
 
 def utterance(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-    """The utterance's own reward."""
+    """Return the utterance's own reward."""
     return batch.tensor(batch.reward)
 
 
 def reward_to_go(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-    """``R_t = sum_{k>=t} gamma^(k-t) r_k`` over the agent's own turns in a dialogue."""
+    """Return ``R_t = sum_{k>=t} gamma^(k-t) r_k`` over the agent's own turns in a dialogue."""
     rewards = batch.tensor(batch.reward)
     result = torch.zeros_like(rewards)
     for rows in batch.trajectories(by_agent=True):
@@ -29,24 +30,36 @@ def reward_to_go(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
 
 
 def turn_gae(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-    """GAE over the agent's own turns: ``delta_t = r_t + gamma V_{t+1} - V_t``, V being 0 after the last one."""
+    """Return GAE over the agent's own turns: ``delta_t = r_t + gamma V_{t+1} - V_t``. V is 0 after the last turn.
+
+    Raises:
+        ValueError: the batch has no values.
+    """
     return _gae(batch, config, batch.trajectories(by_agent=True))
 
 
 def chain_gae(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-    """GAE through agents and turns (MARFT, arXiv 2504.16129): the next state is the next speaker's decision."""
+    """Return GAE through agents and turns (MARFT, arXiv 2504.16129): the next state is that of the next speaker.
+
+    Raises:
+        ValueError: the batch has no values.
+    """
     return _gae(batch, config, batch.trajectories(by_agent=False))
 
 
 def tree(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-    """``R_j = r_j + gamma * mean(R of the rows whose parent is j)`` (MAGRPO, arXiv 2508.04652)."""
+    """Return ``R_j = r_j + gamma * mean(R of the rows whose parent is j)`` (MAGRPO, arXiv 2508.04652).
+
+    Raises:
+        ValueError: parents were not recorded, or a row is its own ancestor.
+    """
     parents = batch.column("parent", "returns: tree")
     result = batch.tensor(batch.reward)
     children: dict[int, list[int]] = {}
     for i in batch.rows():
         if parents[i] is not None:
             children.setdefault(parents[i], []).append(i)
-    # a child may stand before its parent: depth decides, deepest first
+    # a child may have a smaller row number than its parent, so rows are visited by depth, deepest first
     for i in sorted(batch.rows(), key=lambda row: -_depth(row, parents)):
         if i in children:
             result[i] += config.gamma * torch.stack([result[c] for c in children[i]]).mean()
@@ -84,7 +97,7 @@ RETURNS: dict[str, Any] = {
     "tree": tree,
 }
 TOKEN_RETURNS = ("token_gae", "token_chain_gae")
-"""Returns that run over tokens, where the trainer has them: PPO's own within an answer, and through the answers of a
-dialogue (MARFT's TPPO)."""
+"""Returns with one number per token, which the trainer computes. ``token_gae`` is PPO's GAE within an answer;
+``token_chain_gae`` runs through all answers of a dialogue (MARFT's TPPO)."""
 RELATIVE = ("turn_gae", "chain_gae")
-"""Returns from which the critic's value is taken off already."""
+"""Returns from which the critic's value is subtracted already."""

@@ -1,6 +1,7 @@
-"""Scales: in which unit an advantage is measured.
+"""Scales: the number by which an advantage is divided.
 
-Slots: ``(advantages, returns, groups, weights, batch, config) -> [N]``; what counts in a statistic: see the baselines.
+Every scale is a function ``(advantages, returns, groups, weights, batch, config) -> [N]``. ``groups`` and ``weights``
+are those of :mod:`maporl.advantages.baselines`.
 """
 
 from typing import Any
@@ -14,12 +15,15 @@ from maporl.config.schema import AdvantageConfig
 
 
 def none(advantages: Tensor, returns, groups, weights, batch, config) -> Tensor:
-    """As it is."""
+    """Return the advantages unchanged."""
     return advantages
 
 
 def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, batch, config: AdvantageConfig) -> Tensor:
-    """By the standard deviation of the group's returns. Where the baseline is the critic's, whitened within the group."""
+    """Divide by the standard deviation of the group's returns.
+
+    If the baseline is the critic, whiten within the group instead.
+    """
     if config.baseline == "critic":
         return _whiten(advantages, groups, weights, config)
     scaled = torch.zeros_like(advantages)
@@ -29,12 +33,16 @@ def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, ba
 
 
 def batch_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
-    """Whitened over the whole batch: the batch's mean taken off, by its standard deviation."""
+    """Whiten over the whole batch: subtract the mean of the batch and divide by its standard deviation."""
     return _whiten(advantages, [batch.rows()], weights, config)
 
 
 def agent_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
-    """Whitened over all that one agent said in the batch, so that no agent is measured by the spread of another's."""
+    """Whiten over all utterances of one agent in the batch, so that one agent's spread does not affect another agent.
+
+    Raises:
+        ValueError: agents were not recorded.
+    """
     by_agent = batch.groups(("agent",), "scale: agent_std")
     return _whiten(advantages, by_agent, weights, config)
 

@@ -1,7 +1,8 @@
-"""Posts: what is done to advantages at the end, left to right.
+"""Transforms: what is done to advantages at the end, from left to right. In YAML they are ``advantage.post``.
 
-A post is a dataclass of its options with two hooks, either of which may be left as it is: ``weigh`` says before anything
-is compared how often each row counts in a statistic (and in the loss), ``apply`` changes the advantages afterwards.
+A transform is a dataclass of its options with hooks, of which it overrides those that it needs. Before rows are
+compared, ``weigh`` says how often each row counts in a statistic and in the loss. Afterwards ``apply`` changes the
+advantages.
 """
 
 import random
@@ -16,29 +17,46 @@ from maporl.config.parse import build_named
 from maporl.config.schema import AdvantageConfig
 
 
-class Post:
-    """The hooks, and the columns that a post cannot do without."""
+class Transform:
+    """What is done to advantages at the end. Derive from it a frozen dataclass of options; the hooks change nothing by themselves."""
 
     needs: ClassVar[tuple[str, ...]] = ()
+    """The columns that it cannot do without."""
     needs_everybody: ClassVar[bool] = False
-    """Whether utterances that nobody learns from (of past opponents) must be among the rows."""
+    """Whether utterances that nobody learns from (those of past opponents) must be among the rows."""
+    per_token: ClassVar[bool] = False
+    """Whether it gives every token a number of its own (:meth:`apply_to_tokens`); then the scale is applied after it, to tokens."""
+    trains_callees: ClassVar[bool] = False
+    """Whether utterances that another one called are trained on though they count in no statistic."""
 
     def weigh(self, batch: TurnBatch) -> Tensor:
-        """How often each row counts, [N]."""
+        """How often each row counts in statistics and in the loss, [N]; asked before anything is compared."""
         return torch.ones(len(batch), dtype=torch.float64)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
         """The advantages [N] from here on."""
         return advantages
 
+    def apply_to_tokens(self, advantages: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+        """The advantages [N, T] from here on, where :attr:`per_token`.
+
+        ``kl`` [N, T] is the k1 estimate of the KL to the reference at each sampled token, and ``mask`` [N, T] is true there.
+        """
+        return advantages
+
+    def weigh_after(self, advantages: Tensor, weights: Tensor) -> Tensor:
+        """How often each row counts in the loss, [N], once its advantage is known."""
+        return weights
+
 
 @dataclass(frozen=True)
-class Align(Post):
+class Align(Transform):
     """Let every dialogue count ``to`` utterances of each agent, however often it was called (M-GRPO, arXiv 2511.13288).
 
-    ``weight``: each of the k it has counts ``to / k`` times, the expectation of the other two; ``duplicate``: random ones
-    are repeated; ``drop``: random ones are left out, and where there are fewer they are repeated, as the paper does.
-    ``to``: default, the largest number that no more than 1% of the dialogues exceed.
+    There are three ways to do this if an agent has k utterances in a dialogue. ``weight`` lets each count ``to / k``
+    times, which is the expectation of the other two ways. ``duplicate`` repeats random ones. ``drop`` leaves out random
+    ones if there are too many and repeats random ones if there are too few, as the paper does. By default ``to`` is the
+    number that at most 1% of the dialogues exceed.
     """
 
     how: Literal["weight", "duplicate", "drop"] = "weight"
@@ -47,7 +65,7 @@ class Align(Post):
     needs = ("agent", "rollout")
 
     def weigh(self, batch: TurnBatch) -> Tensor:
-        """See the class."""
+        """Return how often each row counts."""
         weights = torch.ones(len(batch), dtype=torch.float64)
         callers = batch.caller
         called = [rows for rows in batch.trajectories(by_agent=True) if not callers or callers[rows[0]] is not None]
@@ -66,21 +84,26 @@ class Align(Post):
 
 
 @dataclass(frozen=True)
-class BroadcastToCallees(Post):
+class BroadcastToCallees(Transform):
     """Only utterances that nobody called are compared; what they called gets their advantage (MATPO, arXiv 2510.04678).
 
     The advantage is one number for an utterance, spread over that utterance's own tokens.
     """
 
     needs = ("caller",)
+    trains_callees = True
 
     def weigh(self, batch: TurnBatch) -> Tensor:
-        """Callees do not count."""
+        """Return 0 for utterances that were called, so that they count in no statistic."""
         callers = batch.column("caller", "post: broadcast_to_callees")
         return torch.tensor([float(caller is None) for caller in callers], dtype=torch.float64)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """Callers' advantages to their callees, also through several calls."""
+        """Give each called utterance the advantage of its caller, also through several calls.
+
+        Raises:
+            ValueError: callers were not recorded.
+        """
         callers = batch.column("caller", "post: broadcast_to_callees")
         result = advantages.clone()
         for i in batch.rows():
@@ -92,11 +115,12 @@ class BroadcastToCallees(Post):
 
 
 @dataclass(frozen=True)
-class OpponentShaping(Post):
+class OpponentShaping(Transform):
     """Advantage alignment (arXiv 2406.14662; with group baselines 2511.19405), for two agents on one grid of turns:
 
-    ``A*_t = A_t + beta (sum_{k<t} gamma^(t-k) A_k) B_t``, where A is the agent's own advantage and B the other's.
-    ``gamma``: default, that of the returns. ``extra_gamma`` multiplies the sum by it once more, as the published code does.
+    ``A*_t = A_t + beta (sum_{k<t} gamma^(t-k) A_k) B_t``, where A is the agent's own advantage and B the other's. By
+    default ``gamma`` is that of the returns. ``extra_gamma`` multiplies the sum by gamma once more, as the published
+    code does.
     """
 
     beta: float = 1.0
@@ -106,7 +130,11 @@ class OpponentShaping(Post):
     needs_everybody = True
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """See the class."""
+        """Return the shaped advantages.
+
+        Raises:
+            ValueError: a dialogue does not have exactly two agents that both speak in every turn.
+        """
         gamma = config.gamma if self.gamma is None else self.gamma
         agents = batch.column("agent", "post: opponent_shaping")
         turns = batch.column("turn", "post: opponent_shaping")
@@ -131,14 +159,18 @@ class OpponentShaping(Post):
 
 
 @dataclass(frozen=True)
-class StepMerge(Post):
+class StepMerge(Transform):
     """SALT (arXiv 2510.20022), as reconstructed from its abstract: the same action in the same state in several dialogues
-    of one prompt gets the mean of their advantages, because it cannot be what told them apart."""
+    of one prompt gets the mean of their advantages, because it cannot be the reason why they differ."""
 
     needs = ("state",)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """The mean over equal (prompt, agent, state, action), as far as these are recorded."""
+        """Return the mean over rows with equal (prompt, agent, state, action), of those that are recorded.
+
+        Raises:
+            ValueError: states were not recorded.
+        """
         result = advantages.clone()
         key = [name for name in ("prompt", "agent", "state", "action") if getattr(batch, name) is not None]
         if batch.state is None:
@@ -149,21 +181,36 @@ class StepMerge(Post):
 
 
 @dataclass(frozen=True)
-class DropZeros(Post):
+class DropZeros(Transform):
     """Rows whose advantage is 0 are not trained on (SPIRAL; dynamic sampling): they would only dilute a token mean."""
+
+    def weigh_after(self, advantages: Tensor, weights: Tensor) -> Tensor:
+        """0 where the advantage is 0."""
+        return torch.where(advantages == 0, 0.0, weights)
 
 
 @dataclass(frozen=True)
-class CumulativeKL(Post):
+class CumulativeKL(Transform):
     """``A_t = A - beta sum_{l>=t} log(pi_old/pi_ref)_l`` for each token (REINFORCE++, arXiv 2501.03262).
 
-    ``beta`` is ``ppo.kl_coef``, which then penalises nothing else. It works on tokens, so the trainer applies it, and the
-    scale after it, where tokens are: with the scale "std" they are whitened within the key, with "agent_std" and
-    "batch_std" over what these name.
+    ``beta`` is ``ppo.kl_coef``, which then penalises nothing else. This transform works on tokens, so the trainer
+    applies it, and then applies the scale to tokens too. The scale "std" whitens tokens within the key; "agent_std" and
+    "batch_std" whiten them over an agent and over the batch.
     """
 
+    per_token = True
+
+    def apply_to_tokens(self, advantages: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+        """Takes off the KL of each token and of those after it."""
+        to_come = kl.flip(1).cumsum(1).flip(1)
+        return torch.where(mask, advantages - kl_coef * to_come, 0.0)
+
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """Refused: there is no single number for an utterance."""
+        """Refuse, because an utterance has no single advantage here.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(
             "post: cumulative_kl gives every token its own advantage, so estimate() has no number for a row; in a run the "
             "trainer applies it (maporl.training.assign)"
@@ -180,6 +227,6 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
-def build_transforms(config: AdvantageConfig, where: str = "advantage") -> list[Post]:
+def build_transforms(config: AdvantageConfig, where: str = "advantage") -> list[Transform]:
     """The posts a configuration names, in its order: a name, or ``{name: options}``."""
     return build_named(config.post, TRANSFORMS, f"{where}.post")

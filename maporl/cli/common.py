@@ -1,55 +1,71 @@
-"""What the commands share: reading their configuration, quieting libraries, one line and an exit code for an error."""
+"""What the commands share: the words that name a configuration, reading it, and quieting libraries."""
 
-import errno
 import os
 import re
-import sys
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
 from maporl.config.schema import Config
-from maporl.errors import ConfigError, UserError
-from maporl.validation.checks import check
-from maporl.validation.load import load
-from trl_ext.interruptions import Interrupted
+from maporl.errors import ConfigError
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
+Values = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG|KEY=VALUE",
+        help="A YAML file or a recipe (eval: or a run's folder, or a team on the hub), and values to override.",
+        show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="The YAML file, in place of CONFIG.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value: --set training.learning_rate=1e-4", show_default=False
+    ),
+]
 
 
 def load_config(values: list[str] | None, config: Path | None, set_: list[str] | None) -> Config:
-    """The one configuration among ``values`` and ``config``; the other values, and ``set_``, override it."""
+    """The one configuration among ``values`` and ``config``; the other values, and ``set_``, override it.
+
+    Raises:
+        ConfigError: no file is named, or more than one, or the configuration is wrong.
+    """
+    from maporl.validation.load import load  # with NumPy, which a help page can do without
+
     files = _files(values) + ([str(config)] if config is not None else [])
     if len(files) != 1:
+        got = " and ".join(map(repr, files)) or "none"
         raise ConfigError(
-            f"expected one configuration file, got {' and '.join(map(repr, files)) or 'none'}; other words are KEY=VALUE, for example: "
+            f"expected one configuration file, got {got}; other words are KEY=VALUE, for example: "
             "configs/ppo/quickstart.yaml updates=10"
         )
     return load(files[0], [*(set_ or []), *_overrides(values)])
 
 
-def _overrides(values: list[str] | None) -> list[str]:
-    """Those of the command's words that are KEY=VALUE, and no file with such a name."""
-    return [v for v in values or [] if re.match(r"[\w.]+=", v) and not Path(v).exists()]
-
-
-def _files(values: list[str] | None) -> list[str]:
-    overrides = _overrides(values)
-    return [v for v in values or [] if v not in overrides]
-
-
 def load_team_config(
     values: list[str] | None, config: Path | None, set_: list[str] | None, checkpoint: Path | None
 ) -> tuple[Config, Path | None]:
-    """As :func:`load_config`; where a run's folder or a team on the hub is named, its configuration and final weights."""
+    """(configuration, folder of weights or None): as :func:`load_config`, and for teams that were trained.
+
+    Where the user names a run's folder or a team on the hub, the configuration is that team's, and so are the weights
+    unless ``checkpoint`` names others.
+
+    Raises:
+        ConfigError: as for :func:`load_config`.
+        UserError: there is no such team, or it cannot be read.
+    """
     given = next(iter(_files(values)), None)
     if config is not None or given is None or not names_a_team(given):
         return load_config(values, config, set_), checkpoint
     quiet_libraries()
     from maporl.team.pretrained import read_team, weights_of
+    from maporl.validation.checks import check
 
     settings, folder = read_team(given, [*(set_ or []), *_overrides(values)])
     check(settings, str(folder / "config.yaml"))
@@ -57,13 +73,13 @@ def load_team_config(
 
 
 def names_a_team(given: str) -> bool:
-    """Whether ``given`` is a folder, or can only be a hub name: no file here, no recipe."""
+    """Whether ``given`` is a folder, or can only be a name on the hub: it is neither a file here nor a recipe."""
     file = Path(given)
     return file.is_dir() or ("/" in given and not file.exists() and file.suffix not in (".yaml", ".yml"))
 
 
 def quiet_libraries() -> None:
-    """Libraries' own progress bars and notices would bury ours."""
+    """Silence the progress bars and notices of the libraries, which would bury ours. Imports transformers."""
     quiet_environment()
     import warnings
 
@@ -75,33 +91,18 @@ def quiet_libraries() -> None:
 
 
 def quiet_environment() -> None:
-    """What libraries read before they are imported."""
+    """Set the variables that libraries read when they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))):
-        # else DeepSpeed, where it is installed, says on stdout that it chose that
+        # without it DeepSpeed, where it is installed, prints on stdout that it chose the CPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-class known_errors:
-    """Known errors become one line and an exit code: 2 for a configuration, 1 for a run; others keep their trace.
+def _overrides(values: list[str] | None) -> list[str]:
+    """The words that are KEY=VALUE. A word that is the name of a file is no override, whatever it looks like."""
+    return [v for v in values or [] if re.match(r"[\w.]+=", v) and not Path(v).exists()]
 
-    ``quiet``: what is printed on standard output meanwhile is not shown.
-    """
 
-    def __init__(self, quiet: bool = False):
-        self._stdout = redirect_stdout(StringIO() if quiet else sys.stdout)
-
-    def __enter__(self) -> None:
-        self._stdout.__enter__()
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
-        self._stdout.__exit__(kind, error, trace)
-        if error is None or isinstance(error, (typer.Exit, SystemExit)):
-            return False
-        if isinstance(error, Interrupted):  # it has said where the run is saved
-            sys.exit(130)
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if full or isinstance(error, UserError):
-            typer.echo(f"error: {error}", err=True)
-            sys.exit(error.exit_status if isinstance(error, UserError) else 1)
-        return False
+def _files(values: list[str] | None) -> list[str]:
+    overrides = _overrides(values)
+    return [v for v in values or [] if v not in overrides]

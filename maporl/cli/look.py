@@ -1,5 +1,6 @@
-"""``maporl report``, ``maporl watch`` and ``maporl play``: looking at runs, and taking part."""
+"""``maporl eval``, ``report``, ``watch`` and ``play``: measuring a team, looking at runs, and taking part."""
 
+import json
 import sys
 import threading
 import time
@@ -10,13 +11,84 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import known_errors, load_team_config, quiet_libraries
+from maporl.cli.common import ConfigFile, Overrides, Values, load_team_config, quiet_libraries
+from maporl.config.command_line import command
+from maporl.config.schema import Config
+from maporl.errors import ConfigError
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The output_dir of a run.")]
 Port = Annotated[int, typer.Option("--port", help="Port of the page on 127.0.0.1; 0: any that is free.")]
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
 
 
+@command
+def evaluate(
+    values: Values = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="A checkpoint-N or final folder.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", help="A suite of benchmarks in place of the task: math.", show_default=False),
+    ] = None,
+    suite_data: Annotated[
+        Path | None, typer.Option("--suite-data", help="Its files (NAME/test*.jsonl), not the hub.", show_default=False)
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="Dialogues on each question of a suite.", min=1)] = 1,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="First questions of each benchmark of a suite.", show_default=False)
+    ] = None,
+) -> None:
+    """Evaluate a team on held-out questions, against each agent alone and voting over independent samples.
+
+    With --suite: over benchmarks, avg@k, pass@k and maj@k, as one Markdown table.
+    """
+    settings, checkpoint = load_team_config(values, config, set_, checkpoint)
+    quiet_libraries()
+    if suite is not None:
+        return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json)
+    from rich.console import Console
+
+    from maporl.evaluation.tables import evaluation_table, flip_lines
+    from maporl.runs.evaluate import evaluate as evaluate_run
+
+    evaluation = evaluate_run(settings, checkpoint)
+    if as_json:
+        typer.echo(json.dumps(evaluation.to_json()))
+        return None
+    console = Console(markup=False, highlight=False)
+    console.print(evaluation_table(evaluation))
+    for line in flip_lines(evaluation):
+        console.print(line, soft_wrap=True)
+    return None
+
+
+def _evaluate_suite(
+    settings: Config,
+    checkpoint: Path | None,
+    suite: str,
+    data: Path | None,
+    samples: int,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    from maporl.config.parse import unknown
+    from maporl.evaluation.suite import markdown
+    from maporl.runs.evaluate import evaluate_suite
+    from maporl.tasks.mathematics import SUITES, suite_tasks
+
+    if suite not in SUITES:
+        raise ConfigError(f"--suite: {unknown(suite, SUITES)}")
+    tasks = suite_tasks(suite, data, limit)
+    temperature = settings.ppo.temperature if samples > 1 else settings.evaluation.temperature
+    results = evaluate_suite(settings, checkpoint, tasks, samples, temperature)
+    typer.echo(json.dumps([r.to_json() for r in results], indent=1) if as_json else markdown(results))
+
+
+@command
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
     output: Annotated[
@@ -31,12 +103,12 @@ def report(
     most: Annotated[int, typer.Option("--dialogues", min=0, help="Most dialogues in the page.")] = 5000,
 ) -> None:
     """Write a run, or several beside each other, as one page that needs no network."""
-    with known_errors():
-        from maporl.report.page import write_report
+    from maporl.report.page import write_report
 
-        typer.echo(write_report(runs, output, most))
+    typer.echo(write_report(runs, output, most))
 
 
+@command
 def watch(
     run: Run,
     port: Port = 8600,
@@ -44,21 +116,21 @@ def watch(
     tui: Annotated[bool, typer.Option("--tui", help="Show it in this terminal.")] = False,
 ) -> None:
     """Look at a run while it goes on: a page on this machine, or a view in the terminal."""
-    with known_errors():
-        if tui:
-            return _in_the_terminal(run)
-        from maporl.report.live import LivePage
+    if tui:
+        return _in_the_terminal(run)
+    from maporl.report.live import LivePage
 
-        page = LivePage(run, port)
-        _open(page.url, browser)
-        typer.echo("Ctrl-C ends it; the run goes on.")
-        try:
-            page.serve_forever()
-        except KeyboardInterrupt:
-            page.server_close()
+    page = LivePage(run, port)
+    open_page(page.url, browser)
+    typer.echo("Ctrl-C ends it; the run goes on.")
+    try:
+        page.serve_forever()
+    except KeyboardInterrupt:
+        page.server_close()
     return None
 
 
+@command
 def play(
     values: Annotated[
         list[str],
@@ -86,38 +158,37 @@ def play(
     browser: Browser = True,
 ) -> None:
     """Take an agent's seat in any protocol; the dialogue is graded and recorded like any other."""
-    with known_errors():
-        quiet_libraries()
-        from maporl.engines.human import SeatLeft
-        from maporl.report.live import LivePage, PageSeat
-        from maporl.runs.play import Game, told, welcome
+    quiet_libraries()
+    from maporl.engines.human import SeatLeft
+    from maporl.report.live import LivePage, PageSeat
+    from maporl.runs.play import Game, told, welcome
 
-        config, checkpoint = load_team_config(values, None, None, checkpoint)
-        folder = output or Path(f"{config.output_dir}-played")
-        seat = PageSeat() if page else None
-        game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, input)))
-        served = LivePage(folder, port, seat) if seat else None
-        if served is not None:
-            threading.Thread(target=served.serve_forever, daemon=True).start()
-            _open(served.url, browser)
-        (seat.show if seat else typer.echo)(welcome(game, config))
-        played = 0
-        try:
-            for dialogue in game.play(questions):
-                played += 1
-                (seat.show if seat else typer.echo)(told(dialogue))
-            if seat is not None:
-                seat.close()
-                typer.echo("That was the last one. Ctrl-C ends the page.")
-                while True:
-                    time.sleep(1)
-        except (KeyboardInterrupt, SeatLeft):
-            typer.echo("\nYou have left; a dialogue that had not ended is not recorded.")
-        if played:
-            typer.echo(str(folder / "dialogues.jsonl"))
+    config, checkpoint = load_team_config(values, None, None, checkpoint)
+    folder = output or Path(f"{config.output_dir}-played")
+    seat = PageSeat() if page else None
+    game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, input)))
+    served = LivePage(folder, port, seat) if seat else None
+    if served is not None:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        open_page(served.url, browser)
+    (seat.show if seat else typer.echo)(welcome(game, config))
+    played = 0
+    try:
+        for dialogue in game.play(questions):
+            played += 1
+            (seat.show if seat else typer.echo)(told(dialogue))
+        if seat is not None:
+            seat.close()
+            typer.echo("That was the last one. Ctrl-C ends the page.")
+            while True:
+                time.sleep(1)
+    except (KeyboardInterrupt, SeatLeft):
+        typer.echo("\nYou have left; a dialogue that had not ended is not recorded.")
+    if played:
+        typer.echo(str(folder / "dialogues.jsonl"))
 
 
-def _open(url: str, browser: bool) -> None:
+def open_page(url: str, browser: bool) -> None:
     """Say where the page is, and open it where there is a browser."""
     typer.echo(url)
     if browser and not _has_browser():

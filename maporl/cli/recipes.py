@@ -1,11 +1,12 @@
-"""The command line: ``maporl recipes list | show | try``."""
+"""``maporl recipes list | show | try``: the published methods that come as configurations."""
 
 import tempfile
 from typing import Annotated
 
 import typer
 
-from maporl.cli.common import known_errors, quiet_libraries
+from maporl.cli.common import quiet_libraries
+from maporl.config.command_line import command
 
 app = typer.Typer(
     help="Published methods as configurations: what there is, where it comes from, a quick try.",
@@ -13,9 +14,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe; see: maporl recipes list")]
+SHOWN = ("/loss/policy_avg", "/grad_norm")
+"""Metrics that ``maporl recipes try`` prints, of every policy."""
 
 
 @app.command("list")
+@command
 def list_() -> None:
     """All recipes, with the paper and what of it was read."""
     from rich.console import Console
@@ -31,38 +35,38 @@ def list_() -> None:
 
 
 @app.command()
+@command
 def show(name: Name) -> None:
     """A recipe: its citation, what is exact and what differs from the paper, and the file itself."""
-    with known_errors():
-        from maporl.config.recipes import card_of, recipe_file
+    from maporl.config.recipes import card_of, recipe_file
 
-        card, file = card_of(name), recipe_file(name)
-        for key in ("title", "paper", "url", "evidence", "exact", "differs"):
-            typer.echo(f"{key + ':':10}{getattr(card, key)}")
-        typer.echo(f"{'file:':10}{file}\n")
-        body = file.read_text(encoding="utf-8").split("\n")
-        start = next(i for i, line in enumerate(body) if i > 1 and line and not line.startswith((" ", "recipe:")))
-        typer.echo("\n".join(body[start:]), nl=False)
+    card, file = card_of(name), recipe_file(name)
+    for key in ("title", "paper", "url", "evidence", "exact", "differs"):
+        typer.echo(f"{key + ':':10}{getattr(card, key)}")
+    typer.echo(f"{'file:':10}{file}\n")
+    body = file.read_text(encoding="utf-8").split("\n")
+    start = next(i for i, line in enumerate(body) if i > 1 and line and not line.startswith((" ", "recipe:")))
+    typer.echo("\n".join(body[start:]), nl=False)
 
 
 @app.command("try")
+@command
 def try_(name: Name) -> None:
     """Three updates with tiny random models: that it runs, and what it logs. Nothing is kept."""
-    with known_errors():
-        quiet_libraries()
-        from maporl.config.recipes import tiny_version
-        from maporl.runs.train import train
-        from maporl.storage.run_folder import RunFolder
-        from maporl.validation.load import from_dict
-        from maporl.validation.preflight import check_run
+    quiet_libraries()
+    from maporl.config.recipes import tiny_version
+    from maporl.runs.train import train
+    from maporl.storage.run_folder import RunFolder
+    from maporl.validation.load import from_dict
+    from maporl.validation.preflight import check_run
 
-        with tempfile.TemporaryDirectory() as folder:
-            config = from_dict(tiny_version(name, f"{folder}/{name}"), name)
-            for line in check_run(config):
-                typer.echo(line)
-            train(config, resume=False, quiet=True)
-            for metrics in RunFolder(config.output_dir).read_metrics():
-                shown = {k: v for k, v in metrics.items() if k in ("loss/policy_avg", "grad_norm") or "/loss/policy_avg" in k or "/grad_norm" in k}  # fmt: skip
-                if shown:
-                    numbers = ", ".join(f"{key} {value:.3g}" for key, value in sorted(shown.items()))
-                    typer.echo(f"update {metrics['step']}: {numbers}")
+    with tempfile.TemporaryDirectory() as folder:
+        config = from_dict(tiny_version(name, f"{folder}/{name}"), name)
+        for line in check_run(config):
+            typer.echo(line)
+        train(config, resume=False, quiet=True)
+        for metrics in RunFolder(config.output_dir).read_metrics():
+            shown = {key: value for key, value in metrics.items() if f"/{key}".endswith(SHOWN)}
+            if shown:
+                numbers = ", ".join(f"{key} {value:.3g}" for key, value in sorted(shown.items()))
+                typer.echo(f"update {metrics['step']}: {numbers}")

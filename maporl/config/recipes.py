@@ -84,9 +84,9 @@ def index_page() -> str:
     lines = [
         "# Recipes: an index of papers",
         "",
-        "Each is one file in `configs/ppo/recipes/`, to be read on one screen. `maporl recipes show NAME` prints it, `maporl recipes",
-        "try NAME` runs three updates of it with tiny models, `maporl train NAME KEY=VALUE ...` runs it. Change one axis by changing",
-        "one line. (This page is written by `python -m maporl.config.recipes`.)",
+        "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it,",
+        "`maporl recipes try NAME` runs three updates of it with tiny models, and `maporl train NAME KEY=VALUE ...` runs it. To change",
+        "one axis, change one line. (`python -m maporl.config.recipes` writes this page.)",
         "",
     ]
     for name in recipe_files():

@@ -1,7 +1,6 @@
-"""Engines: things that answer. The ``transformers`` engine is loaded on first use, because it needs torch."""
+"""Engines: things that answer. ``ENGINES`` names them all; each is loaded when an agent uses it."""
 
 from maporl.engines.base import Engine, Reply, Request
-from maporl.engines.human import HumanEngine
-from maporl.engines.scripted import ScriptedEngine
+from maporl.engines.registry import ENGINES, EngineEntry
 
-__all__ = ["Engine", "HumanEngine", "Reply", "Request", "ScriptedEngine"]
+__all__ = ["ENGINES", "Engine", "EngineEntry", "Reply", "Request"]

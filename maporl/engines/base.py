@@ -10,7 +10,7 @@ from maporl.types import Ask, Example, Stop
 class Request:
     """One Ask in its place: the dialogue's example, the agent's turn and conversation so far, whose weights answer.
 
-    ``draw`` names the random numbers of the answer, which do not depend on what else is asked for; None: torch's.
+    ``rng_key`` names the random numbers of the answer, which do not depend on what else is asked for; None: torch's.
     """
 
     ask: Ask
@@ -20,7 +20,7 @@ class Request:
     transcript: Transcript
     label: str
     policy: str = ""
-    draw: tuple | None = None
+    rng_key: tuple | None = None
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.build import EngineSetup
 from maporl.text import visible
 
 
@@ -36,3 +37,8 @@ class HumanEngine(Engine):
                     "utf-8", "replace"
                 )  # a terminal may send anything
             self.show("(type an answer, or Ctrl-D to leave)")
+
+
+def build(setup: EngineSetup) -> HumanEngine:
+    """The engine of :data:`maporl.engines.ENGINES`: at this terminal."""
+    return HumanEngine()

@@ -9,6 +9,7 @@ from typing import Any
 
 from maporl.config.schema import ApiSection
 from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.build import EngineSetup
 from maporl.errors import ConfigError, UserError
 from maporl.storage.disk_cache import DiskCache, cache_folder
 from maporl.types import Stop
@@ -117,3 +118,8 @@ def client_of(name: str, section: ApiSection) -> Any:
 def _key(query: dict[str, Any], label: str) -> str:
     """Different dialogues, turns and rollouts ask different questions even where the words are the same."""
     return hashlib.sha256(json.dumps([query, label], sort_keys=True).encode()).hexdigest()
+
+
+def build(setup: EngineSetup) -> OpenAIEngine:
+    """The engine of :data:`maporl.engines.ENGINES`."""
+    return OpenAIEngine(setup.options, setup.sampling.response_length)

@@ -1,13 +1,15 @@
 """The default engine: the team's own models, token-exact transcripts, one batch for all agents of one base."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from peft import PeftModel
 
 from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.build import EngineSetup
 from maporl.team.team import Policy
 from maporl.types import Stop
-from trl_ext.kv_cache import States
+from trl_ext.kv_cache import KVCache
 from trl_ext.lora_merge import merged, merges
 from trl_ext.sampling import Sampled, Sampling, sample
 
@@ -29,7 +31,7 @@ class TransformersEngine(Engine):
 
     def __init__(
         self,
-        policies: dict[str, Policy],
+        policies: Mapping[str, Policy],
         max_new_tokens: int,
         batch_size: int,
         batch_tokens: int | None = None,
@@ -38,7 +40,7 @@ class TransformersEngine(Engine):
     ):
         self.policies, self.max_new_tokens = policies, max_new_tokens
         self.batch_size, self.batch_tokens, self.adapters = batch_size, batch_tokens, adapters
-        self.states: States | None = States() if keep_states else None
+        self.kv_cache: KVCache | None = KVCache() if keep_states else None
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
         """Replies in the order of ``requests``."""
@@ -58,8 +60,8 @@ class TransformersEngine(Engine):
 
     def release(self) -> None:
         """Drop what was read of conversations; they are read again if they go on."""
-        if self.states is not None:
-            self.states.clear()
+        if self.kv_cache is not None:
+            self.kv_cache.clear()
 
     def _group(self, policy: Policy) -> tuple:
         """Policies of one group answer in one batch."""
@@ -84,8 +86,8 @@ class TransformersEngine(Engine):
         sampling = Sampling(
             self.max_new_tokens, temperature, first.stop_ids, self.batch_size, batch_tokens=self.batch_tokens
         )
-        draws = [r.draw for r in requests]
-        keys = None if None in draws else [d for d in draws if d is not None]
+        given = [r.rng_key for r in requests]
+        keys = None if None in given else [key for key in given if key is not None]
         mixed = len({p.name for p in speaking}) > 1
         merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
         with merged(first.model, str(first.adapter)) if merge else first.active() as model:  # type: ignore[arg-type]
@@ -96,7 +98,7 @@ class TransformersEngine(Engine):
                 sampling,
                 keys,
                 [str(p.adapter) for p in speaking] if mixed else None,
-                self.states,
+                self.kv_cache,
                 known,
                 owners=[p.name for p in speaking],
             )
@@ -109,3 +111,15 @@ def reply_of(request: Request, policy: Policy, prompt: list[int], answer: Sample
     request.transcript.say(request.utterance, answer.ids, ended)
     text = policy.tokenizer.decode(answer.ids, skip_special_tokens=True).strip()
     return Reply(text, Stop.EOS if ended else Stop.LENGTH, prompt, answer.ids, answer.logprobs)
+
+
+def build(setup: EngineSetup) -> TransformersEngine:
+    """The engine of :data:`maporl.engines.ENGINES`."""
+    sampling = setup.sampling
+    return TransformersEngine(
+        setup.policies,
+        sampling.response_length,
+        sampling.local_rollout_forward_batch_size,
+        sampling.max_tokens_per_generate,
+        sampling.keep_states,
+    )

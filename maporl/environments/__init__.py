@@ -1,1 +1,1 @@
-"""What agents act in: the games that come with maporl."""
+"""Environments, in which agents act: the games that come with maporl."""

@@ -1,1 +1,1 @@
-"""What graded dialogues say of a team: accuracy, votes, changes of mind, over one task or a suite."""
+"""Measures a team by its graded dialogues: accuracy, votes and changes of mind, on one task or on a suite."""

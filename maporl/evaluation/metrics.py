@@ -1,16 +1,17 @@
-"""What a team's dialogues are worth: accuracy per turn and agent, votes, agreement, changes of mind. No torch.
+"""Measures a team's dialogues: accuracy per turn and agent, votes, agreement, changes of mind. No torch.
 
-A question that was finished early keeps its last answers in all later turns, so that every turn is about all questions.
+A question that ended early keeps its last answers in all later turns, so that every turn is about all questions.
 
-Every share comes with a 95% Wilson interval over *questions*: agents who answer the same question are no independent
-samples of it, so what they share is averaged per question first. A vote that ties is worth 1/(number of tied answers) if the
-truth is among them, its expectation under a fair draw; an answer that cannot be read never wins against one that can.
+Every share comes with a 95% Wilson interval over *questions*. Agents that answer the same question are not independent
+samples of it, so their results are averaged per question first. A tied vote counts 1/(number of tied answers) if the
+right answer is among them; this is its expectation under a fair draw. An answer that cannot be read never wins against
+one that can.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from maporl.types import Dialogue, Grade
@@ -20,17 +21,18 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Share:
-    """``count`` of ``total`` (the count may be fractional where votes tie)."""
+    """A share: ``count`` of ``total``. The count may be fractional, because votes can tie."""
 
     count: float
     total: int
 
     @property
     def value(self) -> float:
+        """The share as a number between 0 and 1; NaN if the total is 0."""
         return self.count / self.total if self.total else math.nan
 
     def interval(self) -> tuple[float, float]:
-        """95% Wilson score interval.
+        """Return the 95% Wilson score interval.
 
         >>> [round(x, 4) for x in Share(8, 10).interval()]
         [0.4902, 0.9433]
@@ -45,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True)
 class TurnReport:
-    """One turn: each agent's accuracy, all agents' together, the majority vote's, and how often all agree."""
+    """One turn: accuracy of each agent, of all agents together and of the majority vote; how often all agree."""
 
     agents: dict[str, Share]
     team: Share
@@ -55,7 +57,7 @@ class TurnReport:
 
 @dataclass(frozen=True)
 class Flips:
-    """Changes between a turn and the next: counts over agents and ``questions``, of those that went on."""
+    """Changes between one turn and the next: counts over the agents and ``questions`` that have both turns."""
 
     wrong_to_right: int
     right_to_wrong: int
@@ -64,7 +66,7 @@ class Flips:
     questions: int
 
     def shares(self) -> dict[str, Share]:
-        """Improved, declined and same, as shares of all answers that were given in both turns."""
+        """Return improved, declined and same, as shares of all answers that were given in both turns."""
         same = self.stayed_right + self.stayed_wrong
         answers = max(1, self.wrong_to_right + self.right_to_wrong + same)
         counts = {"improved": self.wrong_to_right, "declined": self.right_to_wrong, "same": same}
@@ -73,9 +75,10 @@ class Flips:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation; ``baselines`` are answers without debate at the same number of sampled tokens.
+    """The result of an evaluation.
 
-    ``finished``: the share of questions on which consensus ended the dialogue, by the turn it was reached in.
+    ``baselines`` are accuracies without debate at the same number of sampled tokens. ``finished`` has, for each turn,
+    the share of questions that ended in it by consensus.
     """
 
     turns: list[TurnReport]
@@ -86,11 +89,11 @@ class Evaluation:
     finished: list[float] = field(default_factory=list)
 
     def final(self) -> Share:
-        """Accuracy of all agents together at the last turn."""
+        """Return the accuracy of all agents together in the last turn."""
         return self.turns[-1].team
 
     def metrics(self) -> dict[str, float]:
-        """Flat numbers for logs."""
+        """Return the numbers as a flat dict for logs."""
         flat: dict[str, float] = {}
         for number, turn in enumerate(self.turns, 1):
             flat[f"accuracy/turn_{number}"] = turn.team.value
@@ -108,7 +111,7 @@ class Evaluation:
         return flat
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with the intervals written out."""
+        """Return everything as plain JSON values, including the intervals."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, Share):
@@ -164,18 +167,53 @@ class Evaluation:
         return cls(turns, flips, *counts, baselines, record.get("finished", []))
 
 
-def evaluate_dialogues(dialogues: Sequence[Dialogue]) -> Evaluation:
-    """Measure graded dialogues; questions whose answers cannot be graded (``correct`` None) are left out of shares."""
-    turns = [_turn_report(dialogues, turn) for turn in range(max(d.turns() for d in dialogues))]
-    flips = [_flips(dialogues, turn) for turn in range(len(turns) - 1)]
+def turns_played(dialogues: Sequence[Dialogue]) -> int:
+    """Turns of the longest dialogue; 0 where there is none."""
+    return max((d.turns() for d in dialogues), default=0)
+
+
+def evaluate_dialogues(dialogues: Sequence[Dialogue], turns: int | None = None) -> Evaluation:
+    """Measure graded dialogues; questions whose answers cannot be graded (``correct`` None) are left out of shares.
+
+    ``turns``: how many turns to report, where others have longer dialogues of the same evaluation; default, those there are.
+    """
+    count = turns_played(dialogues) if turns is None else turns
+    reports = [_turn_report(dialogues, turn) for turn in range(count)]
+    flips = [_flips(dialogues, turn) for turn in range(count - 1)]
     tokens = sum(len(u.response_ids) for d in dialogues for u in d.utterances)
     ended = [d.turns() for d in dialogues if d.outcome == "consensus"]
-    finished = [ended.count(turn + 1) / len(dialogues) for turn in range(len(turns))]
-    return Evaluation(turns, flips, len(dialogues), tokens, finished=finished)
+    finished = [ended.count(turn + 1) / max(1, len(dialogues)) for turn in range(count)]
+    return Evaluation(reports, flips, len(dialogues), tokens, finished=finished)
+
+
+def merge(parts: Sequence[Evaluation]) -> Evaluation:
+    """The evaluation of all questions from those of some each, which report the same number of turns."""
+    if len(parts) == 1:
+        return parts[0]
+    questions = sum(part.questions for part in parts)
+    turns = []
+    for reports in zip(*(part.turns for part in parts), strict=True):
+        names = dict.fromkeys(name for report in reports for name in report.agents)
+        agents = {name: _added([r.agents[name] for r in reports if name in r.agents]) for name in names}
+        shares = {key: _added([getattr(r, key) for r in reports]) for key in ("team", "majority", "agreement")}
+        turns.append(TurnReport(agents, **shares))
+    flips = [
+        Flips(**{f.name: sum(getattr(own, f.name) for own in each) for f in fields(Flips)})
+        for each in zip(*(part.flips for part in parts), strict=True)
+    ]
+    finished = [
+        sum(share * part.questions for share, part in zip(each, parts, strict=True)) / questions
+        for each in zip(*(part.finished for part in parts), strict=True)
+    ]
+    return Evaluation(turns, flips, questions, sum(part.tokens for part in parts), finished=finished)
+
+
+def _added(shares: Sequence[Share]) -> Share:
+    return Share(sum(s.count for s in shares), sum(s.total for s in shares))
 
 
 def majority_credit(grades: Sequence[Grade]) -> float:
-    """The expected correctness of the majority answer under the tie rule.
+    """Return the expected correctness of the majority answer, with ties broken by a fair draw.
 
     >>> right, wrong, none = Grade("4", True, ""), Grade("5", False, ""), Grade(None, False, "")
     >>> majority_credit([right, wrong]), majority_credit([right, none, none]), majority_credit([wrong, wrong, right])

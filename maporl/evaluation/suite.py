@@ -1,4 +1,4 @@
-"""Evaluation over a suite of benchmarks with several samples of each question: avg@k, pass@k, maj@k. No torch.
+"""Evaluation on a suite of benchmarks with several samples of each question: avg@k, pass@k, maj@k. No torch.
 
 A team's answer to a question is the plurality of its agents' answers in the last turn.
 """
@@ -14,7 +14,7 @@ from maporl.types import Dialogue, Grade
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """One benchmark: ``average`` is avg@k, ``passed`` pass@j by j, ``majority`` maj@k."""
+    """The result of one benchmark: ``average`` is avg@k, ``passed`` maps j to pass@j, and ``majority`` is maj@k."""
 
     name: str
     questions: int
@@ -25,7 +25,7 @@ class SuiteResult:
     tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with 95% intervals."""
+        """Return everything as plain JSON values, with 95% intervals."""
         return {
             "benchmark": self.name,
             "questions": self.questions,
@@ -38,8 +38,9 @@ class SuiteResult:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """The unbiased estimate of the probability that one of k samples is right (Chen et al. 2021, arXiv 2107.03374, eq. 1):
-    ``1 - C(n - c, k) / C(n, k)``.
+    """Return the unbiased estimate of the probability that at least one of k samples is right.
+
+    It is ``1 - C(n - c, k) / C(n, k)`` for c right answers among n samples (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
     >>> [round(pass_at_k(4, 1, k), 4) for k in (1, 2, 4)], pass_at_k(4, 0, 4), pass_at_k(4, 4, 1)
     ([0.25, 0.5, 1.0], 0.0, 1.0)
@@ -48,7 +49,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def summarise(name: str, dialogues: Sequence[Dialogue], samples: int) -> SuiteResult:
-    """Measure graded dialogues, ``samples`` of each question (``Dialogue.prompt``)."""
+    """Measure graded dialogues, of which each question (``Dialogue.prompt``) has ``samples``."""
     questions: dict[int, list[list[Grade]]] = {}
     for dialogue in dialogues:
         last = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None]
@@ -69,7 +70,10 @@ def summarise(name: str, dialogues: Sequence[Dialogue], samples: int) -> SuiteRe
 
 
 def markdown(results: Sequence[SuiteResult]) -> str:
-    """One table: a benchmark a row, shares in % with 95% Wilson intervals over questions; the mean over benchmarks last."""
+    """Return a Markdown table with one row per benchmark and the mean over benchmarks in the last row.
+
+    Shares are in %, with 95% Wilson intervals over questions.
+    """
     first = results[0]
     columns = [f"avg@{first.samples}", *(f"pass@{k}" for k in first.passed), f"maj@{first.samples}"]
     lines = ["| benchmark | questions | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]

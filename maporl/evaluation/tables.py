@@ -1,4 +1,4 @@
-"""Tables of evaluations for a terminal."""
+"""Tables that show evaluations in a terminal."""
 
 from rich.table import Table
 
@@ -6,7 +6,7 @@ from maporl.evaluation.metrics import Evaluation, Share
 
 
 def cell(share: Share | None) -> str:
-    """``62.5% [58.2, 66.6]``."""
+    """Return a share and its interval in percent, such as ``62.5 [58.2, 66.6]``; ``-`` if there is none."""
     if share is None or not share.total:
         return "-"
     low, high = share.interval()
@@ -14,7 +14,7 @@ def cell(share: Share | None) -> str:
 
 
 def before_after(before: Evaluation | None, after: Evaluation) -> Table:
-    """Accuracy per turn and agent, before and after training."""
+    """Return a table of the accuracy per turn and agent, before and after training."""
     table = Table(title=f"Held-out accuracy in %, {after.questions} questions, 95% intervals")
     for heading in ("turn", "who", "before", "after"):
         table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
@@ -37,7 +37,7 @@ def before_after(before: Evaluation | None, after: Evaluation) -> Table:
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:
-    """One evaluation: turns, agents, votes, agreement, flips, baselines."""
+    """Return a table of one evaluation: turns, agents, votes, agreement and baselines."""
     table = Table(title=f"{evaluation.questions} questions, {evaluation.tokens} tokens sampled, 95% intervals")
     for heading in ("turn", "who", "accuracy in %"):
         table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
@@ -53,7 +53,7 @@ def evaluation_table(evaluation: Evaluation) -> Table:
 
 
 def flip_lines(evaluation: Evaluation) -> list[str]:
-    """Changes of mind between turns, a line each, with shares and their 95% intervals in %."""
+    """Return one line for each pair of turns: how many answers changed, with shares and their 95% intervals in %."""
     return [
         f"turn {n} -> {n + 1}: {f.wrong_to_right} wrong to right ({cell(f.shares()['improved'])}), "
         f"{f.right_to_wrong} right to wrong ({cell(f.shares()['declined'])}), "

@@ -1,10 +1,10 @@
-"""Protocols: who speaks when, and sees what. ``PROTOCOLS`` names them all."""
+"""Protocols decide who speaks when, and what each speaker sees. ``PROTOCOLS`` names them all."""
 
 from typing import Any
 
 from maporl.config import Config, unknown, validated
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol
+from maporl.protocols.base import Play, Protocol, must_be_protocol
 from maporl.protocols.call_return import CallReturn
 from maporl.protocols.chain import Chain
 from maporl.protocols.collaboration import Collaboration
@@ -25,7 +25,9 @@ PROTOCOLS: dict[str, Any] = {
 
 
 def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str = "configuration") -> Protocol:
-    """The protocol that a configuration's ``protocol:`` section describes; ``agents`` in it restricts who plays.
+    """Build the protocol that a configuration's ``protocol:`` section describes.
+
+    ``agents`` in the section restricts who plays.
 
     Raises:
         ConfigError: there is no such protocol, an option is wrong, or these agents cannot play it.
@@ -55,7 +57,7 @@ def _build(section: dict[str, Any], where: str) -> Protocol:
     name = section.get("name")
     if not isinstance(name, str) or name not in PROTOCOLS:
         raise ConfigError(f"{where}: protocol.name: {unknown(str(name), PROTOCOLS)}")
-    return validated(PROTOCOLS[name], options, f"{where}: protocol")
+    return must_be_protocol(validated(PROTOCOLS[name], options, f"{where}: protocol"), f"{where}: protocol {name!r}")
 
 
 def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:
@@ -72,12 +74,12 @@ def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) 
             )
         if list(listed).count(agent) > 1:
             raise ConfigError(
-                f"{where}: protocol.agents: {agent!r} stands {list(listed).count(agent)} times; name it once"
+                f"{where}: protocol.agents: {agent!r} is listed {list(listed).count(agent)} times; list it once"
             )
 
 
 def speakers(section: dict[str, Any], agents: tuple[str, ...]) -> tuple[str, ...]:
-    """Who plays, in order: ``protocol.agents``, by default every agent; and the protocol's helpers.
+    """Return who plays, in order: the agents in ``protocol.agents``, by default all, and the protocol's helpers.
 
     Raises:
         ConfigError: the section describes no protocol.
@@ -88,7 +90,11 @@ def speakers(section: dict[str, Any], agents: tuple[str, ...]) -> tuple[str, ...
 
 
 def turns_of(config: Config) -> int:
-    """Answers of an agent at most, in the protocol of ``config``."""
+    """Return the largest number of answers that an agent gives in the protocol of ``config``.
+
+    Raises:
+        ConfigError: the section describes no protocol.
+    """
     return _build(config.protocol, "protocol").turns
 
 

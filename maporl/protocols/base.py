@@ -1,70 +1,75 @@
-"""The contract of a protocol: who speaks when, and sees what. Imports no torch."""
+"""The contract of a protocol, which decides who speaks when and what each speaker sees. Imports no torch."""
 
 from collections.abc import Generator
 from typing import Any
 
+from maporl.errors import ConfigError
 from maporl.types import Ask, Example, Utterance
 
 Play = Generator[list[Ask], list[Utterance], Any]
-"""Yields what it wants said next, is sent what was said, returns the dialogue's outcome."""
+"""A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue."""
 
 
 class Protocol:
-    """Derive from it a frozen dataclass of options, and give it a generator :meth:`play`.
+    """The base class of protocols. A protocol is a frozen dataclass of options with a generator :meth:`play`.
 
-    ``play(example, agents)`` **yields a list of Ask, is sent the list of Utterance that answers it, and returns the outcome**. It
-    knows nothing of engines, tokens or batches: the driver advances all dialogues together and groups whatever they ask into one
-    call per policy.
+    ``play(example, agents)`` **yields a list of Ask, receives the list of Utterance that answers it, and returns the
+    outcome**. It knows nothing about engines, tokens or batches. The rollout driver advances all dialogues together and
+    groups everything that they ask for into one call per policy.
 
-    A dialogue may be forked, by replaying its protocol on what was said. Therefore a protocol that is sent the same must ask the
-    same again, and what it draws at random it draws from ``example.id`` and ``example.meta["rollout"]``. It may set
-    ``rewards[NAME]`` and ``answers`` of what it is sent.
+    A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
+    the same utterances must ask for the same again. It must draw everything random from ``example.id`` and
+    ``example.meta["rollout"]``. It may set ``rewards[NAME]`` and ``answers`` of the utterances that it receives.
 
-    The attributes below say what callers must know; a subclass overrides those that differ.
+    The attributes below tell callers what they must know. A subclass overrides those that differ.
     """
 
     turns: int = 1
-    """Answers of an agent at most."""
+    """The largest number of answers that an agent gives."""
     opening: str = "{question}"
-    """How a question is put to an agent that has heard nothing yet."""
+    """The text in which an agent that has heard nothing yet is asked the question."""
     players: int | None = None
-    """How many agents play; None: any number."""
+    """How many agents play. None means any number."""
     least_players: int = 1
-    """How many agents there must be at least."""
+    """The smallest number of agents."""
     roles: bool = False
     """Whether it gives the agents roles."""
     records: frozenset[str] = frozenset()
-    """Further columns that advantages may be grouped by: caller, game, seed, state."""
+    """The additional columns that it records and that can group advantages: caller, game, seed, state."""
     pays: frozenset[str] = frozenset()
-    """Names of the rewards that it sets itself."""
+    """The names of the rewards that it sets itself."""
     every_step_scored: bool = True
-    """Whether every step ends with an answer, so that branches can be compared after it."""
+    """Whether every step ends with an answer. If so, branches can be compared after any step."""
     score_between_turns: bool = False
-    """Whether it must know an answer's score, the weighted sum of all sources, before it goes on."""
+    """Whether it must know an answer's score, the weighted sum of all sources, before it continues."""
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play one example with the agents named in order."""
+        """Play one example with ``agents``, given in speaking order.
+
+        Raises:
+            NotImplementedError: the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__}: a protocol defines play(example, agents), a generator")
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The name of the protocol in messages."""
         return type(self).__name__.lower()
 
     def mentioned(self) -> set[str]:
-        """Agents that its options name; they must play."""
+        """Return the agents that its options name. They must all play."""
         return set()
 
     def helpers(self) -> tuple[str, ...]:
-        """Agents that play though they are not listed among the players: a summariser."""
+        """Return agents that play although they are not listed among the players, such as a summariser."""
         return ()
 
     def between_turns(self) -> frozenset[str]:
-        """Names of the reward sources whose values it must know before it goes on."""
+        """Return the names of the reward sources whose values it must know before it continues."""
         return frozenset()
 
     def at_update(self, update: int) -> "Protocol":
-        """The protocol as it is played in ``update``, counted from 1."""
+        """Return the protocol as it is played in ``update``, counted from 1."""
         return self
 
     def check_players(self, players: tuple[str, ...]) -> None:
@@ -83,15 +88,32 @@ class Protocol:
             )
 
 
+def must_be_protocol(part: Any, where: str) -> Protocol:
+    """``part`` itself, where it is a :class:`Protocol`.
+
+    Raises:
+        ConfigError: it is something else; ``where`` says what was asked for.
+    """
+    if not isinstance(part, Protocol):
+        raise ConfigError(
+            f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive it: class {type(part).__name__}(Protocol)"
+        )
+    return part
+
+
 NUMBERS = {1: "one", 2: "two", 3: "three"}
 
 
 def check_template(name: str, text: str, allowed: set[str], needed: set[str] | None = None) -> None:
-    """Raise ``ValueError`` unless ``text`` can be formatted with ``allowed`` alone, and says everything in ``needed``."""
+    """Check that ``text`` uses only the placeholders in ``allowed``, and uses all those in ``needed``.
+
+    Raises:
+        ValueError: the text has another placeholder, cannot be formatted, or lacks a placeholder that it needs.
+    """
     try:
         text.format(**dict.fromkeys(allowed, ""))
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ValueError(f"{name}: it may use {sorted(allowed)} in braces, but has {error}") from None
     for part in sorted(needed or ()):
         if text.format(**dict.fromkeys(allowed, "")) == text.format(**(dict.fromkeys(allowed, "") | {part: "?"})):
-            raise ValueError(f"{name}: it must contain {{{part}}}, or nobody is told it; got {text!r:.80}")
+            raise ValueError(f"{name}: it must contain {{{part}}}, so that the agent is told it; got {text!r:.80}")

@@ -1,4 +1,4 @@
-"""Call and return: a planner hands parts of the question to workers, as often as it likes (M-GRPO, MATPO)."""
+"""Call and return: a planner hands parts of the question to workers, as often as it wants (M-GRPO, MATPO)."""
 
 import re
 from dataclasses import dataclass
@@ -14,10 +14,15 @@ PLAN = (
 
 @dataclass(frozen=True)
 class CallReturn(Protocol):
-    """``planner`` (default: the first agent) answers, or calls a worker (default: the others, in turn), at most ``calls`` times.
+    """The ``planner`` answers, or calls a worker, at most ``calls`` times.
 
-    What it puts in the first group of ``pattern`` is asked of a worker afresh, as ``ask``; the reply comes back as
-    ``returned``. What calls is no answer; after the last call it is told so with ``enough``.
+    The planner is by default the first agent. The workers are the other agents, called in turn. The first group of
+    ``pattern`` is the planner's question to a worker. The worker is asked with ``ask``, outside any conversation, and
+    its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. After the last call
+    the planner receives ``enough``, which tells it to answer.
+
+    Raises:
+        ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
     calls: int = 4
@@ -43,15 +48,15 @@ class CallReturn(Protocol):
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
-        """How often the planner speaks at most."""
+        """The largest number of utterances of the planner."""
         return self.calls + 1
 
     def mentioned(self) -> set[str]:
-        """Agents that the options name."""
+        """Return the agents that the options name."""
         return {self.planner} - {None}  # type: ignore[return-value]
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Outcome: how many calls there were."""
+        """Play the dialogue. The outcome is the number of calls."""
         planner = self.planner or agents[0]
         workers = [a for a in agents if a != planner] or [planner]
         text = self.plan.format(question=example.question)

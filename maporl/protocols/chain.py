@@ -1,4 +1,4 @@
-"""Chain: agents speak one after another, each seeing what was said before (CORY, MARFT, MHGPO, MAC-SPGG)."""
+"""Chain: agents speak one after another, and each sees what was said before (CORY, MARFT, MHGPO, MAC-SPGG)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,12 +11,17 @@ LATER = "{question}\n\nOthers have said:\n\n{others}"
 
 @dataclass(frozen=True)
 class Chain(Protocol):
-    """``turns`` rounds in which the agents speak in ``order`` (default: as they are listed).
+    """A chain of ``turns`` rounds in which the agents speak in ``order``. The default order is that in which they are
+    listed.
 
-    ``visibility``: each sees its ``predecessor``'s words, those of ``all`` before it in the dialogue, or of the agents that
-    ``sees`` names for it (``graph``). ``opening`` is asked where there is nothing to see, else ``later``, in which
-    ``{others}`` joins a ``quote`` of each with ``separator``; ``prompts`` has texts of its own for agents, with the same
-    braces. ``answering``: whose words answer the question: of ``all``, or of the ``last`` in the order.
+    ``visibility`` says whose words an agent sees: those of its ``predecessor``, of ``all`` before it in the dialogue,
+    or of the agents that ``sees`` names for it (``graph``). An agent is asked with ``later`` if there is something to
+    see, and with ``opening`` otherwise. ``{others}`` in ``later`` contains a ``quote`` of each utterance, joined with
+    ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders. ``answering`` says
+    whose words answer the question: those of ``all``, or of the ``last`` agent in the order.
+
+    Raises:
+        ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
     turns: int = 1
@@ -42,16 +47,16 @@ class Chain(Protocol):
             check_template(f"prompts.{agent}", text, {"question", "others"})
 
     def mentioned(self) -> set[str]:
-        """Agents that the options name."""
+        """Return the agents that the options name."""
         return {*self.order, *self.prompts, *self.sees, *(b for seen in self.sees.values() for b in seen)}
 
     @property
     def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
-        """Whether each step ends with an answer."""
+        """Whether every step ends with an answer: true unless only the last agent answers."""
         return self.answering == "all"
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Everybody in order, ``turns`` times."""
+        """Ask every agent in order, ``turns`` times."""
         order = self.order or agents
         said: list[Utterance] = []
         for _ in range(self.turns):
@@ -69,7 +74,7 @@ class Chain(Protocol):
         return Ask(agent, [{"role": "user", "content": text}], parents=tuple(u.id for u in seen), answers=answers)
 
     def _seen(self, agent: str, said: list[Utterance]) -> list[Utterance]:
-        """What is new to the agent: said since it last spoke, as far as it may see it."""
+        """Return what is new to the agent: the utterances since it last spoke that it may see."""
         last = max((i for i, u in enumerate(said) if u.agent == agent), default=-1)
         new = said[last + 1 :]
         if self.visibility == "predecessor":

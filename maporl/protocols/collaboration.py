@@ -1,4 +1,4 @@
-"""Collaboration: one agent's only job is to say what makes another succeed (AgentPO; iGRPO's drafts)."""
+"""Collaboration: one agent only helps another agent to answer (AgentPO; iGRPO's drafts)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,11 +14,15 @@ REVISE = "Someone's remarks on your answer:\n{words}\n\nAnswer again.\n\n{questi
 
 @dataclass(frozen=True)
 class Collaboration(Protocol):
-    """``collaborator`` and ``actor``, by default the first and the second agent.
+    """A ``collaborator`` helps an ``actor``. By default these are the first and the second agent.
 
-    ``mode="hint"``: the collaborator says something about the question (``hint``), the actor answers with it
-    (``with_hint``). ``critic``: the actor answers (``opening``), the collaborator speaks about the answer (``critique``),
-    the actor answers again (``revise``). The texts may use ``{question}``, ``{words}`` of the collaborator and ``{draft}``.
+    With ``mode="hint"`` the collaborator gives a hint on the question (``hint``), and the actor answers with it
+    (``with_hint``). With ``mode="critic"`` the actor answers (``opening``), the collaborator criticises the answer
+    (``critique``), and the actor answers again (``revise``). The texts may use ``{question}``, the ``{words}`` of the
+    collaborator and the ``{draft}``.
+
+    Raises:
+        ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
     mode: Literal["hint", "critic"] = "hint"
@@ -42,15 +46,15 @@ class Collaboration(Protocol):
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
-        """How often the actor answers."""
+        """The number of answers of the actor."""
         return 1 if self.mode == "hint" else 2
 
     def mentioned(self) -> set[str]:
-        """Agents that the options name."""
+        """Return the agents that the options name."""
         return {name for name in (self.collaborator, self.actor) if name is not None}
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Hint and act; or act, criticise, act."""
+        """Play hint and answer, or answer, critique and answer."""
         helper = self.collaborator or next(a for a in agents if a != self.actor)
         actor = self.actor or next(a for a in agents if a != helper)
         draft: list[Utterance] = []

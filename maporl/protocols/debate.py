@@ -1,7 +1,7 @@
 """Debate (Du et al. 2023, arXiv 2305.14325; trained: MAPoRL, arXiv 2502.18439).
 
-All agents answer at once, for several turns. From the second turn each agent is shown the others' last answers; its
-own it remembers, because its conversation continues.
+All agents answer at the same time, for several turns. From the second turn on, each agent is shown the last answers of
+the others. It remembers its own answers, because its conversation continues.
 """
 
 from collections import Counter
@@ -22,10 +22,14 @@ ALONE = "Reconsider your answer. Correct it where it was wrong, keep what is rig
 
 @dataclass(frozen=True)
 class Feedback:
-    """All that is said of scores between turns; ``score`` is between 0 and 1.
+    """How agents are told the scores of answers between turns. A score is between 0 and 1.
 
-    ``verdicts``: (bound, words) in rising order; the words of the first bound above the score are used, beyond all
-    bounds the last ones. ``own`` tells the author, ``others`` the other agents; ``explanation`` comes with ``own``.
+    ``verdicts`` lists (bound, words) with rising bounds. The words of the first bound above the score are used; beyond
+    all bounds, the last words are used. ``own`` is told to the author of the answer, together with ``explanation``, and
+    ``others`` is told to the other agents.
+
+    Raises:
+        ValueError: there are no bounds, or they do not rise.
     """
 
     verdicts: list[tuple[float, str]] = field(
@@ -46,7 +50,7 @@ class Feedback:
             raise ValueError(f"words.verdicts: expected bounds in rising order, got {bounds}")
 
     def verdict(self, score: float) -> str:
-        """What ``score`` is called.
+        """Return the words for ``score``.
 
         >>> [Feedback().verdict(s) for s in (0.29, 0.3, 0.8)]
         ['is very likely wrong', 'may be wrong, or needs a stronger argument', 'is likely right']
@@ -54,15 +58,21 @@ class Feedback:
         return next((words for bound, words in self.verdicts if score < bound), self.verdicts[-1][1])
 
     def tell(self, template: str, utterance: Utterance, source: str) -> str:
-        """The line about ``utterance``; empty where it has no score."""
+        """Return the line about ``utterance``; empty if the source gave it no score."""
         score = utterance.rewards.get(source)
         return "" if score is None else template.format(score=score, verdict=self.verdict(score))
 
 
 @dataclass(frozen=True)
 class Consensus:
-    """A question is finished when at least ``share`` of the agents give the same answer and the mean score of those
-    agents is at least ``score``; from update ``from_update`` (counted from 1) on."""
+    """Ends a question early if the agents agree.
+
+    At least ``share`` of the agents must give the same answer, and the mean score of these agents must be at least
+    ``score``. The rule applies from update ``from_update`` on, counted from 1.
+
+    Raises:
+        ValueError: ``share`` is not above 0 and at most 1.
+    """
 
     share: float = 0.8
     score: float = 0.7
@@ -73,7 +83,7 @@ class Consensus:
             raise ValueError(f"consensus.share: expected a share above 0 and at most 1, got {self.share}")
 
     def reached(self, said: list[Utterance]) -> bool:
-        """Whether these answers of one turn agree well enough; answers that cannot be read agree with nothing."""
+        """Return whether these answers of one turn agree well enough. An unreadable answer agrees with no other answer."""
         votes = Counter(u.grade.answer for u in said if u.grade is not None and u.grade.answer is not None)
         if not votes:
             return False
@@ -89,15 +99,18 @@ class Consensus:
 
 @dataclass(frozen=True)
 class Debate(Protocol):
-    """``turns`` simultaneous turns.
+    """A debate of ``turns`` turns. In each turn all agents answer at the same time.
 
-    ``opening`` may use ``{question}``; ``later`` may use ``{question}`` and ``{others}``, which joins one ``quote`` for
-    each other agent (``{number}`` counts from 1, ``{name}`` and ``{text}``) with ``separator``. ``alone`` stands in for
-    ``later`` where there is nobody else.
+    ``opening`` may use ``{question}``. ``later`` may use ``{question}`` and ``{others}``. ``{others}`` contains one
+    ``quote`` for each other agent, joined with ``separator``; a quote may use ``{number}`` (counted from 1), ``{name}``
+    and ``{text}``. ``alone`` replaces ``later`` if there is no other agent.
 
-    ``feedback`` names the reward source whose score of each answer its author and the others are told before the next
+    ``feedback`` names a reward source. Its score of each answer is told to the author and to the others before the next
     turn, in the ``words`` of :class:`Feedback`. ``consensus`` ends a question early. ``summariser`` names an agent that
-    condenses the others' answers for each agent before they are shown; it does not debate itself.
+    condenses the answers of the others for each agent before they are shown. It does not debate itself.
+
+    Raises:
+        ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
     turns: int = 2
@@ -125,24 +138,24 @@ class Debate(Protocol):
 
     @property
     def score_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
-        """Consensus looks at scores."""
+        """True if there is a consensus rule, because it uses scores."""
         return self.consensus is not None
 
     def between_turns(self) -> frozenset[str]:
-        """The source whose values agents are told."""
+        """Return the source whose values the agents are told."""
         return frozenset({self.feedback} - {"none"})
 
     def helpers(self) -> tuple[str, ...]:
-        """The summariser."""
+        """Return the summariser, if there is one."""
         return () if self.summariser is None else (self.summariser,)
 
     def at_update(self, update: int) -> "Debate":
-        """The protocol as it is played in ``update``, counted from 1."""
+        """Return the debate as it is played in ``update``, counted from 1: without consensus before its first update."""
         early = self.consensus is not None and update < self.consensus.from_update
         return replace(self, consensus=None) if early else self
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Outcome: "consensus" where the question was finished early, else None."""
+        """Play the debate. The outcome is "consensus" if the question ended early, else None."""
         debaters = [a for a in agents if a != self.summariser]
         said: list[Utterance] = []
         for turn in range(self.turns):
@@ -159,7 +172,7 @@ class Debate(Protocol):
         return None
 
     def _ask(self, agent: str, question: str, said: list[Utterance], summary: Utterance | None = None) -> Ask:
-        """What ``agent`` is shown before its next answer."""
+        """Return the ask that shows ``agent`` the other answers, or their summary, before its next answer."""
         others = [u for u in said if u.agent != agent]
         shown = summary.text if summary is not None else self._quotes(others)
         text = self.later.format(question=question, others=shown) if others else self.alone.format(question=question)
@@ -180,7 +193,7 @@ class Debate(Protocol):
     def _condensed(
         self, asks: list[Ask], question: str, said: list[Utterance]
     ) -> Generator[list[Ask], list[Utterance], list[Ask]]:
-        """``asks`` with the summariser's words in place of the quotes."""
+        """Return ``asks`` with the summariser's words in place of the quotes."""
         requests = []
         for ask in asks:
             others = [u for u in said if u.agent != ask.agent]

@@ -1,4 +1,4 @@
-"""Forum: random speakers propose solutions, find fault with them and score the exchange (CoMAS, arXiv 2510.08529)."""
+"""Forum: random speakers propose solutions, criticise them and score them (CoMAS, arXiv 2510.08529)."""
 
 import random
 import re
@@ -17,13 +17,18 @@ SCORE = (
 
 @dataclass(frozen=True)
 class Forum(Protocol):
-    """``rounds`` rounds; in each a random agent solves, and ``evaluations`` times one evaluates and one scores.
+    """A forum of ``rounds`` rounds. In each round a random agent solves, and then ``evaluations`` pairs evaluate and
+    score.
 
-    A score t in {1, 2, 3}, read by the regular expression ``pattern``, gives the solver (t - 1) / 2 and the evaluator
-    (3 - t) / 2 under the reward name ``peer``; the scorer gets 0, or -1 where nothing can be read, and then nobody else
-    gets anything for that exchange. Several evaluations of a solution are averaged (the paper has one). Solutions and
-    evaluations of the last ``memory`` rounds are shown, scores never. Everybody is asked afresh, with the history in the
-    prompt.
+    The regular expression ``pattern`` reads a score t in {1, 2, 3}. The solver earns (t - 1) / 2 and the evaluator (3 -
+    t) / 2, under the reward name ``peer``. The scorer earns 0. If no score can be read, the scorer earns -1 and the
+    others earn nothing for this evaluation. Several evaluations of a solution are averaged; the paper has one.
+
+    Agents are shown the solutions and evaluations of the last ``memory`` rounds, and never the scores. No agent
+    continues a conversation; the prompt contains the history.
+
+    Raises:
+        ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
     rounds: int = 8
@@ -49,11 +54,11 @@ class Forum(Protocol):
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
-        """An agent may speak three times a round."""
+        """The number of rounds. One agent may speak up to three times in a round."""
         return self.rounds
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Rounds of solving, evaluating, scoring."""
+        """Play rounds of solving, evaluating and scoring."""
         rng = random.Random(f"{example.id}/{example.meta.get('rollout', 0)}")
         past: list[list[Utterance]] = []
         for _ in range(self.rounds):

@@ -1,6 +1,6 @@
 """Game: agents play a turn-based game (SPIRAL, MARSHAL, AT-GRPO, advantage alignment).
 
-What the game pays is the reward ``env``; ``legal`` is 1 for a legal move, else 0.
+The game pays the reward ``env``. The reward ``legal`` is 1 for a legal move and 0 for any other.
 """
 
 import random
@@ -16,11 +16,15 @@ from maporl.types import Ask, Example, Grade, Utterance
 
 @dataclass(frozen=True)
 class PlayGame(Protocol):
-    """The agents, in order, are the players of ``game`` (with its ``options``).
+    """Plays ``game`` with its ``options``. The agents, in order, are its players.
 
-    Each is asked ``prompt`` with ``{observation}`` and its legal ``{moves}`` in place. ``memory``: whether a player's turns
-    are one conversation, or each is asked afresh. What is no legal move ends the game: it pays ``illegal`` to who said it
-    and ``illegal_others`` to the others.
+    Each player is asked with ``prompt``, which contains the ``{observation}`` and may contain the legal ``{moves}``.
+    With ``memory`` all turns of a player are one conversation; without it each turn is a new one. An illegal move ends
+    the game. It pays ``illegal`` to the player that made it and ``illegal_others`` to the others.
+
+    Raises:
+        ValueError: there is no such game, an option of it is wrong, or the prompt lacks a placeholder or has an unknown
+            one.
     """
 
     game: str = "tictactoe"
@@ -38,7 +42,11 @@ class PlayGame(Protocol):
         self.new_game()
 
     def new_game(self) -> Game:
-        """The game, not yet begun."""
+        """Return the game before its first move.
+
+        Raises:
+            ValueError: there is no such game, or an option of it is wrong.
+        """
         if self.game not in GAMES:
             raise ValueError(f"game: {unknown(self.game, GAMES)}")
         try:
@@ -48,21 +56,21 @@ class PlayGame(Protocol):
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
-        """Moves of a player at most."""
+        """The largest number of moves of a player."""
         return self.new_game().longest
 
     @property
     def players(self) -> int:  # type: ignore[override]  # it follows from the options
-        """How many agents must play."""
+        """The number of agents that must play."""
         return self.new_game().players
 
     @property
     def label(self) -> str:
-        """The game's name."""
+        """The name of the game."""
         return self.game
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Outcome: what each player was paid in all, by agent; "illegal" instead where a move was none."""
+        """Play the game. The outcome is the total payment of each agent, or "illegal" after an illegal move."""
         game = self.new_game()
         seed = f"{example.id}/{example.meta.get('rollout', 0)}"
         game.reset(random.Random(seed))
@@ -105,7 +113,7 @@ class PlayGame(Protocol):
     def _pay(
         self, said: list[Utterance], agents: tuple[str, ...], paid: dict[str, float], payments: dict[int, float]
     ) -> None:
-        """To each player's last move; who has not moved yet is paid, but has no words to credit."""
+        """Add each payment to the player's last move. A player that has not moved yet has no utterance to credit."""
         for player, amount in payments.items():
             paid[agents[player]] += amount
             last = next((u for u in reversed(said) if u.agent == agents[player]), None)

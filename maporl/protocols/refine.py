@@ -1,4 +1,4 @@
-"""Refine: an answer is checked and mended until the checker approves (Dr. MAS's solver and verifier; MALT)."""
+"""Refine: an answer is checked and corrected until the verifier approves (Dr. MAS's solver and verifier; MALT)."""
 
 import re
 from dataclasses import dataclass
@@ -15,10 +15,14 @@ MEND = "Your answer was not approved:\n{words}\n\nAnswer again.\n\n{question}"
 
 @dataclass(frozen=True)
 class Refine(Protocol):
-    """``solver`` answers, ``verifier`` judges it, ``refiner`` (default: the solver) answers again, at most ``rounds`` times.
+    """The ``solver`` answers, the ``verifier`` judges the answer, and the ``refiner`` answers again, at most ``rounds``
+    times.
 
-    By default the first agent solves and the second verifies. Words in which the regular expression ``approval`` is found
-    approve and end the dialogue; anything else, also words that say neither, does not.
+    By default the first agent solves, the second verifies, and the solver also refines. A verdict in which the regular
+    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve.
+
+    Raises:
+        ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
     rounds: int = 2
@@ -43,19 +47,19 @@ class Refine(Protocol):
         try:
             re.compile(self.approval)
         except re.error as error:
-            raise ValueError(f"approval: {self.approval!r} is no regular expression: {error}") from None
+            raise ValueError(f"approval: {self.approval!r} is not a regular expression: {error}") from None
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
-        """Answers at most."""
+        """The largest number of answers."""
         return self.rounds + 1
 
     def mentioned(self) -> set[str]:
-        """Agents that the options name."""
+        """Return the agents that the options name."""
         return {name for name in (self.solver, self.verifier, self.refiner) if name is not None}
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Outcome: "approved", or None where the rounds ran out."""
+        """Play the dialogue. The outcome is "approved", or None if the rounds ran out."""
         solver = self.solver or next(a for a in agents if a not in (self.verifier, self.refiner))
         verifier = self.verifier or next(a for a in agents if a not in (solver, self.refiner))
         refiner = self.refiner or solver

@@ -1,4 +1,4 @@
-"""Rewards: sources give named values to answers, rules turn them into credit."""
+"""Rewards: sources give answers named values, and rules turn these values into credit."""
 
 from maporl.rewards.base import RewardFailure, RewardSource, as_source
 from maporl.rewards.build import SOURCES, build_sources

@@ -1,4 +1,4 @@
-"""Every reward source by name, and how it is made of a configuration. Importing it imports no torch."""
+"""Every reward source by name, and how a configuration builds it. Importing this module imports no torch."""
 
 from collections.abc import Callable, Collection
 
@@ -37,13 +37,14 @@ SOURCES: dict[str, Callable[[RewardSection, Speak | None], RewardSource]] = {
     "judge": _judge,
     "arena": _arena,
 }
-"""``(reward section, speak) -> source``; ``speak`` lets agents of the team judge (:mod:`maporl.rewards.judges`)."""
+"""Builds each source: ``(reward section, speak) -> source``. ``speak`` lets agents of the team judge
+(:mod:`maporl.rewards.judges`)."""
 
 
 def build_sources(
     section: RewardSection, names: Collection[str], speak: Speak | None = None
 ) -> dict[str, RewardSource]:
-    """The sources called ``names``, ready to score.
+    """Build the sources called ``names``.
 
     Raises:
         ConfigError: a source lacks the part of ``section`` that describes it.

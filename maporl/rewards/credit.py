@@ -1,4 +1,4 @@
-"""From scores to one credit per utterance: penalties, sharing over turns and agents, the bonus for collaborating."""
+"""Turns scores into one credit per utterance: penalties, sharing over turns and agents, and the collaboration bonus."""
 
 from collections.abc import Collection, Mapping
 
@@ -19,11 +19,15 @@ def assign_credit(
     reward: RewardSection,
     digits: Mapping[str, Collection[int]] | None = None,
 ) -> None:
-    """Fill in ``rewards["credit"]`` of every utterance of graded and scored ``dialogues``.
+    """Set ``rewards["credit"]`` of the utterances of graded and scored ``dialogues``.
 
-    An answer's credit is what ``reward.rules`` make of the scores, by default its shared score plus the collaboration
-    bonus; less its own penalties. What is left without is credited with the mean credit of what it was shown for. ``digits``: by policy, the token ids that may
-    repeat. Parts are kept by name: ``bonus``, ``penalty/NAME`` (negative).
+    ``reward.rules`` turn the scores into credits. Without rules, an answer's credit is its shared score plus the
+    collaboration bonus. Then the answer's own penalties are subtracted. An utterance that has no credit after this,
+    such as a summary, gets the mean credit of the utterances whose speakers were shown it. If it was shown to nobody,
+    it is not trained on.
+
+    ``digits`` lists, for each policy, the token ids that may repeat. The parts of a credit keep their names: ``bonus``,
+    and ``penalty/NAME``, which is negative.
     """
     answers = [u for d in dialogues for u in d.answers()]
     penalties = reward.penalties
@@ -45,7 +49,7 @@ def assign_credit(
 
 
 def _by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
-    """Rules from left to right, over the dialogues of each question."""
+    """Apply the rules from left to right to the dialogues of each question."""
     rules = build_rules(reward.rules)
     questions: dict[int, list[Dialogue]] = {}
     for dialogue in dialogues:
@@ -62,7 +66,7 @@ def _by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
 
 
 def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:
-    """MAPoRL's: shared scores and the bonus for collaborating."""
+    """Set credits as MAPoRL does: shared scores plus the collaboration bonus."""
     grid = _Grid(dialogues, agents)
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
     bonus = np.zeros(credit.shape)
@@ -78,12 +82,13 @@ def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: Rewar
 
 
 def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[str, Collection[int]]) -> None:
-    """Record ``rewards["penalty/NAME"] = -amount`` on the answers that earned it.
+    """Record ``rewards["penalty/NAME"] = -amount`` on the answers to which the penalty applies.
 
-    - ``too_short``: fewer than ``min_tokens`` tokens;
-    - ``no_final_answer``: nothing in the asked form (an answer that had to be restated has none of its own);
-    - ``repetition``: see :func:`maporl.rewards.penalties.repeats`;
-    - ``no_eos``: cut by the length limit.
+    - ``too_short``: the answer has fewer than ``min_tokens`` tokens.
+    - ``no_final_answer``: the answer contains no final answer in the required form. This includes an answer that had to
+      be restated.
+    - ``repetition``: see :func:`maporl.rewards.penalties.repeats`.
+    - ``no_eos``: the length limit cut the answer off.
     """
     repeating = np.zeros(len(answers), dtype=bool)
     if section.repetition:
@@ -120,7 +125,7 @@ class _Grid:
                 yield u, (u.turn, self.seat[u.agent], question)
 
     def of(self, value) -> np.ndarray:
-        """``value(utterance)`` in its cell, NaN elsewhere."""
+        """Return an array with ``value(utterance)`` in its cell and NaN elsewhere."""
         array = np.full(self.shape, np.nan)
         for u, cell in self.cells():
             array[cell] = value(u)
@@ -128,7 +133,10 @@ class _Grid:
 
 
 def _credit_helpers(dialogue: Dialogue) -> None:
-    """Utterances without a credit, last first, because their consumers may be such themselves."""
+    """Give the mean credit of its consumers to each utterance without a credit.
+
+    The last utterance comes first, because a consumer may lack a credit itself.
+    """
     for u in reversed(dialogue.utterances):
         if "credit" not in u.rewards:
             consumers = [
@@ -137,4 +145,4 @@ def _credit_helpers(dialogue: Dialogue) -> None:
             if consumers:
                 u.rewards["credit"] = sum(consumers) / len(consumers)
             else:
-                u.trainable = False  # nobody was shown it, so nothing says what it is worth
+                u.trainable = False  # nobody was shown it, so there is no credit to give it

@@ -1,4 +1,4 @@
-"""Judges: agents of the team, of any engine, that score an answer, or say which of two is better."""
+"""Judges: agents of the team that score an answer or say which of two answers is better. Any engine can judge."""
 
 import re
 from collections.abc import Callable, Generator
@@ -11,16 +11,21 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue, Message, Utterance
 
 Speak = Callable[[str, list[list[Message]]], list[str]]
-"""``(agent, conversations) -> words``: what the agent answers to each, greedily, remembering nothing."""
+"""``(agent, conversations) -> texts``: the agent's greedy answer to each conversation, without memory between them."""
 
 
 class PointwiseJudge(RewardSource):
-    """Every answer is shown to the judge; the number it ends with, over ``largest``, is the reward."""
+    """Shows every answer to the judge. The reward is the last number of the verdict, divided by ``largest``."""
 
     def __init__(self, section: JudgeSection, speak: Speak):
         self.section, self.speak = section, speak
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """Return the judge's reward for each answer.
+
+        Raises:
+            RewardFailure: a verdict has no readable number, and the configuration gives no value for this case.
+        """
         asked = [(d, u) for d in dialogues for u in d.utterances]
         conversations = [
             _user(
@@ -40,24 +45,26 @@ class PointwiseJudge(RewardSource):
             return min(float(found[-1]), self.section.largest) / self.section.largest
         if self.section.unreadable is None:
             raise RewardFailure(
-                f"judge {self.section.agent!r} said nothing that {self.section.pattern!r} finds about "
-                f"{where(dialogue, utterance)}: {text!r:.200}; mend the prompt, or set reward.judge.unreadable to what such "
-                "answers are worth"
+                f"judge {self.section.agent!r} gave a verdict in which {self.section.pattern!r} finds nothing, about "
+                f"{where(dialogue, utterance)}: {text!r:.200}; change the prompt, or set reward.judge.unreadable to "
+                "the reward of such answers"
             )
         return self.section.unreadable
 
 
 class PairwiseJudge(RewardSource):
-    """The last answers of a question's dialogues are ranked by single elimination (ArenaRL, arXiv 2601.06487): every pair is
-    judged in both orders. The reward is ``1 - rank / (N - 1)``, for every answer of the dialogue.
+    """Ranks the last answers of a question's dialogues by single elimination (ArenaRL, arXiv 2601.06487).
 
-    Tournaments of all questions go on together, so a judge answers one batch per round.
+    The judge sees every pair in both orders. Every answer of a dialogue earns ``1 - rank / (N - 1)``, where N is the
+    number of dialogues. The tournaments of all questions advance together, so that the judge answers one batch per
+    round.
     """
 
     def __init__(self, section: ArenaSection, speak: Speak):
         self.section, self.speak = section, speak
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """Return the reward of each answer, which is that of its dialogue."""
         questions: dict[int, list[Dialogue]] = {}
         for dialogue in dialogues:
             questions.setdefault(dialogue.prompt, []).append(dialogue)
@@ -93,7 +100,11 @@ class PairwiseJudge(RewardSource):
             ranks[number] = end.value
 
     def _judge(self, pairs: list[tuple[Dialogue, Dialogue]], task: Task) -> list[tuple[float, float]]:
-        """(points of the first, of the second): one for each order in which it was preferred, a half where none was."""
+        """Return (points of the first, points of the second) for each pair.
+
+        An answer gets one point for each order in which it is preferred. Both get half a point if a verdict prefers
+        none.
+        """
         both = [order for a, b in pairs for order in ((a, b), (b, a))]
         conversations = [
             _user(

@@ -1,4 +1,4 @@
-"""Rewards from the task's own grader: right or wrong, readable, near. Imports no torch."""
+"""Reward sources that use the task's own grader: right or wrong, readable, near. Imports no torch."""
 
 from fractions import Fraction
 
@@ -10,7 +10,7 @@ from maporl.types import Dialogue
 
 
 def label(dialogues: list[Dialogue], task: Task) -> Values:
-    """1 for a right answer, 0 for a wrong one, by the task's grader; every answer's grade is kept on it."""
+    """Return 1 for a right answer and 0 for a wrong one. The answer keeps the grade that the task's grader gave it."""
     grade_answers(dialogues, task)
     return [
         [None if u.grade is None or u.grade.correct is None else float(u.grade.correct) for u in d.utterances]
@@ -19,13 +19,16 @@ def label(dialogues: list[Dialogue], task: Task) -> Values:
 
 
 def readable(dialogues: list[Dialogue], task: Task) -> Values:
-    """1 for an answer in the asked form, right or wrong, 0 for one in which none could be found."""
+    """Return 1 for an answer that has a final answer in the required form, right or wrong, and 0 otherwise."""
     grade_answers(dialogues, task)
     return [[None if u.grade is None else float(u.grade.answer is not None) for u in d.utterances] for d in dialogues]
 
 
 def near(dialogues: list[Dialogue], task: Task) -> Values:
-    """How near a numeric answer is to the label, in [0, 1]: ``1 / (1 + |a - b| / max(1, |b|))``; 0 where it is no number."""
+    """Return how near a numeric answer a is to the label b, in [0, 1]: ``1 / (1 + |a - b| / max(1, |b|))``.
+
+    The value is 0 if the answer or the label is not a number.
+    """
     grade_answers(dialogues, task)
 
     def nearness(answer: str | None, truth: str) -> float:

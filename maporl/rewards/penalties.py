@@ -1,25 +1,29 @@
-"""Penalties for answers that are no answers: each is named, and taken off the offender's own term only."""
+"""Finds answers that repeat themselves. Repetition is one of the penalties for malformed answers.
+
+Each penalty has a name. It is subtracted only from the credit of the agent that gave the answer.
+"""
 
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
 LONGEST_NGRAM = 20
-"""Repetitions of n-grams up to this length are looked for, as in MAPoRL's published code."""
+"""The longest n-gram whose repetition is searched for, as in MAPoRL's published code."""
 
 
 def repeats(
     answers: Sequence[Sequence[int]], exempt: Sequence[Collection[int]] | None = None, times: int = 3
 ) -> np.ndarray:
-    """Which answers say some n-gram of tokens (n = 1 .. 20) more than ``times`` times in a row: bool [answer].
+    """Return which answers contain some n-gram of tokens (n = 1 .. 20) more than ``times`` times in a row: bool
+    [answer].
 
-    ``exempt``: for each answer, ids that do not count, such as digits: an n-gram of nothing else may repeat (1111 is a
-    number). Linear in the number of tokens: an n-gram stands k times in a row where k-1 periods in a row agree with
-    the period after them.
+    ``exempt`` lists, for each answer, token ids that do not count, such as digits. An n-gram that contains only such
+    ids may repeat, because 1111 is a number. The time is linear in the number of tokens: an n-gram stands k times in a
+    row if k-1 periods in a row agree with the period after them.
     """
     found = np.zeros(len(answers), dtype=bool)
     order = np.argsort([len(a) for a in answers], kind="stable")
-    for chunk in np.array_split(order, max(1, len(answers) // 512)):  # answers of like length share an array
+    for chunk in np.array_split(order, max(1, len(answers) // 512)):  # answers of similar length share an array
         if len(chunk):
             found[chunk] = _repeats([answers[i] for i in chunk], [exempt[i] if exempt else () for i in chunk], times)
     return found
@@ -29,7 +33,7 @@ def _repeats(answers: list[Sequence[int]], exempt: list[Collection[int]], times:
     width = max((len(a) for a in answers), default=0)
     # padding differs at every position, so it never repeats
     ids = np.tile(-1 - np.arange(width), (len(answers), 1))
-    counts = np.zeros((len(answers), width + 1), dtype=np.int64)  # of tokens that are not exempt, up to a position
+    counts = np.zeros((len(answers), width + 1), dtype=np.int64)  # tokens that are not exempt, up to a position
     for row, (answer, ignored) in enumerate(zip(answers, exempt, strict=True)):
         ids[row, : len(answer)] = answer
         marks = [token not in ignored for token in answer]

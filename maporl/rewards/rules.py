@@ -1,27 +1,40 @@
-"""Reward rules: how scores become one credit per utterance. ``RULES`` names them all. Pure Python, no torch.
+"""Reward rules turn scores into one credit per utterance. ``RULES`` names them all. Pure Python, no torch.
 
-A rule is a frozen dataclass of its options that is called with the dialogues of *one* question and their credits so far,
-a dict ``{utterance id: credit}`` for each dialogue, and returns new ones; what is in no dict is not trained on. Rules are
-applied from left to right, beginning with every scored utterance's own score.
+A rule is a frozen dataclass of its options. It is called with the dialogues of *one* question and their credits so far:
+a dict ``{utterance id: credit}`` for each dialogue. It returns new dicts. An utterance that is missing from them is not
+trained on. The rules are applied from left to right, and the first one receives the scores themselves.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from maporl.config.parse import build_named
+from maporl.config import build_named
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
-Rule = Callable[[list[Dialogue], Credits], Credits]
+
+
+class Rule:
+    """The contract of a rule. Derive from it a frozen dataclass of options, and define what it does when it is called."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What the protocol must record of utterances (:attr:`maporl.Protocol.records`)."""
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        """The credits of one question's ``dialogues`` from here on."""
+        raise NotImplementedError(f"{type(self).__name__}: a rule defines __call__(dialogues, credits)")
 
 
 @dataclass(frozen=True)
-class Own:
-    """Everybody's own score, as it is; ``missing`` for utterances that have none (helpers' words), if that is given."""
+class Own(Rule):
+    """Every utterance keeps its own score.
+
+    If ``missing`` is given, utterances without a score, such as those of helpers, get this credit.
+    """
 
     missing: float | None = None
 
@@ -35,8 +48,8 @@ class Own:
 
 
 @dataclass(frozen=True)
-class TeamMean:
-    """Everybody gets the mean over the dialogue's scores, or over those of the same turn (``over: turn``)."""
+class TeamMean(Rule):
+    """Every utterance gets the mean of the dialogue's scores, or of the scores of its turn (``over: turn``)."""
 
     over: Literal["dialogue", "turn"] = "dialogue"
     total = False
@@ -59,14 +72,17 @@ class TeamMean:
 
 @dataclass(frozen=True)
 class Sum(TeamMean):
-    """Everybody gets the sum over the dialogue's scores, or over those of the same turn (CORY, arXiv 2410.06101, eq. 4)."""
+    """Every utterance gets the sum of all scores, or of those of its turn (CORY, arXiv 2410.06101, eq. 4)."""
 
     total = True
 
 
 @dataclass(frozen=True)
-class Last:
-    """The score of the last utterance that has one; to everybody, or to itself alone and 0 to the others (MARFT)."""
+class Last(Rule):
+    """Every utterance gets the score of the last utterance that has one.
+
+    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT).
+    """
 
     to: Literal["all", "itself"] = "all"
 
@@ -83,8 +99,8 @@ class Last:
 
 
 @dataclass(frozen=True)
-class Complement:
-    """Utterances in ``roles`` get 1 less the mean credit of what they were shown (CoMAS's evaluators)."""
+class Complement(Rule):
+    """An utterance in one of the ``roles`` gets 1 minus the mean credit of what it was shown (CoMAS's evaluators)."""
 
     roles: tuple[str, ...]
 
@@ -101,8 +117,8 @@ class Complement:
 
 
 @dataclass(frozen=True)
-class ZeroSum:
-    """Every agent's total in the dialogue less the mean of the others' totals, at each of its utterances."""
+class ZeroSum(Rule):
+    """Every utterance gets its agent's total in the dialogue minus the mean of the other agents' totals."""
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
@@ -119,9 +135,13 @@ class ZeroSum:
 
 
 @dataclass(frozen=True)
-class BackPropagate:
-    """What others consumed gets the mean (``max``, ``sum``) of the credits of those that consumed it directly, last first
-    (MHGPO, arXiv 2506.02718); what nobody consumed keeps its own. ``keep_own``: its own score is added."""
+class BackPropagate(Rule):
+    """An utterance gets the mean credit of the utterances that were shown it directly (MHGPO, arXiv 2506.02718).
+
+    ``how`` may also be ``max`` or ``sum``. The rule works from the last utterance to the first, so credit passes back
+    through several steps. An utterance that was shown to nobody keeps its own score. ``keep_own`` adds an utterance's
+    own score to the credit that it gets.
+    """
 
     how: Literal["mean", "max", "sum"] = "mean"
     keep_own: bool = False
@@ -140,8 +160,8 @@ class BackPropagate:
 
 
 @dataclass(frozen=True)
-class TreeMean:
-    """Every utterance gets the mean, over the dialogues that share it, of their last score (MALT's values)."""
+class TreeMean(Rule):
+    """Every utterance gets the mean of the last scores of all dialogues that share it (MALT's values)."""
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         leaves = [own[max(own)] if own else None for own in credits]
@@ -156,9 +176,13 @@ class TreeMean:
 
 
 @dataclass(frozen=True)
-class Mix:
-    """``credit`` times its own weight plus a weighted sum of named rewards: ``NAME`` of the utterance itself, ``caller/NAME`` of
-    the one that called it, ``callees/NAME`` the mean over those it called. ``roles``: whose credit is mixed; default, all."""
+class Mix(Rule):
+    """The credit so far times ``credit``, plus a weighted sum of named rewards.
+
+    A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
+    that called it, or ``callees/NAME`` for the mean over the utterances that it called. ``roles`` restricts the rule to
+    utterances in these roles; by default it changes all.
+    """
 
     weights: dict[str, float]
     credit: float = 1.0
@@ -176,8 +200,8 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """``per_token`` off for every token said, at most ``most`` (None: no limit)."""
+class Cost(Rule):
+    """Subtracts ``per_token`` for every sampled token, but at most ``most`` in all (None: no limit)."""
 
     per_token: float = 0.001
     most: float | None = None
@@ -194,9 +218,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Gate:
-    """The sum of the named rewards in ``order`` of priority, each only as far as every one before it is above ``threshold``
-    (G-RA, arXiv 2508.10548)."""
+class Gate(Rule):
+    """The sum of the named rewards in ``order`` of priority (G-RA, arXiv 2508.10548).
+
+    A reward counts only if every reward before it is above ``threshold``.
+    """
 
     order: tuple[str, ...]
     threshold: float = 0.0
@@ -208,7 +234,8 @@ class Gate:
         ]
 
     def gated(self, values: Sequence[float]) -> float:
-        """
+        """Return the gated sum of ``values``, given in order of priority.
+
         >>> [Gate(("outcome", "steps")).gated((outcome, 0.15)) for outcome in (-0.5, 0.0, 1.0)]
         [-0.5, 0.0, 1.15]
         """
@@ -221,9 +248,12 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Tier:
-    """``credit + alpha * zone / zones``, ``zone = ceil(zones * proximity)`` of the named reward ``proximity`` in [0, 1] (SSL,
-    arXiv 2601.22491, as reconstructed): noise within a zone makes no advantage."""
+class Tier(Rule):
+    """``credit + alpha * zone / zones`` with ``zone = ceil(zones * proximity)`` (SSL, arXiv 2601.22491, as
+    reconstructed).
+
+    ``proximity`` names a reward in [0, 1]. Noise within a zone does not change the credit, so it causes no advantage.
+    """
 
     proximity: str
     zones: int = 4
@@ -236,7 +266,8 @@ class Tier:
         ]
 
     def bonus(self, proximity: float) -> float:
-        """
+        """Return what is added to the credit at this ``proximity``.
+
         >>> [1 + Tier("near").bonus(math.exp(-d * d / 2)) for d in (0, 0.8, 2)]
         [1.5, 1.375, 1.125]
         """
@@ -244,11 +275,13 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class PublicGoods:
-    """``R_i = -cost c_i^2 + synergy c_i sum_{j<i} c_j + (multiplier/n) S - penalty [S < threshold]`` over the n utterances of a
-    dialogue in order, c being their own scores and S the last one (inspired by MAC-SPGG, arXiv 2508.02076, reconstructed).
+class PublicGoods(Rule):
+    """``R_i = -cost c_i^2 + synergy c_i sum_{j<i} c_j + (multiplier/n) S - penalty [S < threshold]``.
 
-    Later speakers earn more at equal effort, so compare by position (``advantage.key`` with ``agent``).
+    The sum runs over the n utterances of a dialogue in order. c are their own scores, and S is the last score. The
+    payoff is inspired by MAC-SPGG (arXiv 2508.02076) and reconstructed.
+
+    Later speakers earn more for equal effort, so compare agents by position (``advantage.key`` with ``agent``).
     """
 
     cost: float = 0.1
@@ -261,7 +294,8 @@ class PublicGoods:
         return [dict(zip(sorted(own), self.pay([own[i] for i in sorted(own)]), strict=True)) for own in credits]
 
     def pay(self, efforts: Sequence[float], outcome: float | None = None) -> list[float]:
-        """
+        """Return the payoff of each effort, in order. ``outcome`` is S; by default it is the last effort.
+
         >>> [round(r, 3) for r in PublicGoods().pay((0.6, 0.7, 0.8), 0.8)]
         [0.444, 0.641, 0.936]
         >>> [round(r, 3) for r in PublicGoods().pay((0.6, 0.7, 0.8), 0.5)]
@@ -275,10 +309,13 @@ class PublicGoods:
 
 
 @dataclass(frozen=True)
-class Tournament:
-    """``1 - rank / (N - 1)`` of the dialogue's last score among the N of its question, by seeded single elimination (ArenaRL,
-    arXiv 2601.06487): everyone against the first gives seeds, then rounds of best against worst; ties go to the first
-    listed. To everybody in the dialogue."""
+class Tournament(Rule):
+    """Every utterance of a dialogue gets ``1 - rank / (N - 1)`` (ArenaRL, arXiv 2601.06487).
+
+    The rank is that of the dialogue's last score among the N dialogues of its question, by seeded single elimination.
+    Each dialogue first meets the first one; these matches give the seeds. In later rounds the best meets the worst. A
+    tie goes to the dialogue that is listed first.
+    """
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         scores = [own[max(own)] if own else -math.inf for own in credits]
@@ -288,9 +325,11 @@ class Tournament:
 
 
 @dataclass(frozen=True)
-class Redistribute:
-    """Every utterance gets ``alpha`` times the named reward ``by`` (a progress estimate) plus ``beta`` times ``grounding``, if
-    that is named (SPA-RL, arXiv 2505.20732)."""
+class Redistribute(Rule):
+    """Every utterance gets ``alpha`` times the reward named ``by``, an estimate of progress (SPA-RL, arXiv 2505.20732).
+
+    If ``grounding`` names another reward, ``beta`` times that reward is added.
+    """
 
     by: str
     alpha: float = 1.0
@@ -306,8 +345,10 @@ class Redistribute:
 
 
 @dataclass(frozen=True)
-class Inherit:
-    """What was called gets the credit of what called it (MATPO)."""
+class Inherit(Rule):
+    """An utterance that was called gets the credit of the utterance that called it (MATPO)."""
+
+    needs = frozenset({"caller"})
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
@@ -321,17 +362,20 @@ class Inherit:
 
 
 @dataclass(frozen=True)
-class Margin:
-    """MARTI's shaping (after MAPoRL): with Q the mean of all earlier scores, ``R + alpha (R - Q)``, and plus ``beta`` times the
-    agent's last score. ``of``: Q of all agents (what MARTI's code does in a debate), or of the agent's own (its documents).
-    The first turn is not shaped."""
+class Margin(Rule):
+    """MARTI's margin shaping (after MAPoRL): ``R + alpha (R - Q)`` plus ``beta`` times the agent's last score.
+
+    R is the utterance's score, and Q is the mean of all scores in earlier turns. ``of: all`` takes Q over all agents,
+    as MARTI's code does in a debate; ``of: own`` takes it over the agent's own scores, as MARTI's documents say. The
+    first turn has no earlier scores, so it is not shaped.
+    """
 
     alpha: float = 0.5
     beta: float = 0.0
     of: Literal["all", "own"] = "all"
 
     def shaped(self, score: float, quality: float) -> float:
-        """The shaped score, before the outcome."""
+        """Return the shaped score, before the agent's last score is added."""
         return score + self.alpha * (score - quality)
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
@@ -353,10 +397,10 @@ class Margin:
 
 @dataclass(frozen=True)
 class Quality(Margin):
-    """MARTI's other shaping: ``R + alpha (Q R - (1 - Q)(1 - R))``, the rest as in ``margin``."""
+    """MARTI's quality shaping: ``R + alpha (Q R - (1 - Q)(1 - R))``. Everything else is as in :class:`Margin`."""
 
     def shaped(self, score: float, quality: float) -> float:
-        """The shaped score, before the outcome."""
+        """Return the shaped score, before the agent's last score is added."""
         return score + self.alpha * (quality * score - (1 - quality) * (1 - score))
 
 
@@ -383,7 +427,11 @@ RULES: dict[str, Any] = {
 
 
 def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str = "reward.rules") -> list[Rule]:
-    """The rules that a configuration names, in its order: a name, or ``{name: options}``."""
+    """Build the rules that a configuration names, in its order. Each entry is a name or ``{name: options}``.
+
+    Raises:
+        ConfigError: a name is unknown, or its options are wrong.
+    """
     return build_named(entries, RULES, where)
 
 
@@ -392,7 +440,7 @@ def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
 
 
 def _named(dialogue: Dialogue, utterance: Utterance, name: str) -> float:
-    """A named reward of the utterance, of its caller or of its callees; 0 where it does not apply."""
+    """Return a named reward of the utterance, of its caller or of its callees; 0 if there is none."""
     whose, slash, reward = name.partition("/")
     if not slash or whose not in ("caller", "callees"):
         return utterance.rewards.get(name, 0.0)

@@ -1,4 +1,4 @@
-"""Grading and scoring dialogues: sources give named rewards, their weighted sum is the score. Imports no torch."""
+"""Grades and scores dialogues: sources give named rewards, and their weighted sum is the score. Imports no torch."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,11 @@ from maporl.types import Dialogue
 
 
 def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
-    """Fill in ``grade`` of the answers that have none yet."""
+    """Set ``grade`` of all answers that have no grade yet.
+
+    Raises:
+        RewardFailure: the grader of the task raised an error.
+    """
     asked = [(d, u) for d in dialogues for u in d.answers() if u.grade is None]
     try:
         grades = task.grade_many([d.example for d, _ in asked], [u.words() for _, u in asked])
@@ -22,7 +26,11 @@ def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
 
 
 def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardSource]) -> None:
-    """Fill in ``rewards[name]`` for each of the ``sources`` and each answer that lacks it."""
+    """Set ``rewards[name]`` for each of the ``sources`` and for each answer that lacks it.
+
+    Raises:
+        RewardFailure: a source raised an error, or gave the wrong number of values or a value that is not finite.
+    """
     for name, source in sources.items():
         lacking = [replace(d, utterances=[u for u in d.answers() if name not in u.rewards]) for d in dialogues]
         lacking = [d for d in lacking if d.utterances]
@@ -51,10 +59,13 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
 def score_dialogues(
     dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardSource], weights: Mapping[str, float]
 ) -> None:
-    """Fill in ``rewards["score"]``: the sum of the rewards that apply, by ``weights``.
+    """Set ``rewards["score"]`` to the weighted sum of the rewards that an utterance has.
 
-    ``sources`` score answers; names without a source are rewards that the protocol has paid, to whatever utterance. An
-    answer that nothing scores is an error.
+    ``sources`` score the answers first. A name in ``weights`` without a source is a reward that the protocol has paid;
+    the protocol may pay it to any utterance.
+
+    Raises:
+        RewardFailure: a source failed, or an answer has none of these rewards.
     """
     fill_in(dialogues, task, {name: sources[name] for name in weights if name in sources})
     for dialogue in dialogues:

@@ -1,4 +1,7 @@
-"""Rules that turn scores into credit: pure numpy on arrays ``[turn, agent, question]``, NaN where not played."""
+"""MAPoRL's rules that turn scores into credit, in pure numpy.
+
+All arrays are ``[turn, agent, question]``. An entry is NaN if the agent did not speak in that turn of the question.
+"""
 
 from collections.abc import Sequence
 
@@ -12,17 +15,21 @@ BONUS_MODES = ("paper", "upstream")
 def share_scores(
     scores: np.ndarray, horizon: str = "discounted_sum", share: str = "all", discount: float = 0.3
 ) -> np.ndarray:
-    """The credit of each utterance from its own and later scores: six rules (MAPoRL, arXiv 2502.18439, sec. 3).
+    """Return the credit of each utterance from its own and later scores (MAPoRL, arXiv 2502.18439, sec. 3).
 
-    Let V be ``scores`` [turn, agent, question], x(q) the last turn that question q was played, W[k] = V of the same
-    agent (``individual``) or the mean over agents (``all``) at turn k, and g = ``discount``.
+    The three horizons and two shares make six rules. Let V be ``scores`` [turn, agent, question], and let x(q) be the
+    last turn in which question q was played. Let W[k] be V of the same agent (``individual``) or the mean over agents
+    (``all``) at turn k. Let g be ``discount``.
 
     - ``current``: W[t]
     - ``last``: W[x]
     - ``discounted_sum``: (V[t] + sum_{k=t+1..x} g^(k-t) W[k]) / sum_{k=t..x} g^(k-t)
 
-    ``discounted_sum`` with ``all`` is the paper's influence-aware reward; the division keeps it in the range of the
-    scores. NaN where not played, in and out.
+    ``discounted_sum`` with ``all`` is the paper's influence-aware reward. The division keeps it in the range of the
+    scores. Cells that were not played are NaN in ``scores`` and in the result.
+
+    Raises:
+        ValueError: the horizon or the share has no such name, or ``scores`` does not have three dimensions.
     """
     if horizon not in HORIZONS or share not in SHARES:
         raise ValueError(
@@ -47,7 +54,7 @@ def share_scores(
 
 
 def _last_played(values: np.ndarray, played: np.ndarray) -> np.ndarray:
-    """For each agent and question, the value at the last turn that was played: [agent, question]."""
+    """Return the value at the last turn that was played, for each agent and question: [agent, question]."""
     turns = np.arange(values.shape[0])[:, None, None]
     last = np.where(played, turns, -1).max(0)
     return np.take_along_axis(values, np.maximum(last, 0)[None], axis=0)[0]
@@ -70,25 +77,35 @@ def _discounted(own: np.ndarray, later: np.ndarray, played: np.ndarray, discount
 def collaboration_bonus(
     correct: np.ndarray, alpha: Sequence[float], mode: str = "paper", right: float = 0.5, wrong: float = 0.5
 ) -> np.ndarray:
-    """The incentives to collaborate (MAPoRL, arXiv 2502.18439, sec. 3 and its incentive table).
+    """Return the incentives to collaborate (MAPoRL, arXiv 2502.18439, sec. 3 and its incentive table).
 
-    Let C be ``correct`` [turn, agent, question] (1 right, 0 wrong; a value above ``right`` counts as right, below
-    ``wrong`` as wrong, between as neither), O the mean of C over the *other* agents, and let side(x) be +1, -1 or 0
-    for right, wrong, neither. The bonus of agent a at turn t is the sum of two terms:
+    Let C be ``correct`` [turn, agent, question], with 1 for right and 0 for wrong. A value above ``right`` counts as
+    right, a value below ``wrong`` counts as wrong, and a value between counts as neither. Let O be the mean of C over
+    the *other* agents. Let side(x) be +1 for right, -1 for wrong and 0 for neither. The bonus of an agent at turn t is
+    the sum of two terms:
 
-    - *own revision*, for t >= 1, where s = side(C[t]) and side(C[t-1]) = -s:
+    - *own revision*, for t >= 1, if s = side(C[t]) and side(C[t-1]) = -s:
       ``s * alpha[0]`` if side(O[t-1]) = s, ``s * alpha[1]`` if side(O[t-1]) = -s or the agent is alone, else 0;
-    - *influence*, where d = side(O[t+1]) and side(O[t]) = -d, and m = side(C[t]) is not 0:
+    - *influence*, if d = side(O[t+1]), side(O[t]) = -d, and m = side(C[t]) is not 0:
       ``d * alpha[3]`` if m = d, ``d * alpha[2]`` if m = -d.
 
-    So ``alpha[0]`` rewards being persuaded by a correct majority (and costs as much when a wrong one persuades);
-    ``alpha[1]`` rewards becoming right against a wrong majority; ``alpha[2]`` rewards a wrong answer from which the
-    others nevertheless became right; ``alpha[3]`` rewards persuading the others while right. In the paper's names they
-    are alpha1, alpha0, beta0, beta1.
+    The four numbers mean:
 
-    ``mode="paper"`` is the above. ``mode="upstream"`` does what the published code does: the influence term has the
-    opposite sign, and turn 0 has none. A mean of the others between the thresholds (one half each, say) is no
-    majority: nothing moved to or from it. NaN where not played, in and out; a turn that was not played moves nobody.
+    - ``alpha[0]`` rewards an agent that a right majority persuades. It costs as much if a wrong majority persuades it.
+    - ``alpha[1]`` rewards an agent that becomes right against a wrong majority.
+    - ``alpha[2]`` rewards a wrong answer from which the others nevertheless become right.
+    - ``alpha[3]`` rewards an agent that persuades the others while it is right.
+
+    The paper calls them alpha1, alpha0, beta0 and beta1.
+
+    ``mode="paper"`` is the above. ``mode="upstream"`` follows the published code: the influence term has the opposite
+    sign, and turn 0 has no influence term. A mean of the others between the thresholds (for example if half of them are
+    right) is no majority, so no move towards it or away from it counts. Cells that were not played are NaN in
+    ``correct`` and in the result; they count as no move.
+
+    Raises:
+        ValueError: the mode has no such name, ``alpha`` is not four finite numbers, or ``correct`` does not have three
+            dimensions.
     """
     if mode not in BONUS_MODES:
         raise ValueError(f"collaboration_bonus: mode must be one of {BONUS_MODES}, got {mode!r}")
@@ -116,12 +133,12 @@ def collaboration_bonus(
 
 
 def _side(values: np.ndarray, right: float, wrong: float) -> np.ndarray:
-    """+1 right, -1 wrong, 0 neither or not played."""
+    """Return +1 for right, -1 for wrong, and 0 for neither or not played."""
     return np.where(values > right, 1, 0) - np.where(values < wrong, 1, 0)
 
 
 def _mean_of_others(values: np.ndarray) -> np.ndarray:
-    """For each agent the mean over the other agents that played; NaN where there was none."""
+    """Return for each agent the mean over the other agents that played; NaN if no other agent played."""
     played = ~np.isnan(values)
     filled = np.where(played, values, 0.0)
     counts = played.sum(1, keepdims=True) - played

@@ -1,11 +1,13 @@
-"""Seeded single elimination, as ArenaRL ranks answers (arXiv 2601.06487). Pure Python, no torch."""
+"""Seeded single elimination, by which ArenaRL ranks answers (arXiv 2601.06487). Pure Python, no torch."""
 
 from collections.abc import Callable, Generator
 from statistics import fmean
 
 
 def eliminate(players: int, compare: Callable[[int, int], tuple[float, float]]) -> list[int]:
-    """Ranks (0 is best) by seeded single elimination; ``compare(a, b)`` scores a and b against each other.
+    """Rank players by seeded single elimination; rank 0 is the best.
+
+    ``compare(a, b)`` returns the points of a and of b in a match against each other.
 
     >>> qualities = (5, 8, 6, 3)
     >>> eliminate(4, lambda a, b: (qualities[a], qualities[b]))
@@ -21,7 +23,11 @@ def eliminate(players: int, compare: Callable[[int, int], tuple[float, float]]) 
 
 
 def bouts(players: int) -> Generator[list[tuple[int, int]], list[tuple[float, float]], list[int]]:
-    """A tournament: yields the pairs of each round, is sent the points of both in each, returns ranks (0 is best)."""
+    """Play a tournament as a generator, so that a caller can judge all pairs of a round in one batch.
+
+    The generator yields the pairs of each round and receives the points of both players of each pair. It returns the
+    ranks; rank 0 is the best.
+    """
     if players < 2:
         return [0] * players
     points: list[list[float]] = [[] for _ in range(players)]
@@ -52,7 +58,7 @@ def bouts(players: int) -> Generator[list[tuple[int, int]], list[tuple[float, fl
 
 
 def _bracket(size: int) -> list[int]:
-    """Seeds in bracket order: the best meets the worst, and the two best can only meet in the final."""
+    """Return the seeds in bracket order: the best meets the worst, and the two best can meet only in the final."""
     order = [0]
     while len(order) < size:
         order = [seed for best in order for seed in (best, 2 * len(order) - 1 - best)]

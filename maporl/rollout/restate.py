@@ -3,10 +3,21 @@
 Only grading and the other agents read what it says; the tokens that are trained on stay as they were sampled.
 """
 
+import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from peft import PeftModel
 
 from maporl.tasks.base import Task
+from maporl.team.team import Team
 from maporl.types import Dialogue, Message
+from trl_ext.chat import encode_prompt
+from trl_ext.forward import base_of
+from trl_ext.learner import starting_point
+from trl_ext.sampling import Sampling, generate
 
 Say = Callable[[str, list[list[Message]], int], list[str]]
 """(policy, conversations, most tokens) -> what the policy's untrained weights say to each, greedily."""
@@ -45,3 +56,46 @@ def restate(dialogues: list[Dialogue], task: Task, say: Say) -> None:
                 if answer is not None:
                     u.restated = f"Answer: {answer}"
         open_ones = [(d, u) for d, u in open_ones if u.restated is None]
+
+
+class UntrainedWeights:
+    """The weights that policies started from, as somebody who can be asked.
+
+    Args:
+        team: the policies, for their tokenizers.
+        model_of: opens the untrained model of a policy, by its name.
+        batch_size: conversations that are answered at a time.
+    """
+
+    def __init__(self, team: Team, model_of: Callable[[str], AbstractContextManager[Any]], batch_size: int):
+        self.team, self.model_of, self.batch_size = team, model_of, batch_size
+
+    @classmethod
+    def before_training(cls, team: Team, batch_size: int) -> "UntrainedWeights":
+        """Those that ``team`` has now, before trained ones are read over them: adapters off where that is the same, else copies."""
+        opened: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
+        for name, policy in team.policies.items():
+            if not policy.trainable:
+                opened[name] = policy.active
+            elif isinstance(policy.model, PeftModel):
+                adapter = starting_point(policy.model, str(policy.adapter))
+                opened[name] = policy.without_adapter if adapter is None else policy.with_adapter(adapter)
+            else:
+                kept = copy.deepcopy(policy.model).requires_grad_(False)
+                opened[name] = partial(nullcontext, base_of(kept))
+        return cls(team, lambda name: opened[name](), batch_size)
+
+    def say(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
+        """What the untrained weights of ``policy`` say to each conversation, greedily, in at most ``most`` tokens.
+
+        Raises:
+            PromptTooLong: a conversation does not fit the model's context.
+        """
+        voice = self.team.policies[policy].voice
+        prompts = [encode_prompt(voice.tokenizer, messages) for messages in conversations]
+        for prompt in prompts:
+            voice.check_length(len(prompt), most, f"restating an answer of policy {policy!r}")
+        sampling = Sampling(most, 0.0, voice.stop_ids, self.batch_size)
+        with self.model_of(policy) as model:
+            answers = generate(model, prompts, voice.tokenizer.pad_token_id, sampling)
+        return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]

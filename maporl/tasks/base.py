@@ -1,4 +1,4 @@
-"""The Task contract, and reading examples from a JSONL file or the hub."""
+"""The contract of a task, and how examples are read from a JSONL file or from the hub. Imports no torch."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from maporl.types import Example, Grade
 
 
 class TaskError(UserError, ValueError):
-    """Data that cannot serve as a task."""
+    """Data that no task can be made of; the message names the file or data set, and the row."""
 
     exit_status = 2
 
@@ -20,12 +20,12 @@ class TaskError(UserError, ValueError):
 class Task(ABC):
     """Questions with labels, how to ask them, and how to grade an answer.
 
-    A task is a sequence of :class:`Example`; it is a frozen dataclass whose fields are its options, and it knows its
-    ``split`` ("train" or "eval"). To add one, subclass, and put it in ``maporl.tasks.TASKS``.
+    A task is a sequence of :class:`Example`. It is a frozen dataclass whose fields are its options, and it knows its
+    ``split`` ("train" or "eval"). To add one, derive a class and put it into ``maporl.tasks.TASKS``.
     """
 
     name: ClassVar[str] = "task"
-    """What messages call it: the class's name in lower case, unless a subclass sets its own."""
+    """Its name in messages: that of the class in lower case, unless a class sets another."""
     answer_form = "Answer: <final answer>"
     """The form in which agents are asked for a final answer."""
 
@@ -42,26 +42,30 @@ class Task(ABC):
 
     @abstractmethod
     def grade(self, example: Example, text: str) -> Grade:
-        """What ``text`` answers and whether that is right."""
+        """Which answer ``text`` gives, and whether it is right."""
 
     def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
-        """:meth:`grade` for each pair; tasks whose graders work in batches override it."""
+        """:meth:`grade` for each pair. A task whose grader works in batches overrides it."""
         return [self.grade(example, text) for example, text in zip(examples, texts, strict=True)]
 
     def question(self, example: Example) -> str:
-        """The question as agents are asked it, with the form of the answer that grading expects."""
+        """The question as it is put to agents, with the form in which grading expects the answer."""
         return example.question
 
     def solution(self, example: Example) -> str:
-        """A right answer in the asked form, as supervised training is to teach it."""
+        """A right answer in the expected form, for supervised training."""
         return f"Answer: {example.answer}"
 
     def remark(self) -> str | None:
-        """A line about how this split was read, for people, or None; ``maporl check`` prints it."""
+        """A line for people about how this split was read, or None. ``maporl check`` prints it."""
         return None
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """An answer as a pupil would write it, right or wrong; only tasks that can serve for a warm start have it."""
+        """A right or a wrong answer, as a pupil would write it. Warm starts train on such answers.
+
+        Raises:
+            NotImplementedError: the task cannot write answers, and so cannot serve for a warm start.
+        """
         raise NotImplementedError(f"task {type(self).__name__} cannot write example answers")
 
     def __iter__(self) -> Iterator[Example]:
@@ -69,7 +73,11 @@ class Task(ABC):
 
 
 class ReadTask(Task):
-    """A task whose examples are read once, the first ``limit`` of them, and put as ``instruction`` says."""
+    """A task that reads its first ``limit`` examples once and puts each question into ``instruction``.
+
+    Raises:
+        ValueError: ``limit`` is below 1, or ``instruction`` has no place for the question.
+    """
 
     limit: int | None
     instruction: str
@@ -91,15 +99,17 @@ class ReadTask(Task):
         return self._examples[index]
 
     def question(self, example: Example) -> str:
-        """The instruction with the question in its place."""
+        """The instruction, with the question in the place of ``{question}``."""
         return self.instruction.replace("{question}", example.question)
 
 
 def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], int], Example]) -> list[Example]:
-    """Examples from ``source``: a ``.jsonl`` file, or the hub name of a data set whose ``split`` is taken.
+    """Examples from ``source``: a ``.jsonl`` file, or the ``split`` of a data set on the hub.
 
-    ``convert(row, number)`` makes the Example, or raises ValueError saying what is wrong with the row; rows without a
-    question or an answer are errors that name the row.
+    ``convert(row, number)`` makes an example of a row, or raises a ValueError that says what is wrong with the row.
+
+    Raises:
+        TaskError: the source cannot be read or holds no rows, or a row is wrong or has no question or no answer.
     """
     examples = []
     for number, row in enumerate(read_rows(source, split)):
@@ -119,15 +129,19 @@ def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], in
 
 
 def is_file(source: str) -> bool:
-    """Whether ``source`` is a file rather than the hub name of a data set."""
+    """Whether ``source`` is the path of a file, and not the name of a data set on the hub."""
     return source.endswith((".jsonl", ".json")) or Path(source).is_file()
 
 
 def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
-    """Rows of a ``.jsonl`` file, whatever ``split`` says, or of the ``split`` of a data set on the hub."""
+    """The rows of a ``.jsonl`` file, which has no splits, or of the ``split`` of a data set on the hub.
+
+    Raises:
+        TaskError: the file or the data set cannot be read.
+    """
     if is_file(source):
         return _jsonl_rows(Path(source))
-    from datasets import load_dataset  # heavy, and needed for hub names only
+    from datasets import load_dataset  # slow to import, and only data sets on the hub need it
 
     name, _, configuration = source.partition(":")
     try:

@@ -10,7 +10,11 @@ from maporl.types import Example, Grade
 
 @dataclass(frozen=True)
 class Episodes(Task):
-    """``count`` episodes to train on and ``held_out`` others to evaluate on; each is a seed. The game says how they end."""
+    """``count`` episodes to train on and ``held_out`` others to evaluate on. An episode is a seed; the game grades it.
+
+    Raises:
+        ValueError: there is no episode to train on, or none to evaluate on.
+    """
 
     count: int = 10_000
     held_out: int = 256
@@ -30,9 +34,9 @@ class Episodes(Task):
         return Example(f"{self.split}-{self.seed}-{index}", "", "")
 
     def grade(self, example: Example, text: str) -> Grade:
-        """A move is neither right nor wrong; the protocol grades it when the game is over."""
+        """No grade: a move is neither right nor wrong, and the protocol grades it when the game is over."""
         return Grade(text, None, "the game is not over")
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """Nothing: warm starts draw a legal move instead."""
+        """An empty text, because warm starts draw a legal move instead."""
         return ""

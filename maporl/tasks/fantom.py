@@ -1,6 +1,6 @@
 """FANToM (Kim et al. 2023, arXiv 2310.15421): who believes what in a conversation that people leave and join.
 
-Answers are open-ended: right is what lies nearer the correct than the wrong reference, as sentence embeddings.
+Answers are sentences. An answer is right if its embedding lies nearer that of the correct reference than of the wrong one.
 """
 
 import hashlib
@@ -17,11 +17,14 @@ from maporl.types import Example, Grade
 
 @dataclass(frozen=True)
 class FANToM(Task):
-    """``source``: a ``.jsonl`` file or hub data set of rows ``question``, ``document``, ``correct_answer``, ``wrong_answer``.
+    """``source``: rows of ``question``, ``document``, ``correct_answer`` and ``wrong_answer``, in a file or on the hub.
 
-    Without ``eval_source``, the share ``held_out`` of the conversations is the evaluation split, drawn by ``seed``; rows
-    belong together by ``conversation`` (also looked for in ``meta``), else by their document. ``encoder`` is the hub name
-    or folder of the sentence encoder that grades; ``limit`` takes the first rows only.
+    Without ``eval_source``, the share ``held_out`` of the conversations is the evaluation split, drawn by ``seed``. Rows
+    with equal ``conversation`` (in the row or in its ``meta``) belong together; rows without it, by their document.
+    ``encoder`` is the hub name or the folder of the sentence encoder that grades. ``limit`` takes the first rows only.
+
+    Raises:
+        ValueError: an option is outside its range, or ``instruction`` lacks ``{question}`` or ``{document}``.
     """
 
     source: str
@@ -77,7 +80,7 @@ class FANToM(Task):
         return self.grade_many([example], [text])[0]
 
     def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
-        """Each text is taken to be the reference that it is nearer to; an empty one is none, and wrong."""
+        """Take each text for the reference that it is nearer to. An empty text is wrong."""
         grades = [Grade(None, False, "the answer is empty")] * len(texts)
         said = [index for index, text in enumerate(texts) if text.strip()]
         if not said:

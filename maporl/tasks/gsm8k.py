@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from maporl.tasks.base import ReadTask, TaskError, read_examples
+from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
 from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
 
 
 @dataclass(frozen=True)
 class GSM8K(ReadTask):
-    """``source``: the hub's ``openai/gsm8k:main``, or a ``.jsonl`` file with ``question`` and ``answer``.
+    """``source``: the hub's ``openai/gsm8k:main``, or a ``.jsonl`` file of rows with ``question`` and ``answer``.
 
-    ``eval_source`` is where the evaluation split comes from; by default the hub data set's test split. ``limit`` takes
-    the first rows only.
+    The evaluation split comes from ``eval_source``, or else from the test split of the data set on the hub. ``limit``
+    takes the first rows only.
     """
 
     source: str = "openai/gsm8k:main"
@@ -34,14 +34,14 @@ class GSM8K(ReadTask):
         return found[: self.limit]
 
     def _eval_source(self) -> str:
-        if self.eval_source is None and self.source.endswith((".jsonl", ".json")):
+        if self.eval_source is None and is_file(self.source):
             raise TaskError(f"gsm8k: {self.source} is one file and has no test split; set task.eval_source")
         return self.eval_source or self.source
 
     answer_form = "Answer: <number>"
 
     def solution(self, example: Example) -> str:
-        """The data set's worked solution, without its calculator marks, and the answer line."""
+        """The data set's worked solution without its calculator marks, and then the answer line."""
         worked = re.sub(r"<<.*?>>", "", str(example.meta.get("solution", ""))).split("####")[0].strip()
         return f"{worked}\nAnswer: {example.answer}".strip()
 
@@ -50,7 +50,7 @@ class GSM8K(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """The label is what follows ``####`` in the worked solution, thousands' commas removed; else the answer itself."""
+    """The example in a row. Its label follows ``####`` in the answer, or is the whole answer; commas are removed."""
     question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
     label = answer.rsplit("####", 1)[-1].strip().replace(",", "")
     worked = answer if "####" in answer else (row.get("meta") or {}).get("solution", "")

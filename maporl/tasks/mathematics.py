@@ -1,4 +1,4 @@
-"""Mathematics benchmarks: one task for all, and the suite that AgentPO and others report."""
+"""Mathematics benchmarks: one task for all of them, and the suite that AgentPO and others report."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,10 @@ from maporl.types import Example, Grade
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A data set of the hub (``org/name:configuration``), its split, and the columns of question and answer."""
+    """A data set on the hub (``org/name:configuration``), its split, and its columns of questions and answers.
+
+    ``folder``: its name in a folder of files.
+    """
 
     source: str
     split: str
@@ -35,15 +38,15 @@ SUITES: dict[str, dict[str, Benchmark]] = {
         "svamp": Benchmark("ChilleD/SVAMP", "test", "question_concat", "Answer", "svamp"),
     }
 }
-"""Suites by name: their benchmarks, in the order of reporting; ``folder`` is a benchmark's name in a folder of files."""
+"""The benchmarks of each suite by name, in the order in which they are reported."""
 
 
 @dataclass(frozen=True)
 class Mathematics(ReadTask):
-    """``source``: a data set of the hub, or a ``.jsonl`` file; ``question_column`` and ``answer_column`` of its rows.
+    """``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
 
-    ``eval_source`` is where the evaluation split comes from; by default the hub data set's test split. ``limit`` takes the
-    first rows only.
+    The evaluation split comes from ``eval_source``, or else from the ``eval_split`` of the data set on the hub.
+    ``limit`` takes the first rows only.
     """
 
     source: str = "HuggingFaceH4/MATH-500"
@@ -75,7 +78,7 @@ class Mathematics(ReadTask):
             answer = ", ".join(map(str, answer))
         answer = "" if answer is None else str(answer).rsplit("####", 1)[-1].strip()
         if "####" in str(row.get(self.answer_column)):
-            answer = answer.replace(",", "")  # GSM8K's thousands
+            answer = answer.replace(",", "")  # GSM8K writes 1,234
         meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
         return Example(str(row.get("id", number)), "" if question is None else str(question), answer, dict(meta))
 
@@ -84,12 +87,16 @@ class Mathematics(ReadTask):
         return f"{example.meta.get('solution') or ''}\n\\boxed{{{example.answer}}}".strip()
 
     def grade(self, example: Example, text: str) -> Grade:
-        """By the last ``\\boxed{}``, else the last ``Answer:``."""
+        """Compare the last ``\\boxed{}``, or without one the last ``Answer:``, with the label."""
         return grade_benchmark(text, example.answer, example.meta)
 
 
 def suite_tasks(suite: str, data: Path | None, limit: int | None) -> dict[str, Mathematics]:
-    """The benchmarks of a suite as evaluation tasks: from the hub, or from the files ``data/NAME/test*.jsonl``."""
+    """The benchmarks of a suite as evaluation tasks by name, from the hub or from the files ``data/NAME/test*.jsonl``.
+
+    Raises:
+        TaskError: ``data`` lacks the file of a benchmark.
+    """
     tasks = {}
     for name, benchmark in SUITES[suite].items():
         if data is None:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_TOKENS = 128
-"""Longer texts are cut: sentence-transformers' all-* encoders were trained on no more."""
+"""Longer texts are cut, because the all-* encoders of sentence-transformers were trained on no more tokens."""
 
 
 class SentenceEncoder:
-    """Mean of a transformer's last hidden states over the attention mask, scaled to length 1."""
+    """Embeds a text as the mean of a transformer's last hidden states over its tokens, scaled to length 1."""
 
     def __init__(self, name: str):
         import torch
@@ -22,7 +22,7 @@ class SentenceEncoder:
         self._references: dict[str, Any] = {}
 
     def embed(self, texts: Sequence[str], batch: int = 32) -> Any:
-        """Tensor [text, width] of unit vectors, float32 on the CPU."""
+        """The unit vectors of ``texts`` as a float32 tensor [text, width] on the CPU."""
         import torch
 
         vectors = []
@@ -39,7 +39,7 @@ class SentenceEncoder:
         return torch.cat(vectors)
 
     def references(self, texts: Sequence[str]) -> Any:
-        """:meth:`embed` for texts that come again: each is embedded once."""
+        """:meth:`embed` for texts that come again; each is embedded once and kept."""
         import torch
 
         new = [text for text in dict.fromkeys(texts) if text not in self._references]

@@ -14,7 +14,7 @@ from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
 
 FUNCTION = "simple_math_problem"
-"""What the programs of the data set define; their labels are its results."""
+"""The function that each program of the data set defines. What it returns is the label."""
 logger = logging.getLogger(__name__)
 Numbered = list[tuple[int, dict[str, Any]]]
 
@@ -23,14 +23,20 @@ Numbered = list[tuple[int, dict[str, Any]]]
 class TinyGSM(ReadTask):
     """``source``: the hub's ``TinyGSM/TinyGSM``, or a ``.jsonl`` file of rows with ``question`` and ``code``.
 
-    ``code`` may also be in ``meta``. The program runs in the sandbox; what its ``simple_math_problem()`` returns, or the
-    one function that it defines, is the label where it is a whole number. Other rows are dropped, and counted in
-    :attr:`dropped`. The first ``limit`` rows are for training and the next ``held_out`` for evaluation (of a file with
-    fewer rows, the last ones are held out), or ``eval_source``'s first ``held_out``; a held-out question that is also
-    trained on is dropped. These numbers of rows are before dropping.
+    ``code`` may also be in ``meta``. The program runs in the sandbox. What its ``simple_math_problem()`` returns is the
+    label, or what its only function returns, if that is a whole number. Other rows are dropped and counted in
+    :attr:`dropped`.
 
-    ``max_dropped`` is the largest share of rows that may be dropped. Programs by language models are often wrong: about
-    a quarter give fractions. Above one half, it is more likely that the rows are not TinyGSM's than that they are bad.
+    The first ``limit`` rows are for training and the next ``held_out`` for evaluation; of a file with fewer rows, the
+    last ones are held out. With ``eval_source``, evaluation takes the first ``held_out`` rows of that source. A held-out
+    question that is also trained on is dropped. These numbers count rows before any is dropped.
+
+    ``max_dropped`` is the largest share of rows that may be dropped. Language models wrote the programs, and about a
+    quarter of them give fractions. If more than half of the rows are dropped, they are probably not TinyGSM's.
+
+    Raises:
+        ValueError: an option is outside its range.
+        TaskError: at the first use, if the rows cannot be read or too many of them are dropped.
     """
 
     source: str = "TinyGSM/TinyGSM"
@@ -51,11 +57,11 @@ class TinyGSM(ReadTask):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many rows of this split serve for nothing, by reason: the sandbox's, and this task's own."""
+        """How many rows of this split were dropped, by reason. The reasons are the sandbox's and this task's own."""
         return self._labelled[1]
 
     def remark(self) -> str:
-        """The counts of :attr:`dropped` for people."""
+        """How many rows were dropped, and why, as a line for people."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
         return f"tinygsm: {self.split}: {len(self)} rows, {sum(self.dropped.values())} dropped ({reasons or 'none'})"
 
@@ -81,7 +87,7 @@ class TinyGSM(ReadTask):
         return self.eval_source if self.split == "eval" and self.eval_source else self.source
 
     def _rows(self) -> tuple[Numbered, set[str]]:
-        """The numbered rows of this split, and for the evaluation split the questions that training has."""
+        """The numbered rows of this split. For the evaluation split, also the questions of the training split."""
         if self.eval_source is not None:
             training = list(enumerate(_read(self.source, self.limit)))
             held_out = list(enumerate(_read(self.eval_source, self.held_out))) if self.split == "eval" else []
@@ -103,7 +109,10 @@ class TinyGSM(ReadTask):
 
 
 def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str, int]]:
-    """Examples with what their programs return, and how many rows were dropped for which reason."""
+    """(examples, dropped): the examples are labelled by their programs; ``dropped`` counts the other rows by reason.
+
+    ``known`` are questions that the training split has already.
+    """
     dropped: Counter[str] = Counter()
     usable = []
     for number, row in rows:
@@ -126,9 +135,9 @@ def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str
 
 def _run(codes: list[Any]) -> list[Any]:
     """The sandbox's outcome for each program."""
-    from maporl.sandbox.sandbox import Outcome, Sandbox  # rewards need tasks, and only this task needs the sandbox
+    from maporl.sandbox.sandbox import Outcome, Sandbox  # every task is imported, and only this one needs the sandbox
 
-    calls = [_function(code) for code in codes]
+    calls = [labelling_function(code) for code in codes]
     outcomes: dict[int, Outcome] = {}
     with Sandbox() as sandbox:
         for call in dict.fromkeys(calls):
@@ -138,9 +147,10 @@ def _run(codes: list[Any]) -> list[Any]:
 
 
 def whole_number(value: Any) -> str | None:
-    """``value`` as the text of an integer; None if it is none. -1 is an answer like any other.
+    """``value`` as the text of an integer, or None if it is not an integer. A negative number is an answer too.
 
-    What differs from an integer by rounding alone is that integer: 1.1 * 50 is 55.00000000000001 to a program.
+    A value that only rounding keeps from an integer counts as that integer: for a program, 1.1 * 50 is
+    55.00000000000001.
 
     >>> whole_number(12), whole_number(-1.0), whole_number(1.1 * 50), whole_number(2.5), whole_number(True)
     ('12', '-1', '55', None, None)
@@ -151,14 +161,14 @@ def whole_number(value: Any) -> str | None:
 
 
 def _read(source: str, count: int | None) -> Sequence[dict[str, Any]]:
-    """The first ``count`` rows, or all; of a data set on the hub no more are read than asked for."""
+    """The first ``count`` rows, or all. From the hub, no more than these rows are read."""
     if is_file(source):
         return read_rows(source, "train")[:count]
     return read_rows(source, "train" if count is None else f"train[:{count}]")
 
 
-def _function(code: Any) -> str:
-    """The function that gives the label; a program that defines one function only may call it what it likes."""
+def labelling_function(code: Any) -> str:
+    """The name of the function that returns the label. A program with a single function may give it any name."""
     defined = re.findall(r"^def (\w+)", code, re.MULTILINE) if isinstance(code, str) else []
     return defined[0] if len(defined) == 1 and defined[0].isidentifier() else FUNCTION
 

@@ -1,20 +1,15 @@
 """Agents and policies: who speaks, and the weights that speak for them. Agents are not policies: several agents may share one."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from maporl.errors import UserError
-from trl_ext.chat import Tokenizer
+from trl_ext.chat import Tokenizer, check_length
 from trl_ext.forward import base_of
-
-
-class PromptTooLong(UserError, ValueError):
-    """A prompt and its answer cannot fit the model's context."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +64,8 @@ class Voice:
         Raises:
             PromptTooLong: the model's context is too short for both; ``label`` says whose answer it is.
         """
-        if self.context is not None and prompt + new > self.context:
-            raise PromptTooLong(
-                f"{label}: the prompt has {prompt} tokens and the answer may have {new}, but policy {self.name!r} reads "
-                f"at most {self.context}; shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
-            )
+        remedy = "shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
+        check_length(prompt, new, self.context, label, f"policy {self.name!r}", remedy)
 
 
 @dataclass
@@ -103,6 +95,11 @@ class Policy:
         """What ends its answers."""
         return self.voice.stop_ids
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its weights are quantised, and therefore in their place already."""
+        return bool(getattr(self.model, "is_quantized", False))  # transformers sets it on quantised models only
+
     @contextmanager
     def active(self) -> Iterator[PreTrainedModel]:
         """The Hugging Face model with this policy's adapter switched on."""
@@ -110,7 +107,18 @@ class Policy:
             self.model.set_adapter(self.adapter)
         yield base_of(self.model)
 
+    def with_adapter(self, adapter: str) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
+        """Opens the model with another adapter of the same base switched on."""
 
-def context_of(model: PreTrainedModel | PeftModel) -> int | None:
-    """Most tokens that ``model`` reads, as its configuration says."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        @contextmanager
+        def opened() -> Iterator[PreTrainedModel]:
+            self.model.set_adapter(adapter)
+            yield base_of(self.model)
+
+        return opened
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[PreTrainedModel]:
+        """The Hugging Face model with all adapters switched off."""
+        with self.model.disable_adapter():  # type: ignore[operator]  # a PeftModel
+            yield base_of(self.model)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from maporl.config.schema import WITH_WEIGHTS, AgentSection, Config
+from maporl.config.schema import AgentSection, Config
+from maporl.engines.registry import ENGINES
 from maporl.errors import ConfigError
 
 
@@ -21,20 +22,9 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
     _check_folder_name(name, f"{where}: agents")
     if agent.policy is not None:
         _check_folder_name(agent.policy, f"{where}: agents.{name}.policy")
-    if (agent.api is not None) != (agent.engine == "openai"):
-        raise ConfigError(
-            f"{where}: agents.{name}: 'api' goes with engine: openai, got engine {agent.engine!r} and "
-            f"{'no api' if agent.api is None else 'an api'}; give both or neither"
-        )
-    if (agent.vllm is not None) != (agent.engine == "vllm"):
-        raise ConfigError(
-            f"{where}: agents.{name}: 'vllm' goes with engine: vllm, got engine {agent.engine!r} and "
-            f"{'no vllm' if agent.vllm is None else 'vllm'}; give both or neither"
-        )
-    if agent.engine not in WITH_WEIGHTS:
+    _check_engine(name, agent, where)
+    if not agent.weights:
         return
-    if agent.engine == "vllm" and agent.tiny is not None:
-        raise ConfigError(f"{where}: agents.{name}: a tiny model has no folder that vLLM could serve; give 'model'")
     if (agent.model is None) == (agent.tiny is None):
         raise ConfigError(
             f"{where}: agents.{name}: give either 'model' (a hub name or folder) or 'tiny', got {'both' if agent.model else 'neither'}"
@@ -51,6 +41,28 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
     if bits and agent.lora is None and agent.adapter is None and agent.trainable:
         raise ConfigError(
             f"{where}: agents.{name}.{bits[0]}: quantised weights cannot be trained; add lora: {{}} or set trainable: false"
+        )
+
+
+def _check_engine(name: str, agent: AgentSection, where: str) -> None:
+    """The section that goes with an engine is there, those of others are not, and the engine can read the model."""
+    for engine, entry in ENGINES.items():
+        if entry.section is None:
+            continue
+        given = getattr(agent, entry.section) is not None
+        if given != (agent.engine == engine):
+            raise ConfigError(
+                f"{where}: agents.{name}: {entry.section!r} goes with engine: {engine}, got engine {agent.engine!r} and "
+                f"{'' if given else 'no '}{entry.section}; give both or neither"
+            )
+    if agent.engine_options and ENGINES[agent.engine].section is not None:
+        raise ConfigError(
+            f"{where}: agents.{name}.engine_options: engine {agent.engine!r} takes its options from agents.{name}."
+            f"{ENGINES[agent.engine].section}; move them there"
+        )
+    if ENGINES[agent.engine].serves_folders and agent.tiny is not None:
+        raise ConfigError(
+            f"{where}: agents.{name}: a tiny model has no folder that {agent.engine} could serve; give 'model'"
         )
 
 

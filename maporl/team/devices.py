@@ -1,8 +1,12 @@
 """Which device a base model lives on."""
 
+from collections.abc import Mapping
+
 import torch
 
+from maporl.team.agents import Policy
 from trl_ext import distributed
+from trl_ext.forward import base_of
 
 
 def split(owners: list[str], devices: list[torch.device] | None = None) -> list[torch.device]:
@@ -21,3 +25,13 @@ def split(owners: list[str], devices: list[torch.device] | None = None) -> list[
             "agents share a base (agents.NAME.lora)"
         )
     return devices[: len(owners)]
+
+
+def split_bases(policies: Mapping[str, Policy]) -> dict[int, torch.device]:
+    """A device for every base model, by its ``id``, in the order of the policies.
+
+    Raises:
+        ValueError: there are fewer devices than base models, or several processes.
+    """
+    bases = {id(base_of(policy.model)): name for name, policy in reversed(list(policies.items()))}
+    return dict(zip(reversed(bases), split(list(reversed(bases.values()))), strict=True))

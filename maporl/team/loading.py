@@ -11,12 +11,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from maporl.config import Config
-from maporl.config.schema import WITH_WEIGHTS, AgentSection, LoraSection
+from maporl.config.schema import AgentSection, LoraSection
 from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, encode_prompt
+from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, context_of, encode_prompt
 
 
 def policy_names(agent: str, section: AgentSection, turns: int) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def load_agents(config: Config, tokenizers: dict[str, Tokenizer], weights: bool 
     for name, section in config.agents.items():
         options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
         spoken: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
-        if section.engine not in WITH_WEIGHTS:
+        if not section.weights:
             agents.append(Agent(name, **spoken))
             continue
         for policy in (names := policy_names(name, section, turns_of(config))):
@@ -58,7 +58,7 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
     """Every agent's tokenizer, checked; no model is loaded."""
     tokenizers = {}
     for name, section in config.agents.items():
-        if section.engine not in WITH_WEIGHTS:
+        if not section.weights:
             continue
         if section.tiny is not None:
             tokenizer = build_tiny_tokenizer(section.tiny)
@@ -68,7 +68,7 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
                 AutoTokenizer, source, f"agents.{name}.{'tokenizer' if section.tokenizer else 'model'}"
             )
         if section.chat_template is not None:
-            tokenizer.chat_template = _chat_template(section.chat_template, f"agents.{name}.chat_template")
+            tokenizer.chat_template = read_chat_template(section.chat_template, f"agents.{name}.chat_template")
         if section.pad_token is not None:
             tokenizer.pad_token = section.pad_token
         _check_for_config(name, section, tokenizer)
@@ -117,8 +117,14 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
         )
 
 
-def _chat_template(value: str, where: str) -> str:
-    """``fallback``, a template's text, or a file: what ends in .jinja or has no brace must be one."""
+def read_chat_template(value: str, where: str) -> str:
+    """The template that ``value`` stands for: ``fallback``, the text of a template, or the path of a file.
+
+    What ends in ``.jinja``, or has no brace, is a path. ``where`` names the option in the error.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     if value == "fallback":
         return FALLBACK_TEMPLATE
     if "{" in value and not value.endswith(".jinja"):
@@ -200,7 +206,7 @@ def context_length(agent: str, section: AgentSection) -> int | None:
         return section.tiny.context
     if section.model is None:
         return None
-    return getattr(_text_config(f"agents.{agent}", section.model), "max_position_embeddings", None)
+    return context_of(_text_config(f"agents.{agent}", section.model))
 
 
 def _text_config(where: str, model: str) -> Any:

@@ -9,7 +9,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.config import Config, parse_config, read_values
-from maporl.config.schema import WITH_WEIGHTS
 from maporl.errors import RunError
 from maporl.protocols import turns_of
 from maporl.team.agents import Policy
@@ -105,7 +104,7 @@ def check_complete(config: Config, folder: Path) -> None:
         RunError: names the first policy that has none.
     """
     root = weights_of(folder)
-    trained = [(name, s) for name, s in config.agents.items() if s.engine in WITH_WEIGHTS and s.trainable]
+    trained = [(name, s) for name, s in config.agents.items() if s.weights and s.trainable]
     policies = [policy for name, section in trained for policy in policy_names(name, section, turns_of(config))]
     missing = [policy for policy in policies if not (root / policy).is_dir()]
     if missing:

@@ -8,13 +8,14 @@ import torch
 from peft import PeftModel
 
 from maporl.config import Config
-from maporl.config.schema import WITH_WEIGHTS
-from maporl.team.agents import Agent, Policy, Voice, context_of
+from maporl.engines.registry import has_weights
+from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
-from trl_ext.chat import check_tokenizer
+from trl_ext.chat import check_tokenizer, context_of
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner, starting_point
+from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sampling import stop_ids_of
 
@@ -30,7 +31,7 @@ class Team:
         self.policies: dict[str, Policy] = {}
         self.policies_of: dict[str, tuple[Policy, ...]] = {}
         for agent in agents:
-            if agent.engine in WITH_WEIGHTS:
+            if has_weights(agent.engine):
                 speaking = [self._policy(entry) for entry in agent.by_turn or (agent,)]
                 if any(p.tokenizer is not speaking[0].tokenizer for p in speaking):
                     raise ValueError(f"agent {agent.name!r}: by_turn: its turns continue one conversation; give every "
@@ -60,7 +61,7 @@ class Team:
                     f"policies {other.name!r} and {name!r} bring the same weights; give their agents one "
                     "policy name to share them, or a model (or adapter) each"
                 )
-        voice = Voice(name, agent.tokenizer, context_of(agent.model))
+        voice = Voice(name, agent.tokenizer, context_of(agent.model.config))
         policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learning_rate, agent.critic)
         self.policies[name] = policy
         return policy
@@ -69,11 +70,11 @@ class Team:
         """Agents in speaking order."""
         return tuple(self.agents)
 
-    def find_stop_ids(self, args: PPOv2Config) -> None:
+    def find_stop_ids(self, options: PPOOptions) -> None:
         """Settle what ends an answer, for every policy."""
         for policy in self.policies.values():
             policy.voice.stop_ids = stop_ids_of(
-                base_of(policy.model), policy.tokenizer, args.stop_token, args.stop_token_id
+                base_of(policy.model), policy.tokenizer, options.stop_token, options.stop_token_id
             )
 
     def build_learners(self, args: PPOv2Config, outputs: int, critics: bool = True) -> dict[str, Learner]:

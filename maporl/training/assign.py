@@ -1,204 +1,211 @@
-"""From annotated token rows of all policies to their advantages, whichever slots the configuration names."""
+"""From token batches of all policies to their advantages, whichever slots the configuration names: numbers to numbers."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from maporl.advantages.baselines import BaselineState
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import Estimates, estimate_all
 from maporl.advantages.returns import TOKEN_RETURNS
-from maporl.advantages.transforms import CumulativeKL, build_transforms
+from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
-from maporl.training.samples import TrainingSample
-from maporl.types import Dialogue, Utterance
-from trl_ext import maths
+from maporl.training.samples import Columns, credited_by_nobody_else
+from maporl.training.update_batch import TeamUpdateBatch
+from trl_ext import distributed, maths
+from trl_ext.learning import Learning
 from trl_ext.metrics import Metrics
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.token_advantages import row_metrics, token_gae, token_kl, token_rewards, whiten_groups
-from trl_ext.token_batch import TokenBatch
+from trl_ext.token_batch import GlobalBatch, TokenBatch
+
+Row = tuple[str, int]
+"""A policy, and a row of its token batch."""
 
 
-@dataclass
-class Place:
-    """A row of the TurnBatch: which utterance it is, and where among the policies' token rows, if it is trained on."""
+class Advantages:
+    """Works out the advantages of an update, over what all processes sampled.
 
-    dialogue: Dialogue
-    utterance: Utterance
-    policy: str = ""
-    row: int = -1
-
-
-def assign(
-    rows: dict[str, TokenBatch],
-    answers: Mapping[str, list[TrainingSample]],
-    config: AdvantageConfig,
-    options: PPOOptions,
-    state: BaselineState,
-    critics: Collection[str] = (),
-    dialogues: Sequence[Dialogue] = (),
-) -> tuple[dict[str, Metrics], dict[str, torch.Tensor]]:
-    """Fill in ``advantages``, ``returns``, ``weight`` of annotated ``rows``; returns statistics, and which rows count.
-
-    ``critics`` names the policies that have one. ``dialogues``: where a post needs everybody, who else spoke is found here.
+    Args:
+        config: return, baseline, scale, transforms and key.
+        options: PPO's discount, lambda, KL coefficient and aggregation.
+        critics: the policies that have a critic.
     """
-    if not rows:
-        return {}, {}
-    places = [Place(s.dialogue, s.utterance, p, i) for p, own in answers.items() for i, s in enumerate(own)]
-    if config.returns in TOKEN_RETURNS:
-        _number_groups(rows, places, config)
-        _over_tokens(rows, places, config, options, critics)
-        metrics = {name: row_metrics(own, options) for name, own in rows.items()}
-        if config.scale != "none":
-            whiten_groups(list(rows.values()))
-    else:
-        if any(post.needs_everybody for post in build_transforms(config)):
-            places += _others(places, dialogues)
-        _over_rows(rows, places, config, options, state)
-        metrics = {name: row_metrics(own, options) for name, own in rows.items()}
-    if options.aggregation == "per_main_rollout":
-        for name, own in answers.items():
-            rows[name].weight *= len(own) / len({(s.dialogue.prompt, s.dialogue.rollout) for s in own})
-    return metrics, _counting(rows)
+
+    def __init__(self, config: AdvantageConfig, options: PPOOptions, critics: Collection[str] = ()):
+        self.config, self.options, self.critics = config, options, frozenset(critics)
+        self.transforms: list[Transform] = build_transforms(config)
+        self.state = BaselineState()
+
+    def assign(
+        self, batches: dict[str, TokenBatch], columns: Mapping[str, Sequence[Columns]], others: Sequence[Columns] = ()
+    ) -> tuple[dict[str, Metrics], dict[str, Tensor]]:
+        """Fill in ``advantages``, ``returns`` and ``weight`` of token batches whose old log-probabilities and values are known.
+
+        Args:
+            batches: by policy, the rows of all processes.
+            columns: by policy, those of each row, in the same order.
+            others: those of utterances that nobody learns from, where a transform needs everybody.
+
+        Returns:
+            Statistics by policy; and by policy the numbers of the rows that count, without policies that have none.
+
+        Raises:
+            ValueError: a group has a single member, or a column that is needed was not recorded.
+        """
+        if not batches:
+            return {}, {}
+        rows = [(policy, number) for policy, own in columns.items() for number in range(len(own))]
+        known = [one for own in columns.values() for one in own]
+        if self.config.returns in TOKEN_RETURNS:
+            self._number_groups(batches, rows, known)
+            self._over_tokens(batches, rows, known)
+            metrics = {name: row_metrics(own, self.options) for name, own in batches.items()}
+            if self.config.scale != "none":
+                whiten_groups(list(batches.values()))
+        else:
+            self._over_rows(batches, rows, [*known, *others])
+            metrics = {name: row_metrics(own, self.options) for name, own in batches.items()}
+        if self.options.aggregation == "per_main_rollout":
+            for name, own in columns.items():
+                batches[name].weight *= len(own) / len({(c.prompt, c.rollout) for c in own})
+        counting = {name: own.weight.nonzero().flatten() for name, own in batches.items()}
+        return metrics, {name: index for name, index in counting.items() if len(index)}
+
+    def fill(
+        self, batch: TeamUpdateBatch, learning: Learning, together: torch.device | None = None
+    ) -> dict[str, Metrics]:
+        """Fill in the token batches of ``batch`` from its samples, with advantages over what all processes sampled.
+
+        Of other processes come columns and token rows, no dialogues. ``together``: the device where rows of several devices meet.
+        All processes call this together. Returns statistics by policy.
+        """
+        own = {name: [sample.columns for sample in samples] for name, samples in batch.samples.items()}
+        parts = distributed.all_gather(own)
+        names = dict.fromkeys(name for part in parts for name in part)
+        columns = {name: [c for part in parts for c in part.get(name, [])] for name in names}
+        samples = {name: batch.samples.get(name, []) for name in names}
+        batches, metrics = learning.token_batches(samples, batch.plan.critic_only)
+        everybody = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
+        others: list[Columns] = []
+        if any(transform.needs_everybody for transform in self.transforms):
+            known = {c.name for part in columns.values() for c in part}
+            others = distributed.all_gather_lists(credited_by_nobody_else(batch.dialogues, known))
+        assigned, kept = self.assign({name: one.rows for name, one in everybody.items()}, columns, others)
+        batch.token_batches = {name: everybody[name].take(index).back(batches[name]) for name, index in kept.items()}
+        return {name: metrics[name] | assigned[name] for name in metrics}
+
+    # -- over tokens --------------------------------------------------------------------------------------------------
+
+    def _number_groups(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
+        """Tokens that are whitened together: within the key, an agent's, or all."""
+        key = {"agent_std": ("agent",), "batch_std": ()}.get(self.config.scale, self.config.key)
+        for number, members in enumerate(turn_batch(columns, [0.0] * len(columns)).groups(key)):
+            for i in members:
+                policy, row = rows[i]
+                batches[policy].group[row] = number
+
+    def _over_tokens(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
+        if self.config.returns == "token_gae":
+            for name, own in batches.items():
+                token_gae(own, self.options, name in self.critics)
+            return
+        rewards = {name: token_rewards(own, self.options) for name, own in batches.items()}
+        for trajectory in turn_batch(columns, [0.0] * len(columns)).trajectories(by_agent=False):
+            self._chain(batches, rewards, [rows[i] for i in trajectory])
+
+    def _chain(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
+        """GAE through the tokens of all utterances of a dialogue, as if one agent had said them."""
+        masks = [batches[policy].sampled_mask[row] for policy, row in rows]
+        pairs = list(zip(rows, masks, strict=True))
+        chain = torch.cat([rewards[policy][row][mask] for (policy, row), mask in pairs]).unsqueeze(0)
+        values = torch.cat([batches[policy].values[row][mask] for (policy, row), mask in pairs]).unsqueeze(0)
+        everything = torch.ones_like(chain, dtype=torch.bool)
+        advantages, returns = maths.gae(chain, values, everything, self.options.gamma, self.options.lam)
+        lengths = [int(mask.sum()) for mask in masks]
+        split = zip(pairs, advantages[0].split(lengths), returns[0].split(lengths), strict=True)
+        for ((policy, row), mask), own_advantages, own_returns in split:
+            batches[policy].advantages[row, mask] = own_advantages
+            batches[policy].returns[row, mask] = own_returns
+
+    # -- one number an utterance --------------------------------------------------------------------------------------
+
+    def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
+        """One number for each utterance, at each of its own tokens; its critic answers for its first token alone."""
+        first = {name: _first_sampled(own.sampled_mask) for name, own in batches.items()}
+        per_token = [transform for transform in self.transforms if transform.per_token]
+        scores = {
+            name: (own.score if per_token else token_rewards(own, self.options).sum(1)).tolist()
+            for name, own in batches.items()
+        }
+        others = columns[len(rows) :]
+        reward = [scores[policy][row] for policy, row in rows] + [c.credit for c in others]
+        value = None
+        if self.config.baseline == "critic":
+            value = [float(batches[policy].values[row][first[policy][row]][0]) for policy, row in rows]
+            value += [0.0] * len(others)
+        batch = turn_batch(columns, reward, value)
+        _spread(batches, rows, estimate_all(batch, self.config, self.state, scaled=not per_token), first)
+        for transform in per_token:
+            for own in batches.values():
+                kl = token_kl(own, "k1")
+                own.advantages = transform.apply_to_tokens(own.advantages, kl, own.sampled_mask, self.options.kl_coef)
+        if per_token and self.config.scale != "none":
+            self._number_groups(batches, rows, columns[: len(rows)])
+            whiten_groups(list(batches.values()))
 
 
-def turn_batch(places: list[Place], reward: list[float], value: list[float] | None) -> TurnBatch:
-    """The columns of what was said, a row each."""
-    said = [(p.dialogue, p.utterance) for p in places]
-    number = {_name(d, u): i for i, (d, u) in enumerate(said)}
+def turn_batch(columns: Sequence[Columns], reward: list[float], value: list[float] | None = None) -> TurnBatch:
+    """The :class:`TurnBatch` of utterances, a row each."""
+    number = {one.name: i for i, one in enumerate(columns)}
 
-    def tag(name: str) -> list[Any] | None:
-        column = [u.tags.get(name) for _, u in said]
-        return column if any(value is not None for value in column) else None
+    def recorded(name: str) -> list | None:
+        column = [getattr(one, name) for one in columns]
+        return column if any(entry is not None for entry in column) else None
 
     return TurnBatch(
         reward=reward,
         value=value,
-        prompt=[d.prompt for d, _ in said],
-        rollout=[d.rollout for d, _ in said],
-        agent=[u.agent for _, u in said],
-        role=[u.role for _, u in said],
-        turn=[u.turn for _, u in said],
-        order=[u.order for _, u in said],
-        parent=[_parent(d, u, number) for d, u in said],
-        caller=[None if u.caller is None else number.get(_name(d, d.utterances[u.caller])) for d, u in said],
-        action=[u.text for _, u in said],
-        game=tag("game"),
-        seed=tag("seed"),
-        state=tag("state"),
+        prompt=[one.prompt for one in columns],
+        rollout=[one.rollout for one in columns],
+        agent=[one.agent for one in columns],
+        role=[one.role for one in columns],
+        turn=[one.turn for one in columns],
+        order=[one.order for one in columns],
+        parent=[_parent(one, number) for one in columns],
+        caller=[None if one.caller is None else number.get(one.caller) for one in columns],
+        action=[one.action for one in columns],
+        game=recorded("game"),
+        seed=recorded("seed"),
+        state=recorded("state"),
     )
 
 
-def _others(places: list[Place], dialogues: Sequence[Dialogue]) -> list[Place]:
-    """Utterances with a credit that nobody learns from."""
-    known = {_name(p.dialogue, p.utterance) for p in places}
-    others: dict[tuple, Place] = {}
-    for dialogue in dialogues:
-        for u in dialogue.utterances:
-            if "credit" in u.rewards and (name := _name(dialogue, u)) not in known:
-                others.setdefault(name, Place(dialogue, u))
-    return list(others.values())
-
-
-def _name(dialogue: Dialogue, utterance: Utterance) -> tuple:
-    """Copies of one utterance, in dialogues that were forked after it, have one name."""
-    if utterance.sample is not None:
-        return ("sample", dialogue.prompt, utterance.sample)
-    return (dialogue.prompt, dialogue.rollout, utterance.id)
-
-
-def _parent(dialogue: Dialogue, utterance: Utterance, number: Mapping[tuple, int]) -> int | None:
+def _parent(one: Columns, number: Mapping[tuple, int]) -> int | None:
     """The row before this one on its branch: of the last step before it with a row, the same agent's, else the last."""
-    earlier = [u for u in dialogue.utterances if u.order < utterance.order and _name(dialogue, u) in number]
+    earlier = [(order, agent, name) for order, agent, name in one.earlier if name in number]
     if not earlier:
         return None
-    step = [u for u in earlier if u.order == max(e.order for e in earlier)]
-    own = [u for u in step if u.agent == utterance.agent]
-    return number[_name(dialogue, (own or step)[-1])]
+    last = max(order for order, _, _ in earlier)
+    step = [(agent, name) for order, agent, name in earlier if order == last]
+    own = [name for agent, name in step if agent == one.agent]
+    return number[own[-1] if own else step[-1][1]]
 
 
-def _number_groups(rows: dict[str, TokenBatch], places: list[Place], config: AdvantageConfig) -> None:
-    """Tokens that are whitened together: within the key, an agent's, or all."""
-    key = {"agent_std": ("agent",), "batch_std": ()}.get(config.scale, config.key)
-    batch = turn_batch(places, [0.0] * len(places), None)
-    for number, members in enumerate(batch.groups(key)):
-        for i in members:
-            rows[places[i].policy].group[places[i].row] = number
-
-
-def _over_tokens(
-    rows: dict[str, TokenBatch],
-    places: list[Place],
-    config: AdvantageConfig,
-    options: PPOOptions,
-    critics: Collection[str],
-) -> None:
-    if config.returns == "token_gae":
-        for name, own in rows.items():
-            token_gae(own, options, name in critics)
-        return
-    rewards = {name: token_rewards(own, options) for name, own in rows.items()}
-    batch = turn_batch(places, [0.0] * len(places), None)
-    for trajectory in batch.trajectories(by_agent=False):
-        spoken = [(rows[places[i].policy], rewards[places[i].policy], places[i].row) for i in trajectory]
-        masks = [own.action_mask[i] for own, _, i in spoken]
-        chain = torch.cat([r[i][m] for (_, r, i), m in zip(spoken, masks, strict=True)]).unsqueeze(0)
-        values = torch.cat([own.values[i][m] for (own, _, i), m in zip(spoken, masks, strict=True)]).unsqueeze(0)
-        everything = torch.ones_like(chain, dtype=torch.bool)
-        advantages, returns = maths.gae(chain, values, everything, options.gamma, options.lam)
-        lengths = [int(m.sum()) for m in masks]
-        for (own, _, i), mask, a, r in zip(
-            spoken, masks, advantages[0].split(lengths), returns[0].split(lengths), strict=True
-        ):
-            own.advantages[i, mask], own.returns[i, mask] = a, r
-
-
-def _over_rows(
-    rows: dict[str, TokenBatch], places: list[Place], config: AdvantageConfig, options: PPOOptions, state: BaselineState
-) -> None:
-    """One number for each utterance, at each of its own tokens; its critic answers for its first token alone."""
-    first = {name: _first_action(own.action_mask) for name, own in rows.items()}
-    per_token = any(isinstance(post, CumulativeKL) for post in build_transforms(config))
-    worth = {n: (own.score if per_token else token_rewards(own, options).sum(1)).tolist() for n, own in rows.items()}
-    reward = [worth[p.policy][p.row] if p.policy else p.utterance.rewards["credit"] for p in places]
-    value = None
-    if config.baseline == "critic":
-        value = [float(rows[p.policy].values[p.row][first[p.policy][p.row]][0]) if p.policy else 0.0 for p in places]
-    estimates = estimate_all(turn_batch(places, reward, value), config, state, scaled=not per_token)
-    _spread(rows, places, estimates, first)
-    if per_token:
-        for own in rows.values():
-            to_come = token_kl(own, "k1").flip(1).cumsum(1).flip(1)
-            own.advantages = torch.where(own.action_mask, own.advantages - options.kl_coef * to_come, 0.0)
-        if config.scale != "none":
-            _number_groups(rows, [place for place in places if place.policy], config)
-            whiten_groups(list(rows.values()))
-
-
-def _spread(
-    rows: dict[str, TokenBatch], places: list[Place], estimates: Estimates, first: Mapping[str, torch.Tensor]
-) -> None:
-    for own in rows.values():
+def _spread(batches: dict[str, TokenBatch], rows: list[Row], estimates: Estimates, first: Mapping[str, Tensor]) -> None:
+    """Each utterance's number at each of its tokens; the critic's target at its first."""
+    for own in batches.values():
         own.advantages, own.returns = torch.zeros_like(own.values), torch.zeros_like(own.values)
-    for i, place in enumerate(places):
-        if not place.policy:
-            continue
-        own = rows[place.policy]
-        own.advantages[place.row] = float(estimates.advantages[i]) * own.action_mask[place.row]
-        own.returns[place.row] = float(estimates.targets[i]) * first[place.policy][place.row]
-        own.weight[place.row] = float(estimates.weights[i])
-    for name, own in rows.items():
+    for i, (policy, row) in enumerate(rows):
+        own = batches[policy]
+        own.advantages[row] = float(estimates.advantages[i]) * own.sampled_mask[row]
+        own.returns[row] = float(estimates.targets[i]) * first[policy][row]
+        own.weight[row] = float(estimates.weights[i])
+    for name, own in batches.items():
         own.value_mask = first[name]
 
 
-def _first_action(mask: torch.Tensor) -> torch.Tensor:
-    """True at each row's first action token, whose position's value is that of the state before the answer."""
+def _first_sampled(mask: Tensor) -> Tensor:
+    """True at each row's first sampled token, whose position's value is that of the state before the answer."""
     return mask & (mask.cumsum(1) == 1)
-
-
-def _counting(rows: dict[str, TokenBatch]) -> dict[str, torch.Tensor]:
-    """The rows whose weight is not 0, by policy, without policies that have none."""
-    kept = {name: own.weight.nonzero().flatten() for name, own in rows.items()}
-    return {name: index for name, index in kept.items() if len(index)}

@@ -1,13 +1,11 @@
 """A model card for each policy of a team."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCard, ModelCardData
 
-if TYPE_CHECKING:
-    from maporl.team.team import Policy
-    from maporl.training.trainer import MultiAgentPPOTrainer
+from maporl.team.agents import Policy
 
 _BODY = """
 # {name}
@@ -33,9 +31,24 @@ Learning*, ACL 2025, arXiv:2502.18439.
 """
 
 
-def write_model_card(folder: Path, policy: "Policy", trainer: "MultiAgentPPOTrainer") -> None:
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says of a policy's training."""
+
+    team: tuple[str, ...]
+    protocol: str
+    task: str
+    updates: int
+    episodes: int
+    critic: str
+    kl_coef: float
+    cliprange: float
+    learning_rate: float
+
+
+def write_model_card(folder: Path, policy: Policy, facts: CardFacts) -> None:
     """Write ``folder/README.md``."""
-    learner, base = trainer.learners[policy.name], policy.model.config._name_or_path
+    base = policy.model.config._name_or_path
     if policy.adapter is not None:
         kind = f"LoRA adapter on `{base}`"
         loading = f'base = AutoModelForCausalLM.from_pretrained("{base}")\nmodel = PeftModel.from_pretrained(base, "{policy.name}")'
@@ -47,19 +60,6 @@ def write_model_card(folder: Path, policy: "Policy", trainer: "MultiAgentPPOTrai
         base_model=base or None,
         tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
     )
-    body = _BODY.format(
-        name=policy.name,
-        team=", ".join(trainer.team.names()),
-        protocol=type(trainer.protocol).__name__.lower(),
-        task=type(trainer.task).__name__,
-        agents=", ".join(policy.agents),
-        kind=kind,
-        updates=trainer.state.global_step,
-        episodes=trainer.episodes,
-        critic=learner.critic,
-        kl_coef=trainer.args.kl_coef,
-        cliprange=trainer.args.cliprange,
-        learning_rate=learner.learning_rate,
-        loading=loading,
-    )
+    told = asdict(facts) | {"team": ", ".join(facts.team)}
+    body = _BODY.format(name=policy.name, agents=", ".join(policy.agents), kind=kind, loading=loading, **told)
     ModelCard(f"---\n{data.to_yaml()}\n---\n{body}").save(folder / "README.md")

@@ -17,6 +17,7 @@ from maporl.errors import ConfigError
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
+from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_json
 from trl_ext.checkpoint import save_policy_weights
 
@@ -66,15 +67,17 @@ def train_supervised(
     team: Team,
     dialogues: Sequence[Dialogue],
     folder: Path,
-    epochs: float = 1.0,
-    learning_rate: float = 5e-5,
-    batch_size: int = 8,
+    options: SFTOptions | None = None,
     quiet: bool = False,
 ) -> dict[str, float]:
     """Train every trainable policy on its agents' words in ``dialogues``; save each under ``folder/NAME``.
 
     Returns the mean training loss by policy. ``agents.NAME.model`` (or ``adapter``, for a LoRA) takes the folders.
+
+    Raises:
+        RunExists: ``folder`` exists and is not empty.
     """
+    options = options or SFTOptions()
     if folder.exists() and any(folder.iterdir()):
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
     losses = {}
@@ -84,9 +87,9 @@ def train_supervised(
             continue
         args = SFTConfig(
             output_dir=str(folder / policy.name),
-            num_train_epochs=epochs,
-            learning_rate=learning_rate,
-            per_device_train_batch_size=batch_size,
+            num_train_epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            per_device_train_batch_size=options.batch_size,
             completion_only_loss=True,
             max_length=None,
             bf16=config.training.bf16,

@@ -1,56 +1,48 @@
 """What training saw of single tokens, for the dialogues that are recorded."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from maporl.training.samples import TrainingSample
+from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Trace
 from trl_ext.chat import Tokenizer
-from trl_ext.token_batch import TokenBatch
 
 DIGITS = 4
 """Decimals that are recorded."""
 
 
 def trace(
-    dialogues: Sequence[Dialogue],
-    said: Mapping[str, Sequence[TrainingSample]],
-    rows: Mapping[str, TokenBatch],
+    batch: TeamUpdateBatch,
+    recorded: Sequence[Dialogue],
     tokenizers: Mapping[str, Tokenizer],
-    critics: frozenset[str],
+    critics: Collection[str],
 ) -> None:
-    """Give the utterances of ``dialogues`` that are trained on their :class:`~maporl.types.Trace`.
+    """Give the utterances of the ``recorded`` dialogues that are trained on their :class:`~maporl.types.Trace`.
 
-    ``said`` and ``rows`` are by policy; of ``rows``, which have advantages, some answers may be missing. ``critics`` names the
-    policies whose values mean something.
+    ``batch`` has token batches with advantages; ``critics`` names the policies whose values mean something.
     """
-    wanted = {id(u) for d in dialogues for u in d.utterances}
-    for policy, own in rows.items():
-        numbers: dict[str, list[int]] = defaultdict(list)
-        for number, label in enumerate(own.labels):
-            numbers[label].append(number)
-        for one in said.get(policy, ()):
-            if not numbers[one.label]:
+    wanted = {id(u) for d in recorded for u in d.utterances}
+    for policy, rows in batch.token_batches.items():
+        names = ["old_logprobs", "advantages", *(["values"] if policy in critics else [])]
+        for row, place in enumerate(rows.sample.tolist()):
+            sample = batch.samples[policy][place]
+            if id(sample.utterance) not in wanted:
                 continue
-            row = numbers[one.label].pop(0)
-            if id(one.utterance) not in wanted:
-                continue
-            columns = own.action_mask[row].nonzero().flatten()
-            values = {
-                name: [round(x, DIGITS) for x in getattr(own, name)[row, columns].tolist()]
-                for name in ("logprobs", "advantages", "values")
-            }
-            if policy not in critics:
-                del values["values"]
-            one.utterance.trace = Trace(pieces(tokenizers[policy], one.response_ids), **values)
+            columns = rows.sampled_mask[row].nonzero().flatten()
+            logprobs, advantages, *values = (
+                [round(x, DIGITS) for x in getattr(rows, name)[row, columns].tolist()] for name in names
+            )
+            pieces_said = pieces(tokenizers[policy], sample.response_ids)
+            sample.utterance.trace = Trace(pieces_said, logprobs, advantages, values[0] if values else None)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds, special tokens included. A token that ends within a character adds nothing; the one that
-    completes it adds it whole."""
+    """The text that each token adds, special tokens included.
+
+    A token that ends within a character adds nothing; the one that completes it adds it whole.
+    """
     found: list[str] = []
     before = done = (
-        0  # ids[before:done] have been written and are decoded again, because some tokenizers join words by context
+        0  # ids[before:done] are decoded again with what follows, because some tokenizers join words by context
     )
     for end in range(1, len(ids) + 1):
         known = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)

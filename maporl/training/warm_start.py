@@ -15,7 +15,7 @@ from maporl.engines.base import Request
 from maporl.engines.scripted import ScriptedEngine
 from maporl.engines.transcript import conversations
 from maporl.protocols.base import Protocol
-from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.types import Dialogue
@@ -41,10 +41,10 @@ def warm_start(
 
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: torch.optim.AdamW(_parameters(p), lr=section.learning_rate) for p in policies}
-    engine, seats = ScriptedEngine(script), {name: SpeakerSpec("scripted", _policies(team, name)) for name in names}
+    engine, specs = ScriptedEngine(script), {name: SpeakerSpec("scripted", _policies(team, name)) for name in names}
     for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
         examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
-        dialogues = play_dialogues(examples, task, protocol, seats, {"scripted": engine}, temperature=0.0)
+        dialogues = RolloutDriver(task, protocol, specs, {"scripted": engine}, 0.0).play(examples)
         for policy in policies:
             _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from maporl.advantages.baselines import GROUPED
 from maporl.advantages.estimator import check_columns
 from maporl.advantages.returns import RELATIVE, TOKEN_RETURNS
-from maporl.advantages.transforms import CumulativeKL, build_transforms
+from maporl.advantages.transforms import build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 
@@ -18,7 +18,7 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
         check_columns(config, recorded)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-    posts = build_transforms(config, f"{where}: advantage")
+    transforms = build_transforms(config, f"{where}: advantage")
     if config.returns in (*RELATIVE, "token_chain_gae") and config.baseline != "critic":
         raise ConfigError(
             f"{where}: advantage: returns {config.returns} needs a critic's values, but baseline is {config.baseline!r}; set "
@@ -29,13 +29,13 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
             f"{where}: advantage: returns token_gae goes with baseline critic or none, got {config.baseline!r}; for a baseline "
             "over groups set advantage.returns: utterance (or reward_to_go, tree)"
         )
-    per_utterance = posts or config.ddof == 0 or config.unit != "row" or config.singleton != "error"
+    per_utterance = transforms or config.ddof == 0 or config.unit != "row" or config.singleton != "error"
     if config.returns in TOKEN_RETURNS and per_utterance:
         raise ConfigError(
             f"{where}: advantage: returns {config.returns} runs over tokens, whitened with ddof 1; post, ddof: 0, unit: rollout "
             "and singleton: zero need one number per utterance: set advantage.returns: utterance, or remove them"
         )
-    if any(isinstance(post, CumulativeKL) for post in posts) and len(posts) > 1:
+    if any(transform.per_token for transform in transforms) and len(transforms) > 1:
         raise ConfigError(f"{where}: advantage.post: cumulative_kl works on tokens and stands alone; remove the others")
     if config.baseline == "ema" and (passing := [name for name in config.key if name not in _PERSISTENT]):
         raise ConfigError(

@@ -5,13 +5,15 @@ import math
 from pathlib import Path
 
 from maporl.config.parse import unknown
-from maporl.config.schema import WITH_WEIGHTS, AdvantageConfig, AgentSection, Config
+from maporl.config.schema import AdvantageConfig, AgentSection, Config
+from maporl.engines.registry import ENGINES
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES
-from maporl.rewards.rules import Inherit, build_rules
+from maporl.rewards.rules import build_rules
 from maporl.tasks import TASKS, Task, build_task
 from maporl.team.checks import check_agents
+from maporl.training.ahead import check_ahead
 
 
 def check(config: Config, where: str) -> None:
@@ -61,7 +63,7 @@ def _check_ppo(config: Config, where: str) -> None:
 
 def _check_critic(name: str, agent: AgentSection, config: Config, where: str) -> None:
     key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
-    if agent.engine not in WITH_WEIGHTS or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
+    if not agent.weights or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
         return
     if agent.lora is None and agent.adapter is None:
         raise ConfigError(
@@ -77,7 +79,7 @@ def _check_critic(name: str, agent: AgentSection, config: Config, where: str) ->
 def _check_restating(config: Config, where: str) -> None:
     """The untrained weights must still be there: under adapters, or as the reference of the KL penalty."""
     for name, agent in config.agents.items():
-        whole = agent.engine in WITH_WEIGHTS and agent.trainable and agent.lora is None and agent.adapter is None
+        whole = agent.weights and agent.trainable and agent.lora is None and agent.adapter is None
         if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
             raise ConfigError(
                 f"{where}: restate: agents.{name} trains all its weights and keeps no reference at ppo.kl_coef 0, so the "
@@ -87,7 +89,7 @@ def _check_restating(config: Config, where: str) -> None:
 
 def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
     """Somebody learns, and at turns that there are."""
-    learning = {name for name, a in config.agents.items() if a.trainable and a.engine in WITH_WEIGHTS}
+    learning = {name for name, a in config.agents.items() if a.trainable and a.weights}
     if not learning:
         raise ConfigError(
             f"{where}: agents: none is trainable, so there is nothing to learn; set trainable: true for one"
@@ -123,7 +125,7 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
     rotation = [] if schedule.round_robin is None else schedule.round_robin.agents or list(playing)
     for name in rotation:
         agent = config.agents[name]
-        if not agent.trainable or agent.engine not in WITH_WEIGHTS:
+        if not agent.trainable or not agent.weights:
             raise ConfigError(
                 f"{where}: schedule.round_robin: agent {name!r} is to learn in its turn, but it is frozen (trainable: false, or "
                 "an engine without weights); name the agents that learn in schedule.round_robin.agents"
@@ -141,11 +143,13 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
         if source not in SOURCES and source not in pays:
             raise ConfigError(f"{where}: reward.sources: {unknown(source, {*SOURCES, *pays})}")
     rules = build_rules(config.reward.rules, f"{where}: reward.rules")
-    if any(isinstance(rule, Inherit) for rule in rules) and "caller" not in protocol.records:
-        raise ConfigError(
-            f"{where}: reward.rules: inherit hands on what callers get, but protocol {config.protocol['name']!r} records no "
-            "callers; use protocol call_return, or leave the rule out"
-        )
+    for entry, rule in zip(config.reward.rules, rules, strict=True):
+        for column in sorted(rule.needs - protocol.records):
+            name = entry if isinstance(entry, str) else next(iter(entry))
+            raise ConfigError(
+                f"{where}: reward.rules: {name} needs {column}s, but protocol {config.protocol['name']!r} records no {column}s; use "
+                "a protocol that does (call_return records callers), or leave the rule out"
+            )
     if config.reward.bonus is not None and rules:
         raise ConfigError(f"{where}: reward: bonus goes with horizon, share and discount, not with rules; remove one")
     used = {*config.reward.sources, *protocol.between_turns()}
@@ -175,21 +179,11 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
 def _check_async(config: Config, where: str) -> None:
     if not config.training.async_depth:
         return
-    here = next((name for name, agent in config.agents.items() if agent.engine == "transformers"), None)
-    if here is not None:
-        raise ConfigError(
-            f"{where}: training.async_depth: 1 plays while weights change, but agents.{here}.engine is 'transformers', which "
-            "answers with those weights; use engine: vllm, or async_depth: 0"
-        )
-    if config.restate != "off":
-        raise ConfigError(
-            f"{where}: training.async_depth: 1 plays while weights change, but restate speaks with them; turn it off"
-        )
-    if config.ppo.engine_tis_cap is None:
-        raise ConfigError(
-            f"{where}: training.async_depth: 1 learns from dialogues of older weights; set ppo.engine_tis_cap, e.g. 2.0, which "
-            "corrects for it"
-        )
+    remote = {agent.engine: ENGINES[agent.engine].remote for agent in config.agents.values()}
+    try:
+        check_ahead(remote, config.restate, config.ppo.engine_tis_cap)
+    except ValueError as error:
+        raise ConfigError(f"{where}: training.{error}") from None
 
 
 def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
@@ -215,7 +209,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic
         relative = config.advantage.baseline == "critic" and config.advantage.returns != "token_gae"
-        if relative and critic == "none" and agent.trainable and agent.engine in WITH_WEIGHTS:
+        if relative and critic == "none" and agent.trainable and agent.weights:
             raise ConfigError(
                 f"{where}: advantage: returns {config.advantage.returns} with baseline critic needs a critic, but agent {name!r} "
                 "has none; set training.critic: head, or another advantage.baseline"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from maporl.config.schema import WITH_WEIGHTS, AgentSection, Config, TinySection
+from maporl.config.schema import AgentSection, Config, TinySection
 from maporl.protocols import turns_of
 from maporl.team.loading import policy_names
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
@@ -60,7 +60,7 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
         once, read = once and read <= ppo.max_tokens_per_microbatch, min(read, ppo.max_tokens_per_microbatch)
     peaks = []
     for name, section in config.agents.items():
-        if section.engine not in WITH_WEIGHTS:
+        if not section.weights:
             continue
         shape = shape_of(section)
         adapter = section.lora is not None or section.adapter is not None

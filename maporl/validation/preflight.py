@@ -12,11 +12,11 @@ from transformers import SchedulerType, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
 from maporl.config.parse import unknown
-from maporl.config.schema import WITH_WEIGHTS, AgentSection, Config
+from maporl.config.schema import AgentSection, Config
 from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
-from maporl.rollout.driver import SpeakerSpec, play_dialogues
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
 from maporl.team.loading import context_length, load_tokenizers
@@ -126,7 +126,7 @@ def _check_placement(config: Config) -> None:
         return
     owners: dict[tuple, str] = {}
     for name, section in config.agents.items():
-        if section.engine in WITH_WEIGHTS:
+        if section.weights:
             shares = section.tiny is None and (section.lora or section.adapter)
             base = (
                 (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
@@ -177,10 +177,11 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
-    seats = {name: SpeakerSpec("silent", (name,), system=config.agents[name].system) for name in players}
+    protocol = build_protocol(config.protocol, names)
+    specs = {name: SpeakerSpec("silent", (name,), system=config.agents[name].system) for name in players}
     for task in splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
-        play_dialogues(by_length[-16:], task, build_protocol(config.protocol, names), seats, {"silent": silent}, 0.0)
+        RolloutDriver(task, protocol, specs, {"silent": silent}, 0.0).play(by_length[-16:])
     contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length
     longer: dict[str, int] = {}
@@ -224,9 +225,7 @@ def _unread(config: Config, silent: _Silent) -> list[str]:
 
 
 def _describe(agent: AgentSection) -> str:
-    if agent.engine == "human":
-        return "human"
-    if agent.api is not None:
-        return f"{agent.api.model} by API"
+    if not agent.weights:
+        return agent.engine if agent.api is None else f"{agent.api.model} by API"
     what = f"tiny {agent.tiny.architecture}" if agent.tiny else str(agent.model)
     return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")

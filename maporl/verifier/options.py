@@ -1,7 +1,10 @@
-"""The options of the verifier's three commands, each declared once. No torch."""
+"""The options of the verifier's three commands, each declared once: the command line is made from these fields.
+
+Imports no torch.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from maporl.errors import ConfigError
@@ -9,12 +12,19 @@ from maporl.errors import ConfigError
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How answers are sampled: a temperature for each batch, uniform between two, and ``top_p``."""
+    """How answers are sampled and labelled. Each batch draws its temperature uniformly between the two bounds.
 
-    temperature_low: float = 1.3
-    temperature_high: float = 1.5
-    top_p: float = 0.9
-    batch_size: int = 64
+    Raises:
+        ConfigError: a value is outside its range; so do the classes below.
+    """
+
+    temperature_low: float = field(default=1.3, metadata={"help": "Each batch draws its temperature from this ..."})
+    temperature_high: float = field(default=1.5, metadata={"help": "... to this."})
+    top_p: float = field(default=0.9, metadata={"help": "Sample from the most likely tokens of this much probability."})
+    batch_size: int = field(default=64, metadata={"help": "Answers sampled at a time."})
+    judge: str | None = field(
+        default=None, metadata={"help": "This agent labels by yes or no, in place of the grader."}
+    )
 
     def __post_init__(self):
         _expect("--temperature-low", self.temperature_low, 0 < self.temperature_low < math.inf, "a number above 0")
@@ -26,15 +36,13 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class GenerateOptions(SamplingOptions):
-    """``per_question`` samples by each agent of each training question, of the first ``limit`` questions or of all.
+    """Which questions are answered, how often and by whom."""
 
-    ``agents`` names who answers; by default everyone but the ``judge``, which labels in the place of the task's grader.
-    """
-
-    per_question: int = 100
-    limit: int | None = None
-    agents: tuple[str, ...] = ()
-    judge: str | None = None
+    per_question: int = field(default=100, metadata={"help": "Samples of each question by each agent."})
+    limit: int | None = field(default=None, metadata={"help": "The first questions only."})
+    agents: tuple[str, ...] = field(
+        default=(), metadata={"name": "--agent", "help": "Who answers; default: all but the judge."}
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -44,21 +52,20 @@ class GenerateOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class BalanceOptions(SamplingOptions):
-    """At most ``per_question`` right and as many wrong answers of each question.
+    """How many answers of a question are kept, and how a question that lacks right or wrong ones gets more of them."""
 
-    A question short of one side is topped up in at most ``rounds`` rounds of ``per_round`` samples. ``short`` says what
-    becomes of one that stays short: cut to its smaller side, or dropped. ``free_form``: answers have no asked form.
-    ``repeats``: equal texts count each, as short answers need, of which there is only one right one.
-    """
-
-    per_question: int = 10
-    rounds: int = 4
-    per_round: int = 8
-    short: Literal["cut", "drop"] = "cut"
-    free_form: bool = False
-    repeats: bool = False
-    agent: str | None = None
-    judge: str | None = None
+    per_question: int = field(default=10, metadata={"help": "Most right, and most wrong, answers of a question."})
+    rounds: int = field(default=4, metadata={"help": "Most rounds of hints; 0 needs no model."})
+    per_round: int = field(default=8, metadata={"help": "Samples of a short side in a round."})
+    short: Literal["cut", "drop"] = field(
+        default="cut", metadata={"help": "What becomes of questions that stay short."}
+    )
+    """``cut``: to as many right as wrong answers; ``drop``: the question goes."""
+    free_form: bool = field(default=False, metadata={"help": "Answers have no final-answer line (open-ended tasks)."})
+    repeats: bool = field(
+        default=False, metadata={"help": "Count equal answers each (short answers have one right text)."}
+    )
+    agent: str | None = field(default=None, metadata={"help": "Who is given hints; default: the first."})
     seed: int = 0
 
     def __post_init__(self):
@@ -70,23 +77,24 @@ class BalanceOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """``loss``: on every answer token or on the last; ``held_out``: the share of the questions kept for evaluation.
+    """How a verifier is trained. What is trained is kept in float32 even where the weights are in bfloat16.
 
-    ``longest``: rows of more tokens are dropped. ``bf16``: weights in bfloat16, what is trained in float32.
+    Raises:
+        ConfigError: a value is outside its range.
     """
 
-    model: str
-    loss: Literal["every", "last"] = "every"
+    model: str = field(metadata={"help": "A causal language model: folder or hub name."})
+    loss: Literal["every", "last"] = field(default="every", metadata={"help": "At every answer token, or at the last."})
     lora_r: int = 16
     lora_alpha: int = 32
     learning_rate: float = 2e-4
-    batch_size: int = 8
+    batch_size: int = field(default=8, metadata={"help": "Rows trained on at a time."})
     epochs: float = 1.0
-    longest: int = 550
-    held_out: float = 0.1
-    bf16: bool = False
-    use_cpu: bool = False
-    chat_template: str | None = None
+    longest: int = field(default=550, metadata={"help": "Longer rows, in tokens, are dropped."})
+    held_out: float = field(default=0.1, metadata={"help": "Share of the questions to evaluate on."})
+    bf16: bool = field(default=False, metadata={"help": "Weights in bfloat16."})
+    use_cpu: bool = field(default=False, metadata={"help": "Even where there is an accelerator."})
+    chat_template: str | None = field(default=None, metadata={"help": "For base models: 'fallback', or a Jinja file."})
     seed: int = 0
 
     def __post_init__(self):

@@ -20,6 +20,7 @@ from peft import PeftModel
 
 from maporl.config.schema import VLLMSection
 from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.build import EngineSetup
 from maporl.engines.transformers import reply_of
 from maporl.engines.vllm.colocated import HERE, ColocatedServer
 from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
@@ -126,7 +127,7 @@ class VLLMEngine(Engine):
 
     def _asked(self, request: Request, prompt: list[int], server: Server, temperature: float) -> Asked:
         section, policy = self.sections[request.policy], self.policies[request.policy]
-        seed = number_of(request.draw) % 2**63 if section.seeds and request.draw is not None else None
+        seed = number_of(request.rng_key) % 2**63 if section.seeds and request.rng_key is not None else None
         model = self._model(request.policy, server)
         return Asked(request.label, model, prompt, self.max_new_tokens, temperature, policy.stop_ids, seed)
 
@@ -232,3 +233,15 @@ def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection
 def places_of(section: VLLMSection) -> list[str]:
     """The servers of a policy: their URLs, or that in this process."""
     return section.urls if section.colocate is None else [HERE]
+
+
+def build(setup: EngineSetup) -> VLLMEngine:
+    """The engine of :data:`maporl.engines.ENGINES`; agents that share a policy also share its servers, those of the first of them."""
+    sections = {
+        name: setup.options[next(agent for agent in policy.agents if agent in setup.options)]
+        for name, policy in setup.policies.items()
+    }
+    sampling = setup.sampling
+    return VLLMEngine(
+        setup.policies, sections, sampling.response_length, sampling.temperature, setup.folder / "adapters"
+    )

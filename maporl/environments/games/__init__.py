@@ -1,4 +1,4 @@
-"""Games: small turn-based worlds for the protocol ``game``. ``GAMES`` names them all. No torch."""
+"""Games: small turn-based worlds for the protocol ``game``. ``GAMES`` names them all. Imports no torch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The contract of a game: a small turn-based world that several players act in. No torch."""
+"""The contract of a game: a small turn-based world in which several players act. Imports no torch."""
 
 import random
 from abc import ABC, abstractmethod
@@ -8,31 +8,32 @@ _MARKS = str.maketrans(dict.fromkeys("[]<>().,!:;*'\"`", " "))
 
 
 class IllegalMove(ValueError):
-    """Words that are no move the rules allow here."""
+    """The words of a player mean no legal move. The protocol decides what follows; no run ends by it."""
 
 
 class Game(ABC):
-    """One play of a game; subclasses are dataclasses of their options.
+    """One play of a game. A derived class is a dataclass whose fields are the game's options.
 
-    ``reset`` begins; while ``to_move`` names players, each of them is shown ``observe`` and says something, and ``step``
-    takes what they said and returns what each player gets for it. All that is random comes from the seed.
+    ``reset`` begins the game. As long as ``to_move`` names players, each of them is shown ``observe`` and answers;
+    ``step`` makes the moves that their answers mean and returns what each player is paid. Everything random comes from
+    the generator that ``reset`` is given.
     """
 
     players: ClassVar[int] = 2
     longest: int
-    """Moves of one player at most."""
+    """The most moves that one player makes."""
 
     @abstractmethod
     def reset(self, rng: random.Random) -> None:
-        """Begin anew."""
+        """Begin a new game."""
 
     @abstractmethod
     def to_move(self) -> tuple[int, ...]:
-        """Whose turn it is; several move at once, none when the game is over."""
+        """The players whose turn it is. Several of them move at once; there is none when the game is over."""
 
     @abstractmethod
     def observe(self, player: int) -> str:
-        """What ``player`` is shown."""
+        """The text that ``player`` is shown."""
 
     @abstractmethod
     def moves(self, player: int) -> tuple[str, ...]:
@@ -40,15 +41,18 @@ class Game(ABC):
 
     @abstractmethod
     def step(self, moves: dict[int, str]) -> dict[int, float]:
-        """Make these legal moves; what each player is paid for it, players who are not named 0."""
+        """Make these legal moves, and return each player's reward. A player who is not named gets 0."""
 
     @abstractmethod
     def success(self, player: int) -> bool | None:
-        """Whether ``player`` has won or solved it; None where nobody can say."""
+        """Whether ``player`` has won, or solved the task; None if the game does not say."""
 
     def read(self, player: int, text: str) -> str:
-        """The move that ``text`` means; :class:`IllegalMove` where it means none. By default: the last word of it, whatever
-        its case, without brackets and punctuation."""
+        """The move that ``text`` means: by default its last word, without case, brackets and punctuation.
+
+        Raises:
+            IllegalMove: that is no legal move.
+        """
         legal = {move.lower(): move for move in self.moves(player)}
         words = text.translate(_MARKS).split()
         word = words[-1].lower() if words else ""

@@ -1,4 +1,7 @@
-"""Kuhn poker (1950): three cards, one bet, exact equilibrium known (the first player loses 1/18 a game)."""
+"""Kuhn poker (1950): three cards and one bet.
+
+Its equilibrium is known exactly: the first player loses 1/18 a game.
+"""
 
 import random
 from dataclasses import dataclass
@@ -8,8 +11,11 @@ from maporl.environments.games.base import Game
 
 @dataclass
 class KuhnPoker(Game):
-    """Each of two players puts in 1 and gets J, Q or K. ``p`` (pass) or ``b`` (bet 1), in turn: after two passes or two bets
-    the higher card takes the pot, after a bet a pass folds. Payments are what is won, times ``scale``."""
+    """Each of two players puts in 1 and gets a card: J, Q or K. In turn they say ``p`` (pass) or ``b`` (bet 1).
+
+    After two passes or two bets, the higher card takes the pot. A pass after a bet folds. Each player is paid what it
+    won, times ``scale``.
+    """
 
     scale: float = 1.0
     longest = 2

@@ -11,10 +11,14 @@ STEPS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 
 @dataclass
 class PlanPath(Game):
-    """A ``size`` x ``size`` grid with ``walls`` walls; the goal can always be reached. Both players are paid 1 when the token
-    arrives, and ``progress`` (or minus that) for every step that a move brings it nearer (or farther).
+    """A ``size`` x ``size`` grid with ``walls`` walls; the goal can be reached in ``limit`` moves.
 
-    Observed by rows: ``A`` token, ``G`` goal, ``#`` wall, ``_`` free. A move into a wall or off the grid leaves the token.
+    Both players are paid 1 when the token arrives. For each move they are paid ``progress`` if it brought the token a
+    step nearer to the goal, and minus ``progress`` if a step farther. A player sees the rows of the grid: ``A`` is the
+    token, ``G`` the goal, ``#`` a wall and ``_`` free. A move into a wall or off the grid leaves the token in its place.
+
+    Raises:
+        ValueError: an option is outside its range.
     """
 
     size: int = 4
@@ -30,7 +34,7 @@ class PlanPath(Game):
 
     @property
     def longest(self) -> int:  # type: ignore[override]
-        """Half of the moves, rounded up."""
+        """Half of ``limit``, rounded up."""
         return (self.limit + 1) // 2
 
     def reset(self, rng: random.Random) -> None:
@@ -38,13 +42,13 @@ class PlanPath(Game):
         while True:
             chosen = rng.sample(cells, 2 + self.walls)
             self.token, self.goal, self.blocked = chosen[0], chosen[1], set(chosen[2:])
-            self.far = self._distances()
+            self.far = self.distances_to_goal()
             if self.far.get(self.token, self.limit + 1) <= self.limit:
                 break
         self.taken = 0
 
-    def _distances(self) -> dict[tuple[int, int], int]:
-        """Steps to the goal from every cell that can reach it."""
+    def distances_to_goal(self) -> dict[tuple[int, int], int]:
+        """The steps to the goal from each cell (row, column) from which it can be reached."""
         far, queue = {self.goal: 0}, deque([self.goal])
         while queue:
             here = queue.popleft()

@@ -1,4 +1,4 @@
-"""The iterated prisoner's dilemma, both players moving at once."""
+"""The iterated prisoner's dilemma, in which both players move at once."""
 
 import random
 from dataclasses import dataclass
@@ -10,8 +10,14 @@ PAYOFF = {("A", "A"): (3.0, 3.0), ("A", "B"): (0.0, 5.0), ("B", "A"): (5.0, 0.0)
 
 @dataclass
 class PrisonersDilemma(Game):
-    """``A`` cooperates, ``B`` defects: 3 each, 1 each, or 5 for the one who alone defects and 0 for the other, divided by
-    ``divide``. A player is shown the last ``memory`` rounds as pairs, its own move first."""
+    """``A`` cooperates and ``B`` defects. Two who cooperate get 3 each, and two who defect get 1 each.
+
+    A player who defects alone gets 5, and the other 0. All payments are divided by ``divide``. A player is shown the last
+    ``memory`` rounds as pairs of moves, its own first.
+
+    Raises:
+        ValueError: an option is outside its range.
+    """
 
     rounds: int = 10
     divide: float = 5.0
@@ -25,7 +31,7 @@ class PrisonersDilemma(Game):
 
     @property
     def longest(self) -> int:  # type: ignore[override]
-        """One move a round."""
+        """A player moves once in each round."""
         return self.rounds
 
     def reset(self, rng: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""A cooperative game of hidden information (Lewis 1969): one player sees a state and may only signal, the other must act."""
+"""A signalling game (Lewis 1969): one player sees the state and can only signal; the other sees the signal and acts."""
 
 import random
 from dataclasses import dataclass
@@ -8,8 +8,13 @@ from maporl.environments.games.base import Game
 
 @dataclass
 class Signals(Game):
-    """Player 0 sees one of ``states`` numbers and says one of as many letters; player 1 sees the letter and guesses the
-    number. Both are paid 1 for a right guess."""
+    """Player 0 sees one of ``states`` numbers and says one of as many letters. Player 1 sees the letter and guesses the number.
+
+    Both are paid 1 for a right guess.
+
+    Raises:
+        ValueError: ``states`` is outside 2 to 9.
+    """
 
     states: int = 4
     longest = 1

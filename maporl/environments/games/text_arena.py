@@ -1,4 +1,4 @@
-"""Games of TextArena (https://github.com/LeonGuertler/TextArena), if it is installed: ``pip install textarena``."""
+"""Games of TextArena (https://github.com/LeonGuertler/TextArena), which is installed by ``pip install textarena``."""
 
 import random
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from maporl.environments.games.base import Game, IllegalMove
 
 @dataclass
 class TextArena(Game):
-    """The environment ``env`` of TextArena, for two players who move in turn; its rewards are paid at the end.
+    """The environment ``env`` of TextArena, for two players who move in turn. It pays its rewards at the end.
 
-    ``longest`` moves of a player at most; a game that takes longer pays nobody.
+    A player makes at most ``longest`` moves. A game that would take longer ends and pays nobody.
     """
 
     env: str = "TicTacToe-v0"
@@ -37,11 +37,15 @@ class TextArena(Game):
         return self.seen
 
     def moves(self, player: int) -> tuple[str, ...]:
-        """TextArena judges words itself."""
+        """None: TextArena itself judges what players say."""
         return ()
 
     def read(self, player: int, text: str) -> str:
-        """The words as they are."""
+        """``text`` itself.
+
+        Raises:
+            IllegalMove: it is empty.
+        """
         if not text.strip():
             raise IllegalMove("nothing was said")
         return text

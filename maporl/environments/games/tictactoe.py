@@ -10,9 +10,10 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 @dataclass
 class TicTacToe(Game):
-    """X (the first player) and O; cells are numbered 1 to 9 by rows. +1 for a win, -1 for a loss, ``draw`` for a draw.
+    """The first player plays X and the other O. Cells are numbered 1 to 9 by rows.
 
-    ``random_opening``: so many random moves are made before the first player's.
+    A win pays 1, a loss -1 and a draw ``draw``. ``random_opening`` random moves (rounded down to an even number) are made
+    before the first player's.
     """
 
     draw: float = 0.0
@@ -33,7 +34,7 @@ class TicTacToe(Game):
         return any(cell in line and all(self.board[i] == mark for i in line if i != cell) for line in LINES)
 
     def winner(self) -> str | None:
-        """X, O, or None."""
+        """The mark of the player who has won, or None."""
         return next(
             (self.board[a] for a, b, c in LINES if self.board[a] == self.board[b] == self.board[c] != "_"), None
         )

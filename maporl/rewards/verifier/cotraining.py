@@ -16,6 +16,7 @@ from maporl.rewards.verifier.encoding import TooLong, chat_of, encode
 from maporl.rewards.verifier.model import Verifier, last_outputs
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
+from trl_ext import distributed
 from trl_ext.checkpoint import load_weights, read_optimizer, save_optimizer
 
 
@@ -39,7 +40,7 @@ class CoTraining:
 
     def after_update(self, update: int, dialogues: Iterable[Dialogue], task: Task) -> dict[str, float]:
         """Gather this update's pairs, and learn from all gathered if it is time to; returns what to log."""
-        self.pairs += self._pairs_of(dialogues, task)
+        self.pairs += distributed.all_gather_lists(self._pairs_of(dialogues, task))
         if update % self.every or not self.pairs:
             return {}
         losses = []

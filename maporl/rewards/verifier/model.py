@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from maporl.errors import UserError
 from maporl.rewards.verifier.encoding import encode
 from maporl.types import Message
-from trl_ext.chat import Tokenizer, check_tokenizer
+from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
 
 RECORD = "verifier.json"
 """Beside the weights of a trained verifier: ``temperature`` and what it was trained on."""
@@ -42,7 +42,13 @@ class Verifier:
     def load(
         cls, source: str, device: str | torch.device | None = None, dtype: str = "auto", batch_size: int = 16
     ) -> "Verifier":
-        """From a folder or hub name of a sequence-classification model with one output."""
+        """The verifier in a folder or on the hub: a sequence-classification model with one output.
+
+        ``device`` None: a GPU where there is one. ``dtype`` "auto": as the weights were saved.
+
+        Raises:
+            VerifierError: it cannot be loaded, or is no such model.
+        """
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
             model: Any = AutoModelForSequenceClassification.from_pretrained(source, dtype=dtype, use_safetensors=True)
@@ -54,14 +60,16 @@ class Verifier:
             ) from error
         if model.config.num_labels != 1:
             raise VerifierError(f"{source!r} has {model.config.num_labels} outputs; expected a model with one")
-        check_tokenizer(tokenizer, f"verifier {source!r}")
+        try:
+            check_tokenizer(tokenizer, repr(source))
+        except ChatError as error:
+            raise VerifierError(str(error)) from error
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         record = read_record(source)
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         temperature = temperature_of(record)
         model = model.requires_grad_(False).eval().to(device)
-        return cls(model, tokenizer, source, temperature, longest, batch_size, record)
+        return cls(model, tokenizer, source, temperature, context_of(model.config), batch_size, record)
 
     def score(self, chats: list[list[Message]]) -> list[float]:
         """The probability that the last message of each chat is right, in order."""
@@ -90,9 +98,18 @@ class Verifier:
 
 
 def read_record(source: str) -> dict[str, Any] | None:
-    """What was written beside the weights in a folder, if anything was."""
+    """What ``maporl verifier train`` wrote beside the weights in the folder ``source``; None for any other model.
+
+    Raises:
+        VerifierError: the file is there but holds no JSON.
+    """
     path = Path(source) / RECORD
-    return json.loads(path.read_text()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise VerifierError(f"{path}: not readable as JSON ({error}); train the verifier again") from error
 
 
 def temperature_of(record: dict[str, Any] | None) -> float:

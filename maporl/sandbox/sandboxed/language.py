@@ -1,7 +1,7 @@
 """The sandbox's first wall: which Python a snippet may be written in, and the builtins and modules it gets.
 
-Everything is refused that could lead from a snippet's own values to the interpreter's: attribute names with underscores,
-frames, metaclasses, names of attributes given as strings, and every import that is not on the list.
+It refuses whatever could lead from a snippet's own values to the interpreter's: attribute names with underscores, frames,
+metaclasses, attribute names given as strings, and every import that is not on the list.
 """
 
 import ast
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
-# None: everything public that is no module. What is left out of the others evaluates strings, or takes attribute names
-# as strings, and would lead around the first wall.
+# None offers everything public of a module but other modules. What is left out of the lists evaluates strings, or takes
+# attribute names as strings, and would lead around this wall.
 MODULES: dict[str, tuple[str, ...] | None] = {
     "__future__": None,
     "bisect": None,
@@ -40,7 +40,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
         "Mapping", "NamedTuple", "NoReturn", "Optional", "Sequence", "Set", "Tuple", "Union",
     ),
 }  # fmt: skip
-# loaded by C code on behalf of datetime and of the parser; never offered to a snippet
+# C code loads these for datetime and for the parser; a snippet never gets them
 HIDDEN = ("_strptime", "time", "unicodedata")
 
 BUILTINS = {
@@ -72,11 +72,15 @@ INTROSPECTION = {
 
 
 class Refused(Exception):
-    """The syntax tree holds what no snippet may use."""
+    """The syntax tree holds something that no snippet may use; the message names it."""
 
 
 def check_tree(tree: ast.AST) -> None:
-    """Raise :class:`Refused` for identifiers and imports that lead out of the snippet's own values."""
+    """Check that no identifier and no import of ``tree`` leads out of the snippet's own values.
+
+    Raises:
+        Refused: one of them does.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             _check_modules(alias.name for alias in node.names)
@@ -100,7 +104,7 @@ def _check_modules(names: Any) -> None:
 
 
 def _check_identifiers(node: ast.AST) -> None:
-    """Every text field of a syntax node but a constant's is an identifier, whatever kind of node it is."""
+    """Check every text field of a node. In all nodes but constants, which are not checked, these are identifiers."""
     for _, value in ast.iter_fields(node):
         for name in value if isinstance(value, list) else [value]:
             if isinstance(name, str) and name.startswith("__") and name.endswith("__") and name not in DUNDERS:
@@ -116,12 +120,12 @@ def _check_attribute(name: str, owner: ast.AST | None) -> None:
 
 
 def _plain_template(template: Any) -> bool:
-    """Whether a format template names values only, none of their attributes or items, nested fields included."""
+    """Whether a format template, with its nested fields, names only values and none of their attributes or items."""
     if not isinstance(template, str):
         return False
     try:
         fields = list(string.Formatter().parse(template))
-    except ValueError:  # no template at all: str.format says so when it runs
+    except ValueError:  # it is no template at all, and str.format says so when it runs
         return True
     return all(
         name is None or (re.fullmatch(r"\w*", name) and _plain_template(specification or ""))
@@ -130,7 +134,7 @@ def _plain_template(template: Any) -> bool:
 
 
 def safe_modules() -> dict[str, types.ModuleType]:
-    """Stand-ins for the modules of the whitelist; the real ones hold references to ``sys`` and ``os``."""
+    """Stand-ins for the modules of ``MODULES`` by name. The real modules hold references to ``sys`` and ``os``."""
     offered = {}
     for name, chosen in MODULES.items():
         real = import_module(name)
@@ -145,7 +149,10 @@ def safe_modules() -> dict[str, types.ModuleType]:
 
 
 def safe_builtins(report: Callable[..., NoReturn], offered: dict[str, types.ModuleType], output: int) -> dict[str, Any]:
-    """Builtins of a snippet: harmless ones, exceptions, and for the rest a function that ends it as ``forbidden``."""
+    """The builtins of a snippet: the harmless ones, exceptions, and for every other a function that ends the snippet.
+
+    ``report`` ends it with a reason. ``offered`` are the modules it may import. It may print ``output`` characters.
+    """
     printed = 0
 
     def refuse(*args, **kwargs):
@@ -163,7 +170,7 @@ def safe_builtins(report: Callable[..., NoReturn], offered: dict[str, types.Modu
             report("output")
 
     def kind(value, *rest):
-        # the class of a class is the way to make classes with any attributes
+        # with the class of a class, a snippet could make classes with any attributes
         if rest or isinstance(value, type):
             report("forbidden")
         return type(value)

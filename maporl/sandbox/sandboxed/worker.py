@@ -1,16 +1,16 @@
 """The far side of the sandbox: a process that forks once per snippet. Standard library only.
 
-It reads requests on stdin and writes answers on stdout, each a frame of four bytes of length (big-endian) and JSON. A
-snippet runs in a fork of its own, so nothing it does is there for the next one, and its verdict comes back over a pipe
-of its own. Three walls stand between it and the machine:
+It reads requests from stdin and writes answers to stdout. Each is a frame: four bytes of length (big-endian), then
+JSON. A snippet runs in a fork of its own, so that the next one finds nothing of it, and its verdict comes back over a
+pipe of its own. Three walls stand between a snippet and the machine:
 
 1. the syntax tree is checked before anything runs, and builtins and modules are the harmless part of Python's
    (``language``);
-2. an audit hook ends the process at the first event that such a program cannot cause by itself;
-3. the kernel refuses new file descriptors (hence files and sockets), new processes, file growth, memory and CPU time
-   beyond the limits.
+2. an audit hook ends the process at the first event that such a program cannot cause without breaking out;
+3. the kernel refuses new file descriptors (and so files and sockets), new processes, growing files, and memory and CPU
+   time beyond the limits.
 
-Fatal verdicts are sent from where they arise and end the process there, so no ``except`` can hide them.
+A fatal verdict is sent from the place where it arises and ends the process there, so that no ``except`` can hide it.
 """
 
 import ast
@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 from .language import HIDDEN, Refused, check_tree, safe_builtins, safe_modules
 
 MAX_INTEGER_BITS = 10_000
-"""Integers beyond this cannot be printed by every supported Python (the limit of 4300 digits)."""
+"""Python prints integers of at most 4300 digits; larger ones are refused."""
 
 
 # dataclass and namedtuple write their classes as source text and look at their caller's name
@@ -49,7 +49,7 @@ HARMLESS_EVENTS = {
 
 
 def arm(report: Callable[..., NoReturn]) -> None:
-    """From here on, any audited event that a snippet has no business to cause ends the process; cannot be undone."""
+    """End the process from now on at any audited event that is not in ``HARMLESS_EVENTS``. This cannot be undone."""
 
     def watch(event, arguments):
         if event not in HARMLESS_EVENTS:
@@ -59,8 +59,8 @@ def arm(report: Callable[..., NoReturn]) -> None:
 
 
 def confine(cpu_seconds: int, memory_mb: int) -> None:
-    """Have the kernel refuse new descriptors, processes, file growth, core files, and more memory or CPU time."""
-    os.dup2(2, 0)  # requests and answers of the worker are out of reach: both become /dev/null
+    """Have the kernel refuse new descriptors, processes, growing files, core files, and more memory or CPU time."""
+    os.dup2(2, 0)  # the worker's requests and answers are out of reach from here: both become /dev/null
     os.dup2(2, 1)
     for name, soft, hard in (
         (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),  # soft: SIGXCPU, which tells it from other deaths
@@ -68,7 +68,7 @@ def confine(cpu_seconds: int, memory_mb: int) -> None:
         (resource.RLIMIT_FSIZE, 0, 0),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_NPROC, 0, 0),
-        (resource.RLIMIT_NOFILE, 0, 0),  # those that are open stay usable
+        (resource.RLIMIT_NOFILE, 0, 0),  # what is open stays usable
     ):
         resource.setrlimit(name, (soft, hard))
 
@@ -78,7 +78,10 @@ class NotPlain(Exception):
 
 
 def reporter(descriptor: int, limit: int) -> Callable[..., NoReturn]:
-    """``report(reason, value)``: send the verdict and end the process, ``finally`` clauses and all."""
+    """A function ``report(reason, value)`` that sends the verdict and ends the process; no ``finally`` clause runs.
+
+    ``descriptor``: the pipe it writes to; ``limit``: most bytes of a verdict.
+    """
     write, leave, encode = os.write, os._exit, json.dumps
 
     def report(reason: str, value: Any = None) -> NoReturn:
@@ -96,7 +99,7 @@ def reporter(descriptor: int, limit: int) -> Callable[..., NoReturn]:
 
 
 def run_snippet(request: bytes, limits: dict[str, Any], offered: dict[str, types.ModuleType], descriptor: int) -> None:
-    """In the fork: run one request and report. Never returns."""
+    """Run one request in the fork and report its verdict. Never returns."""
     report = reporter(descriptor, limits["output_bytes"])
     confine(limits["cpu_seconds"], limits["memory_mb"])
     asked = json.loads(request)
@@ -108,7 +111,7 @@ def run_snippet(request: bytes, limits: dict[str, Any], offered: dict[str, types
         report("forbidden")
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply for the parser
         report("syntax")
-    module = types.ModuleType("snippet")  # dataclasses look their class's module up
+    module = types.ModuleType("snippet")  # dataclasses look up the module of their class
     sys.modules["snippet"] = module
     namespace = vars(module)
     namespace["__builtins__"] = safe_builtins(report, offered, limits["output_bytes"])
@@ -121,7 +124,7 @@ def run_snippet(request: bytes, limits: dict[str, Any], offered: dict[str, types
         function = namespace.get(asked["call"])
         plain = None if function is None else plain_value(function())
     except MemoryError:
-        namespace.clear()  # room for the report
+        namespace.clear()  # makes room for the report
         report("memory")
     except NotPlain:
         report("no_value")
@@ -131,12 +134,16 @@ def run_snippet(request: bytes, limits: dict[str, Any], offered: dict[str, types
 
 
 def _builtin_name(kind: type) -> str:
-    """The nearest built-in exception: a snippet's own names do not get into reasons."""
+    """The nearest built-in exception, so that no name of the snippet's own gets into a reason."""
     return next(base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
 
 
 def plain_value(value: Any) -> Any:
-    """``value`` as JSON; exact types only, so that no method of the snippet's is called."""
+    """``value`` as JSON can hold it. Types are compared exactly, so that no method of the snippet's is called.
+
+    Raises:
+        NotPlain: JSON cannot hold it.
+    """
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -159,7 +166,7 @@ def plain_value(value: Any) -> Any:
 
 
 def answer(request: bytes, limits: dict[str, Any], offered: dict[str, types.ModuleType]) -> bytes:
-    """Fork, run, and return the verdict as JSON, whatever became of the fork."""
+    """Run one request in a fork and return the verdict as JSON, however the fork ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -171,7 +178,7 @@ def answer(request: bytes, limits: dict[str, Any], offered: dict[str, types.Modu
     os.close(writing)
     payload = _read_all(reading, time.monotonic() + limits["wall_seconds"], limits["output_bytes"])
     os.close(reading)
-    # on time, the end of the pipe is the end of the process: killing it changes nothing then
+    # a fork that ended in time has closed the pipe by ending, and killing it then changes nothing
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if payload is None:
@@ -184,7 +191,7 @@ def answer(request: bytes, limits: dict[str, Any], offered: dict[str, types.Modu
 
 
 def _read_all(descriptor: int, deadline: float, limit: int) -> bytes | None:
-    """Everything up to the end of the pipe, or to the limit; None when time is up first."""
+    """Everything up to the end of the pipe or to the limit; None if the time is up first."""
     payload = b""
     while len(payload) <= limit:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
@@ -198,7 +205,7 @@ def _read_all(descriptor: int, deadline: float, limit: int) -> bytes | None:
 
 
 def read_frame() -> bytes | None:
-    """The next request; None at the end of input, which is how a worker learns that its trainer is gone."""
+    """The next request; None at the end of the input, which tells a worker that its owner is gone."""
     header = sys.stdin.buffer.read(4)
     return sys.stdin.buffer.read(struct.unpack(">I", header)[0]) if len(header) == 4 else None
 
@@ -210,10 +217,10 @@ def write_frame(payload: bytes) -> None:
 
 
 def drop_privileges() -> None:
-    """As root, become nobody: root may raise its limits, and is not held to a number of processes."""
+    """Become nobody if this is root, because root may raise its limits and start any number of processes."""
     if os.geteuid() != 0:
         return
-    # a container may have no other user, or forbid the change; its root is then held to its limits like anybody
+    # a container may have no other user, or forbid the change; its root is then bound by the limits like any user
     with contextlib.suppress(OSError):
         os.setgroups([])
         os.setresgid(65534, 65534, 65534)
@@ -221,15 +228,15 @@ def drop_privileges() -> None:
 
 
 def main(limits: dict[str, Any]) -> None:
-    """Load everything a snippet may use, give up what is not needed, then serve."""
-    warnings.simplefilter("ignore")  # to show one, Python would open the snippet's source file
+    """Load what snippets may use, give up what the worker does not need, then answer requests until the input ends."""
+    warnings.simplefilter("ignore")  # to show a warning, Python would open the snippet's source file
     offered = safe_modules()
     for name in HIDDEN:
         import_module(name)
     drop_privileges()
     os.environ.clear()
     gc.collect()
-    gc.freeze()  # a fork that collects garbage need not copy what was there before it
+    gc.freeze()  # a fork that collects garbage then copies nothing that was there before it
     write_frame(b"ready")
     while (request := read_frame()) is not None:
         write_frame(answer(request, limits, offered))

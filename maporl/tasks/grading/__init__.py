@@ -1,4 +1,4 @@
-"""Grading: find the final answer an author committed to, normalise it, compare it."""
+"""Grading: find the final answer of a text, bring it into one form, and compare it with the label."""
 
 from maporl.tasks.grading.answers import boxed, final_answer, grade_mathematics, same_answer
 from maporl.tasks.grading.labels import find_label, grade_label

@@ -1,16 +1,17 @@
-r"""Grading: find the final answer an author committed to, normalise it, compare it. Every rule is a doctest.
+r"""Grading: find the final answer of a text, bring it into one form, and compare it. Every rule is a doctest.
 
-The grammar of a final answer is strict. In falling order of authority, the *last* of
+The grammar of a final answer is strict. The first of these forms that a text has counts, and of that form the *last* one:
 
-1. ``\boxed{...}`` with balanced braces,
-2. ``#### ...`` to the end of the line (GSM8K),
-3. ``Answer: ...`` or ``the (final) answer is ...`` to the end of the sentence or the next such mark,
-4. a text that is nothing but a number, or nothing but an equation in numbers (its right-hand side).
+1. ``\boxed{...}`` with balanced braces;
+2. ``#### ...`` to the end of the line (GSM8K);
+3. ``Answer: ...`` or ``the (final) answer is ...``, to the end of the sentence or to the next such mark;
+4. the whole text, if it is only a number, or only an equation in numbers, of which the right-hand side counts.
 
-What follows ``####`` or ``Answer:`` counts only if it is a number or short mathematics: headings and prose are passed
-over. One that begins with a number and is neither, as "5 or 6", is no answer, and hides those before it.
+What follows ``####`` or ``Answer:`` counts only if it is a number or short mathematics, so that headings and prose are
+passed over. If it begins with a number but is neither, as in "5 or 6", then the text has no answer, whatever it said
+before.
 
-Anything else has no final answer, which is not the same as a wrong one but is never right.
+A text in no such form has no final answer. It is never right.
 """
 
 import re
@@ -22,7 +23,7 @@ from maporl.types import Grade
 
 _MARK = re.compile(r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|:)\**\s*:?\s*", re.IGNORECASE)
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
-_BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # but no item of a numbered list
+_BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # items of a numbered list do not count
 _UNASSERTED = re.compile(r"\b(?:not|cannot|never|doubt|wrong|incorrect|if|whether)\b|n['’]t\b", re.IGNORECASE)
 
 _LEFT_ARITHMETIC = re.compile(
@@ -36,7 +37,7 @@ CLAUSES = re.compile(
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}``, braces balanced.
+    r"""The content of the last complete ``\boxed{...}`` with balanced braces, or None.
 
     >>> boxed(r"so \boxed{\frac{1}{2}} or rather \boxed{\sqrt{\frac{3}{4}}}")
     '\\sqrt{\\frac{3}{4}}'
@@ -54,7 +55,7 @@ def boxed(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str | None:
-    r"""The final answer of ``text`` by the grammar above, as written; None where there is none.
+    r"""The final answer of ``text`` by the grammar above, as it is written, or None if the text has no final answer.
 
     >>> final_answer("2 + 3 = 5\n#### 1,234")
     '1,234'
@@ -85,7 +86,9 @@ def final_answer(text: str) -> str | None:
 
 
 def same_answer(answer: str, truth: str) -> bool | None:
-    r"""Whether two answers are equal: as exact numbers, else as mathematics (math-verify); None if ``truth`` is neither.
+    r"""Whether two answers are equal, as exact numbers or else as mathematics (math-verify).
+
+    None if ``truth`` is neither a number nor mathematics.
 
     >>> same_answer("0.5", r"\frac{1}{2}"), same_answer("2+3", "5"), same_answer(r"x^2+2x+1", r"(x+1)^2")
     (True, True, True)
@@ -100,7 +103,7 @@ def same_answer(answer: str, truth: str) -> bool | None:
 
 
 def grade_mathematics(text: str, truth: str) -> Grade:
-    r"""Grade a worked answer against ``truth``.
+    r"""Grade a worked answer against the label ``truth``.
 
     >>> grade_mathematics(r"... so \boxed{1{,}234}", "1234").correct, grade_mathematics("2 + 3 = 5 apples", "235").correct
     (True, False)
@@ -114,7 +117,7 @@ def grade_mathematics(text: str, truth: str) -> Grade:
 
 
 def marked(text: str) -> list[tuple[str, str]]:
-    """For each mark, its own clause up to it, and what follows it on its line, up to the next mark.
+    """For each ``Answer:`` or the like: the clause before it, and what follows it on its line up to the next such mark.
 
     >>> marked("Well, the answer is 5. No, the answer: 6\\nfine")
     [(' the ', '5. No, the '), (' the ', '6')]
@@ -133,7 +136,7 @@ def _asserted(before: str) -> bool:
 
 
 def _last_candidate(candidates: Iterable[str]) -> str | None:
-    """The last that can be read; "" if one that begins with a number and cannot be read comes later."""
+    """The last candidate that can be read, or None. "" if a later one begins with a number but cannot be read."""
     for candidate in reversed(list(candidates)):
         answer = _right_hand_side(trim(candidate))
         if number(answer) is not None or ("=" not in answer and is_mathematics(answer)):
@@ -144,7 +147,7 @@ def _last_candidate(candidates: Iterable[str]) -> str | None:
 
 
 def _right_hand_side(text: str, variable: bool = True) -> str:
-    r"""What stands right of the one ``=`` if its left is arithmetic in numbers or one ``variable``; else all of it.
+    r"""The right-hand side of ``text`` if it is one equation with arithmetic, or a ``variable``, on its left; else ``text``.
 
     >>> [_right_hand_side(t) for t in ("x = 5", r"7 \times 3 = 21", "f(x)=x^2", "4 = 5", "1+1=2=2", "x+y=3")]
     ['5', '21', 'x^2', '4 = 5', '1+1=2=2', 'x+y=3']
@@ -158,5 +161,5 @@ def _right_hand_side(text: str, variable: bool = True) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Up to the end of the sentence; a full stop inside a number does not end it."""
+    """``text`` up to the end of its first sentence, which a full stop inside a number does not end."""
     return re.split(r"(?<=[^\s.])[.!](?=[\s*_]|$)", text, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-r"""Grading answers of mathematics benchmarks, whose labels are written as their authors pleased. Every rule is a doctest."""
+r"""Grading answers of mathematics benchmarks, each of which writes its labels in its own way. Every rule is a doctest."""
 
 import re
 from collections.abc import Mapping
@@ -20,8 +20,9 @@ _LARGEST_EXPONENT = 400
 def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None) -> Grade:
     r"""Grade a worked answer against the label of a benchmark.
 
-    ``meta`` may say ``is_multiple_answer`` (the label lists several, in any order) and ``error`` (how far a number may be off),
-    as OlympiadBench does. A label that is neither a number nor mathematics is compared as text, letters and digits only.
+    ``meta`` may hold two columns of OlympiadBench: ``is_multiple_answer`` (the label lists several answers, in any order)
+    and ``error`` (how far a number may be off). A label that is neither a number nor mathematics is compared as text, by
+    its letters and digits only.
 
     >>> grade_benchmark(r"thus \boxed{2, 1}", "1, 2", {"is_multiple_answer": True}).correct
     True
@@ -64,7 +65,7 @@ def _equal(answer: str, truth: str) -> bool:
 
 
 def _same_set(answers: list[str], truths: list[str]) -> bool:
-    """Every label is met by one answer, and every answer by one label."""
+    """Whether the answers can be paired with the labels, each with an equal one and with none left over."""
     left = list(truths)
     for answer in answers:
         met = next((i for i, truth in enumerate(left) if _equal(answer, truth)), None)
@@ -75,7 +76,7 @@ def _same_set(answers: list[str], truths: list[str]) -> bool:
 
 
 def scientific(text: str) -> Fraction | None:
-    r"""The number that ``text`` is, also in scientific notation.
+    r"""The number that ``text`` stands for, also in scientific notation, or None if it is no number.
 
     >>> [str(scientific(t)) for t in ("1e-2", r"2.5 \times 10^{3}", "10^{-1}", "7", "x")]
     ['1/100', '2500', '1/10', '7', 'None']
@@ -90,14 +91,14 @@ def scientific(text: str) -> Fraction | None:
 
 
 def _tidy(text: str) -> str:
-    """Without the typesetting that carries no meaning."""
+    """``text`` without typesetting that means nothing."""
     text = text.strip().replace(r",\!", "").replace(r"\!", "").strip("$").rstrip(".,; ").strip()
     only = _TEXT.fullmatch(text)
     return only[1].strip("() ") if only else text
 
 
 def _listed(text: str) -> list[str]:
-    """Parts between commas outside of all brackets."""
+    """The parts of ``text`` between the commas that stand outside of all brackets."""
     parts, depth, part = [], 0, ""
     for character in text.replace(r"\text{ and }", ",").replace(" and ", ","):
         depth += (character in "([{") - (character in ")]}")

@@ -1,4 +1,4 @@
-"""Labels of a classification: the one that a text asserts."""
+"""Classification: which of the labels a text asserts."""
 
 import re
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ _REASON = re.compile(r"\b(?:because|since|as)\b")
 
 
 def find_label(text: str, labels: Sequence[str]) -> str | None:
-    """The one label that ``text`` asserts: whole words, the final answer if marked, negated mentions set aside.
+    """The only label that ``text`` asserts, or None if it asserts no label or several.
 
-    A mention is negated by a word like "not" or "wrong" in its clause, unless that word only belongs to a reason given
-    after it.
+    Only whole words count. If the text marks a final answer, only that is read. A mention does not count if its clause
+    negates it by a word like "not" or "wrong"; such a word in a reason that follows the mention does not negate it.
 
     >>> nli = ("entailment", "neutral", "contradiction")
     >>> find_label("not entailment, it is a contradiction", nli)
@@ -53,7 +53,7 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     found, carried = set(), False
     for clause, following in zip(clauses, [*clauses[1:], ""], strict=True):
         mentions = list(mention.finditer(clause))
-        others = mention.sub(lambda match: "_" * len(match.group()), clause)  # "no" may itself be a label
+        others = mention.sub(lambda match: "_" * len(match.group()), clause)  # "no" may be a label itself
         taken_back = carried or _NOTHING_BUT_NEGATION.fullmatch(mention.sub("_", following))
         for match in mentions:
             after = _REASON.split(others[match.end() :], maxsplit=1)[0]
@@ -65,7 +65,7 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
 
 
 def grade_label(text: str, truth: str, labels: Sequence[str]) -> Grade:
-    """Grade a classification; text that asserts none or several labels has no final answer."""
+    """Grade a classification. A text that asserts no label, or several, has no final answer and is wrong."""
     if truth not in labels:
         return Grade(None, None, f"the label {truth!r} is none of {', '.join(labels)}")
     answer = find_label(text, labels)

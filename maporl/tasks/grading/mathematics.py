@@ -27,7 +27,7 @@ _POWER = re.compile(
 
 
 def is_mathematics(text: str) -> bool:
-    r"""Whether ``text`` is short mathematics, plain or LaTeX, without words and small enough to be computed.
+    r"""Whether ``text`` is short mathematics, plain or in LaTeX, that has no words and is small enough to compute.
 
     >>> [is_mathematics(t) for t in ("x^2+2x+1", r"\frac{\sqrt{3}}{2}", "2^{10}", "(1, 2]", r"2\pi")]
     [True, True, True, True, True]
@@ -47,7 +47,7 @@ def is_mathematics(text: str) -> bool:
 
 
 def _is_computable(text: str) -> bool:
-    r"""Whether powers and factorials in ``text`` stay small: towers and powers of long sums take for ever.
+    r"""Whether the powers and factorials in ``text`` stay small. Towers, and powers of long sums, would take for ever.
 
     >>> _is_computable("2^{2007}"), _is_computable("9^9^9"), _is_computable("(x+y+z)^{99}"), _is_computable("99999!")
     (True, False, False, False)
@@ -69,11 +69,16 @@ def _is_computable(text: str) -> bool:
 
 
 def same_mathematics(answer: str, truth: str) -> bool | None:
+    """Whether two texts are equal as mathematics, by math-verify; None if ``truth`` cannot be read or computed.
+
+    An answer that is no mathematics is wrong. So is one with several values, or with a claim about one, unless
+    ``truth`` has such a structure too.
+    """
     if not _is_computable(truth):
         return None
     from math_verify import parse, verify  # sympy behind it takes a second to load
 
-    # math-verify's own time limits rest on signals, which only the main thread receives
+    # math-verify limits its time by signals, which only the main thread receives
     limit = 3 if threading.current_thread() is threading.main_thread() else None
     value = number(truth)
     gold = parse(f"${truth if value is None else value}$", parsing_timeout=limit)

@@ -25,7 +25,7 @@ _SMALL = _words(
     "eighteen nineteen"
 )
 _TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
-_SHORT_UNITS = frozenset(  # words of two letters, and those of three that may follow a number without a blank
+_SHORT_UNITS = frozenset(  # units of two letters, and units of three that may follow a number without a blank
     _words(
         "km cm mm nm kg mg ml dl cl lb oz ft in yd mi hr am pm us of an at kb mb gb tb hz pt qt cc sq cu "
         "hrs lbs min sec mph kmh kph kwh gal usd eur gbp"
@@ -48,9 +48,10 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 
 
 def number(text: str) -> Fraction | None:
-    r"""The one number that ``text`` is, exactly; None if it is anything else.
+    r"""The number that ``text`` stands for, exactly, or None if it is anything else than one number.
 
-    Thousands, decimals, powers of ten, currency, percent signs, fractions, mixed numbers and "about" are understood.
+    It may have commas between thousands, decimals, a power of ten, a currency, a percent sign, a fraction, a mixed
+    number, or "about" in front.
 
     >>> [str(number(t)) for t in ("1,234", "3.0", r"\frac{1}{2}", "-3/4", "$5", "12 red apples", r"7\%", "0.50")]
     ['1234', '3', '1/2', '-3/4', '5', '12', '7', '1/2']
@@ -59,7 +60,8 @@ def number(text: str) -> Fraction | None:
     >>> [number(t) for t in ("2 + 3", "10-4", "1,23", "apples", "", "1 or 2", r"\frac{1}{0}", "9" * 5000)]
     [None, None, None, None, None, None, None, None]
 
-    A unit may have four words. Magnitudes count; words that change the number or take it back, and variables, do not.
+    A unit of up to four words may follow. A magnitude such as "thousand" counts. A variable is no unit, and neither is a
+    word that changes the number or takes it back.
 
     >>> [str(number(t)) for t in ("5 thousand", "2 dozen eggs", "$1.5 million", "5 times", "5 km per hour")]
     ['5000', '24', '1500000', '5', '5']
@@ -87,7 +89,9 @@ def number(text: str) -> Fraction | None:
 
 
 def canonical(answer: str) -> str:
-    r"""One spelling for equal answers, for votes and agreement: numbers and arithmetic in whole numbers as their value.
+    r"""One spelling for all equal answers, so that votes and agreement can compare texts.
+
+    A number, or arithmetic in whole numbers, becomes its value; any other text loses its case and typesetting.
 
     >>> canonical("1,234.0 dollars"), canonical(r"\frac{2}{4}"), canonical(" Paris. "), canonical(r"\text{Paris}")
     ('1234', '1/2', 'paris', 'paris')
@@ -101,6 +105,7 @@ def canonical(answer: str) -> str:
 
 
 def trim(text: str) -> str:
+    """``text`` without the marks around it: blanks, emphasis, signs of LaTeX mathematics, closing punctuation."""
     text = text.strip().strip("*_`").strip()
     for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$")):
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
@@ -109,7 +114,7 @@ def trim(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Without what only sets the type.
+    r"""``text`` without what only sets the type.
 
     >>> plain(r"$5\text{ km}$"), plain(r"\frac12"), plain("$5$ apples"), plain("−1{,}000"), plain(r"45^\circ")
     ('5  km', '\\frac{1}{2}', '5 apples', '-1,000', '45°')
@@ -124,7 +129,9 @@ def plain(text: str) -> str:
 
 
 def _scale(unit: str, attached: bool) -> int | None:
-    """What the words after a number multiply it by; None if they are no unit. ``attached``: no blank before them.
+    """The factor that the words after a number stand for, or None if they are no unit.
+
+    ``attached``: no blank stands between the number and the words.
 
     >>> _scale("apples", False), _scale("million dollars", False), _scale("or so", False), _scale("m", True)
     (1, 1000000, None, None)
@@ -149,7 +156,7 @@ def _scale(unit: str, attached: bool) -> int | None:
 
 
 def _name(value: Fraction) -> str | None:
-    """A whole number below 100 in English words.
+    """A whole number below 100 in English words, or None for any other number.
 
     >>> _name(Fraction(5)), _name(Fraction(42)), _name(Fraction(1, 2))
     ('five', 'forty-two', None)
@@ -178,7 +185,7 @@ def arithmetic(text: str) -> Fraction | None:
 
 def _evaluate(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant):
-        return Fraction(node.value)  # type: ignore[arg-type]  # nothing but whole numbers gets here
+        return Fraction(node.value)  # type: ignore[arg-type]  # the regular expression lets whole numbers through only
     if isinstance(node, ast.UnaryOp):
         return -_evaluate(node.operand) if isinstance(node.op, ast.USub) else _evaluate(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

@@ -1,0 +1,68 @@
+"""``maporl push``, ``maporl doctor`` and ``maporl schema``: sharing a team, and setting up a machine and an editor."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maporl.cli.common import quiet_environment, quiet_libraries
+from maporl.config.command_line import command
+
+
+@command
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The output_dir of a run that has ended.")],
+    name: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make it private, where it is new.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be pushed; nothing leaves this machine.")
+    ] = False,
+) -> None:
+    """Put a team on the hub: policies, heads, configuration, report, and a card with its results."""
+    quiet_libraries()
+    from maporl.runs import push as sharing
+
+    pushed = sharing.push(run, name, private, dry_run)
+    for path, size in pushed.files:
+        typer.echo(f"{size / 1e6:10.2f} MB  {path}" if size >= 1e5 else f"{size / 1e3:10.1f} kB  {path}")
+    for note in pushed.notes:
+        typer.echo(note)
+    typer.echo(f"{'would go to' if dry_run else 'pushed to'} {pushed.address}")
+
+
+@command
+def doctor() -> None:
+    """Print versions and devices, and what is missing for which feature, with the command that installs it."""
+    quiet_environment()  # not quiet_libraries: transformers may be broken, and this command is there to say so
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from maporl.runs.doctor import examine
+
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_column(overflow="fold")
+    findings = examine()
+    colours = {"fine": "green", "missing": "yellow", "broken": "red"}
+    for finding in findings:
+        table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))
+    (Console() if sys.stdout.isatty() else Console(width=200)).print(table)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+@command
+def schema() -> None:
+    """Print the JSON schema of configurations, with which editors complete and check their keys.
+
+    With VS Code's YAML extension and others: maporl schema > schema.json
+
+    and on a configuration's first line: # yaml-language-server: $schema=schema.json
+    """
+    from maporl.config.parse import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=1))

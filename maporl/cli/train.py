@@ -1,0 +1,138 @@
+"""``maporl train``, ``maporl check`` and ``maporl sft``: what changes a team's weights, and what is looked at before."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, load_config, quiet_libraries
+from maporl.config.command_line import command
+from maporl.config.schema import Config
+from maporl.training.sft_options import SFTOptions
+
+
+@command
+def train(
+    values: Values = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in output_dir.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and parameter counts only.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a team. Writes everything into output_dir of the configuration and never overwrites a run."""
+    settings = load_config(values, config, set_)
+    if dry_run:
+        return _dry_run(settings)
+    quiet_libraries()
+    from rich.console import Console
+
+    from maporl.evaluation.tables import before_after, flip_lines
+    from maporl.runs.train import train as train_run
+    from maporl.validation.preflight import check_run
+    from trl_ext import distributed
+    from trl_ext.interruptions import Interrupted
+
+    console, folder = Console(markup=False, highlight=False), Path(settings.output_dir)
+    checked = check_run(settings)
+    for line in checked if distributed.is_main() else ():
+        console.print(line, soft_wrap=True)
+    try:
+        before, after = train_run(settings, resume, quiet)
+    except Interrupted:
+        _draw(folder)
+        raise
+    distributed.shutdown()
+    if not distributed.is_main():
+        return None
+    if after is not None:
+        console.print(before_after(before, after))
+        for line in flip_lines(after):
+            console.print(line, soft_wrap=True)
+    for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", folder / "final", *_draw(folder)]:
+        console.print(str(path), soft_wrap=True)
+    return None
+
+
+@command
+def check(values: Values = None, config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Check a configuration, its data and its tokenizers, without loading a model."""
+    settings = load_config(values, config, set_)
+    quiet_libraries()
+    from maporl.validation.preflight import check_run
+
+    for line in check_run(settings):
+        typer.echo(line)
+    typer.echo("ok")
+
+
+@command
+def sft(
+    *,
+    output: Annotated[Path, typer.Option("--output", help="Folder for the trained policies; must be new.")],
+    values: Values = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    dialogues: Annotated[
+        Path | None,
+        typer.Option("--dialogues", help="Learn from these recorded debates instead of the task's solutions."),
+    ] = None,
+    best: Annotated[float, typer.Option("--best", help="Share of the debates to learn from, best first.")] = 0.1,
+    limit: Annotated[int | None, typer.Option("--limit", help="Questions to learn from; default: all.")] = None,
+    options: SFTOptions,
+    quiet: Quiet = False,
+) -> None:
+    """Train a team's policies by supervision, on the task's solutions or on the best of recorded debates."""
+    settings = load_config(values, config, set_)
+    quiet_libraries()
+    from transformers import set_seed
+
+    from maporl.protocols import build_protocol
+    from maporl.team.team import Team
+    from maporl.training import sft as supervised
+    from maporl.validation.preflight import tasks_of
+
+    set_seed(settings.seed)
+    if dialogues is not None:
+        team, material = Team.from_config(settings), supervised.best_debates(dialogues, best)
+    else:
+        task, _ = tasks_of(settings)
+        team = Team.from_config(settings)
+        opening = build_protocol(settings.protocol, tuple(settings.agents)).opening
+        material = supervised.solutions(team, task, opening, limit)
+    losses = supervised.train_supervised(settings, team, material, output, options, quiet)
+    for policy, loss in losses.items():
+        typer.echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
+
+
+def _dry_run(settings: Config) -> None:
+    quiet_libraries()
+    from maporl.config.parse import to_yaml
+    from maporl.team.team import Team
+
+    typer.echo(to_yaml(settings), nl=False)
+    for policy, (everything, learning) in Team.from_config(settings, weights=False).count_parameters().items():
+        typer.echo(f"# policy {policy}: {everything:,} parameters, {learning:,} trained")
+
+
+def _draw(folder: Path) -> list[Path]:
+    """Draw the run's pictures and write its report; returns what was written.
+
+    The run is saved by now. Whatever fails here is printed as a warning, so that no run is lost to its report.
+    """
+    from maporl.report.page import write_report
+    from maporl.report.plots import plot_run
+    from maporl.storage.run_folder import RunFolder
+    from trl_ext import distributed
+
+    if not distributed.is_main() or not (folder / "metrics.jsonl").exists():
+        return []
+    try:
+        return [*plot_run(RunFolder(folder).read_metrics(), folder), write_report([folder])]
+    except Exception as error:
+        typer.echo(
+            f"warning: no report was written ({type(error).__name__}: {error}); try: maporl report {folder}", err=True
+        )
+        return []

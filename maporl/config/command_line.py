@@ -1,0 +1,114 @@
+"""What every command of every program here shares: options from dataclasses, and one line for a user's mistake.
+
+An option is declared once, as a field of the dataclass that the code behind the command takes. :func:`command` reads
+the fields, so that the command line can neither miss an option nor disagree about a default. Imports no torch.
+"""
+
+import errno
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature
+from io import StringIO
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+
+import typer
+
+from maporl.errors import UserError
+from trl_ext.interruptions import Interrupted
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` as a command that typer can register.
+
+    A parameter whose annotation is a dataclass becomes one option for each field, and ``function`` is given the
+    dataclass, built from what the user typed. The other parameters are typer's own. All of it runs inside
+    :func:`known_errors`. If ``function`` has a parameter ``quiet`` and the user sets it, standard output is silent.
+
+    A field's type is the option's type. A field whose default is a tuple becomes an option that may be given several
+    times. A class's own fields come before the fields that it inherits. A field's ``metadata`` may hold:
+
+    - ``help``: the option's help text.
+    - ``name``: the option's name, if it is not the field's name with dashes.
+    - ``show_default``: the text that the help page shows in place of the default.
+    - ``read``: a function of one argument that turns the option's value into the field's value. The option then has
+      the type of that argument.
+    """
+    signature = inspect.signature(function)
+    built: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
+
+    @wraps(function)
+    def run(**given: Any) -> None:
+        with known_errors(given.get("quiet", False)):
+            for name, kind in built.items():
+                given[name] = kind(**{field.name: _read(field, given.pop(field.name)) for field in fields(kind)})
+            function(**given)
+
+    parameters: list[Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name in built:
+            parameters += _options(built[parameter.name])
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+    # typer reads both
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+@contextmanager
+def known_errors(quiet: bool = False) -> Iterator[None]:
+    """Turn a user's mistake into one line on standard error and an exit status; every other error keeps its trace.
+
+    ``quiet``: what is printed on standard output meanwhile is not shown.
+
+    Raises:
+        SystemExit: with the status of a :class:`UserError`, 1 for a full disk, 130 after Ctrl-C.
+    """
+    with redirect_stdout(StringIO()) if quiet else nullcontext():
+        try:
+            yield
+        except Interrupted:  # the run has already said where it is saved
+            sys.exit(130)
+        except UserError as error:
+            _fail(error, error.exit_status)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            _fail(error, 1)
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    typer.echo(f"error: {error}", err=True)
+    sys.exit(status)
+
+
+def _options(kind: type) -> list[Parameter]:
+    """One keyword parameter, annotated for typer, for each field of the dataclass ``kind``."""
+    depth = {name: n for n, parent in reversed([*enumerate(kind.__mro__)]) for name in inspect.get_annotations(parent)}
+    hints = get_type_hints(kind)
+    return [_option(field, hints[field.name]) for field in sorted(fields(kind), key=lambda field: depth[field.name])]
+
+
+def _option(field: Field, hint: Any) -> Parameter:
+    default = Parameter.empty if field.default is MISSING else field.default
+    if "read" in field.metadata:
+        (hint,) = (p.annotation for p in inspect.signature(field.metadata["read"]).parameters.values())
+    elif isinstance(default, tuple):
+        hint, default = list[get_args(hint)[0]] | None, [*default] or None  # type: ignore[misc]
+    name = field.metadata.get("name", f"--{field.name.replace('_', '-')}")
+    show = field.metadata.get("show_default", True)
+    option = typer.Option(name, help=field.metadata.get("help"), show_default=show)
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option])
+
+
+def _read(field: Field, value: Any) -> Any:
+    """The value of ``field`` for what its option was given."""
+    if "read" in field.metadata:
+        return field.metadata["read"](value)
+    return tuple(value or ()) if isinstance(field.default, tuple) else value

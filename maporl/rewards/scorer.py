@@ -1,0 +1,82 @@
+"""Grading, scoring and sharing out, as one part: what a trainer or a player asks of rewards. Imports no torch."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from maporl.config.schema import RewardSection
+from maporl.rewards.base import RewardSource
+from maporl.rewards.credit import assign_credit
+from maporl.rewards.scoring import fill_in, grade_answers, score_dialogues
+from maporl.tasks.base import Task
+from maporl.types import Dialogue, Stop
+
+
+class Scorer:
+    """Grades and scores dialogues, and credits utterances.
+
+    Args:
+        reward: which sources count how much, and by which rules scores become credit.
+        sources: reward sources by name.
+        speakers: the agents that play, in order.
+        digits: by policy, the token ids that may repeat without penalty.
+        missing_eos_penalty: taken off the credit of an utterance that did not end by itself; None: nothing is.
+    """
+
+    def __init__(
+        self,
+        reward: RewardSection,
+        sources: Mapping[str, RewardSource],
+        speakers: Sequence[str],
+        digits: Mapping[str, Collection[int]] | None = None,
+        missing_eos_penalty: float | None = None,
+    ):
+        self.reward, self.sources, self.speakers = reward, dict(sources), tuple(speakers)
+        self.digits, self.missing_eos_penalty = digits or {}, missing_eos_penalty
+
+    def grade(self, dialogues: list[Dialogue], task: Task) -> None:
+        """Fill in ``grade`` of every answer that has none yet.
+
+        Raises:
+            RewardFailure: the task's grader failed.
+        """
+        grade_answers(dialogues, task)
+
+    def fill_in(self, dialogues: list[Dialogue], task: Task, names: Collection[str]) -> None:
+        """Fill in the rewards called ``names`` of every answer that lacks them.
+
+        Raises:
+            RewardFailure: a source failed.
+        """
+        fill_in(dialogues, task, {name: self.sources[name] for name in names})
+
+    def score(self, dialogues: list[Dialogue], task: Task) -> None:
+        """Grade every answer, and fill in ``rewards["score"]``: the weighted sum of its sources.
+
+        Raises:
+            RewardFailure: a source failed, or nothing scored an answer.
+        """
+        grade_answers(dialogues, task)
+        score_dialogues(dialogues, task, self.sources, self.reward.sources)
+
+    def worth(self, dialogues: list[Dialogue], task: Task) -> list[float]:
+        """The sum of the scores of each dialogue's answers; each dialogue is judged by itself.
+
+        Raises:
+            RewardFailure: a source failed, or nothing scored an answer.
+        """
+        self.score(dialogues, task)
+        return [sum(u.rewards["score"] for u in dialogue.answers()) for dialogue in dialogues]
+
+    def credit(self, dialogues: list[Dialogue], task: Task) -> None:
+        """Score every answer, take penalties off its author's own term, and share out credit (``rewards["credit"]``).
+
+        Raises:
+            RewardFailure: a source failed, or nothing scored an answer.
+        """
+        self.score(dialogues, task)
+        assign_credit(dialogues, self.speakers, self.reward, self.digits)
+        if self.missing_eos_penalty is None:
+            return
+        credited = (u for d in dialogues for u in d.utterances if "credit" in u.rewards)
+        for utterance in (u for u in credited if u.stop is not Stop.EOS):
+            utterance.rewards["missing_eos"] = -self.missing_eos_penalty
+            utterance.rewards["credit"] -= self.missing_eos_penalty

@@ -1,0 +1,44 @@
+"""What a team's agents do without talking: one answer each, and a vote over as many samples as the dialogues cost."""
+
+import torch
+
+from maporl.evaluation.metrics import Evaluation, Share, majority_credit
+from maporl.protocols.debate import Debate
+from maporl.rollout.player import Player
+from maporl.tasks.base import Task
+from maporl.types import Grade
+
+
+def play_baselines(
+    player: Player, task: Task, evaluation: Evaluation, temperature: float, seed: int
+) -> dict[str, Share]:
+    """The questions of ``evaluation`` without debate, for each agent: one answer, and a majority vote over independent samples.
+
+    The single answer is drawn at ``temperature``, that of the evaluation. Samples are drawn at the training temperature, a round
+    over all questions at a time, until as many tokens have been sampled as the dialogues took.
+    """
+    examples = [task[i] for i in range(evaluation.questions)]
+    alone = Debate(turns=1, opening=player.protocol.opening)
+    baselines: dict[str, Share] = {}
+
+    def round_of(agent: str, temperature: float) -> tuple[list[Grade], int]:
+        specs = {agent: player.specs()[agent]}
+        driver = player.driver(task, temperature, protocol=alone, specs=specs, scores=False)
+        played = driver.play(examples)
+        said = [d.utterances[0] for d in played]
+        grades = task.grade_many([d.example for d in played], [u.text for u in said])
+        return grades, sum(len(u.response_ids) for u in said)
+
+    for agent in (name for name in player.speakers if name in player.team.policies_of):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            single, _ = round_of(agent, temperature)
+            baselines[f"{agent} alone"] = Share(sum(bool(g.correct) for g in single), len(single))
+            rounds, sampled = [], 0
+            while sampled < evaluation.tokens:
+                grades, tokens = round_of(agent, player.options.temperature)
+                rounds.append(grades)
+                sampled += tokens
+        votes = sum(majority_credit(own) for own in zip(*rounds, strict=True))
+        baselines[f"majority of {len(rounds)} by {agent}"] = Share(votes, len(examples))
+    return baselines

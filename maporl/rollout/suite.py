@@ -1,0 +1,33 @@
+"""Playing a suite of benchmarks."""
+
+from collections.abc import Mapping
+
+import torch
+from tqdm.auto import tqdm
+
+from maporl.evaluation.suite import SuiteResult, summarise
+from maporl.rollout.player import Player
+from maporl.tasks.base import Task
+from maporl.types import Dialogue
+
+CHUNK = 32
+"""Questions that are played at a time."""
+
+
+def play_suite(
+    player: Player, tasks: Mapping[str, Task], samples: int, temperature: float, seed: int
+) -> list[SuiteResult]:
+    """``samples`` dialogues on each question of each of ``tasks``, measured."""
+    results = []
+    for name, task in tasks.items():
+        dialogues: list[Dialogue] = []
+        torch.manual_seed(seed)
+        for start in tqdm(range(0, len(task), CHUNK), desc=name, leave=False, dynamic_ncols=True):
+            examples = [task[i] for i in range(start, min(start + CHUNK, len(task)))]
+            played = player.play(examples, task, temperature, samples)
+            player.scorer.grade(played, task)
+            for dialogue in played:
+                dialogue.prompt += start
+            dialogues += played
+        results.append(summarise(name, dialogues, samples))
+    return results

@@ -1,0 +1,77 @@
+"""Collecting the dialogues of an update: branched as the configuration says, with past policies in their seats."""
+
+import random
+
+from maporl.config.schema import BranchingSection
+from maporl.rewards.metrics import with_reward_variance
+from maporl.rollout.branching import play_branched
+from maporl.rollout.player import Player
+from maporl.team.past_policies import PastPolicies
+from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.update_batch import TeamUpdateBatch
+from maporl.types import Dialogue, Example
+from trl_ext import distributed
+
+
+class Collector:
+    """Plays the questions of a batch for training.
+
+    Args:
+        player: plays and scores.
+        branching: in how many dialogues a question is played, and from where they part.
+        args: temperature, seed and batch sizes.
+        learning: the policies whose words are trained on.
+        past: who speaks for the agent of an opponent pool; None where there is no pool.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        branching: BranchingSection,
+        args: MultiAgentPPOConfig,
+        learning: frozenset[str],
+        past: PastPolicies | None = None,
+    ):
+        self.player, self.branching, self.args, self.learning, self.past = player, branching, args, learning, past
+
+    def collect(self, batch: TeamUpdateBatch) -> None:
+        """Fill in the dialogues of ``batch``; with ``resample``, until enough questions have reward variance (DAPO's dynamic
+        sampling, arXiv 2503.14476)."""
+        batch.dialogues = self._play(batch, batch.examples)
+        for number in range(self.branching.resample):
+            self.player.scorer.credit(batch.dialogues, batch.task)
+            varied = with_reward_variance(batch.dialogues)
+            kept = [d for d in batch.dialogues if d.prompt in varied]
+            missing = len(batch.examples) - len({d.prompt for d in kept})
+            if not missing:
+                return
+            rng = random.Random(f"{self.args.seed}/{batch.number}/resample/{number}/{distributed.rank()}")
+            others = [batch.task[rng.randrange(len(batch.task))] for _ in range(missing)]
+            batch.dialogues = kept + self._play(batch, others, (number + 1) * self._batch_size)
+
+    @property
+    def _batch_size(self) -> int:
+        """Questions of an update, over all processes."""
+        return distributed.size() * self._own_batch_size
+
+    @property
+    def _own_batch_size(self) -> int:
+        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+
+    def _play(self, batch: TeamUpdateBatch, examples: list[Example], first: int = 0) -> list[Dialogue]:
+        past = None if self.past is None else self.past.speaking(batch.number)
+        if past is not None:
+            for engine in self.player.engines.values():
+                engine.sync(past)  # it has other weights than the last time
+        instead = {} if past is None or self.past is None else {self.past.section.agent: past}
+        driver = self.player.driver(
+            batch.task,
+            self.args.temperature,
+            specs=self.player.specs(batch.plan.weights_from, instead, self.learning),
+            batch=batch.number,
+            rng_key=(self.args.seed, batch.number),
+            first=first + distributed.rank() * self._own_batch_size,
+        )
+        rng = random.Random(f"{self.args.seed}/{batch.number}")
+        worth = self.player.scorer.worth
+        return play_branched(driver, examples, self.branching, lambda said: worth(said, batch.task), rng)
