@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 import maporl
 from maporl.config.parse import to_yaml
@@ -128,7 +129,7 @@ BAD = {
     "missing folder": ({"agents": {"ann": {"model": "./nowhere"}}}, r"agents\.ann\.model: no folder './nowhere'"),
     "nobody learns": ({"agents": {"ann": {"tiny": {}, "trainable": False}}}, r"none is trainable"),
     "unknown source": ({"reward": {"sources": {"lable": 1}}}, r"unknown 'lable'; did you mean 'label'"),
-    "indivisible minibatches": ({"ppo": {"num_mini_batches": 3}}, r"num_mini_batches=3 does not divide the 32"),
+    "indivisible minibatches": ({"ppo": {"num_mini_batches": 3}}, r"num_mini_batches=3 does not divide the 8"),
     "greedy training": ({"ppo": {"temperature": 0}}, r"temperature: must be above 0"),
     "two stops": ({"ppo": {"stop_token": "eos", "stop_token_id": 3}}, r"exclude each other"),
     "critic without adapter, for all": ({"training": {"critic": "adapter"}}, r"training\.critic: 'adapter' needs a LoRA, and agents\.ann"),
@@ -171,7 +172,7 @@ BAD = {
 
 
 def test_the_good_configuration_is_good():
-    assert from_dict(GOOD).questions_per_update() == 32
+    assert from_dict(GOOD).questions_per_update() == 8
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
@@ -244,3 +245,36 @@ def _imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
     return names
+
+
+def test_no_option_of_training_is_declared_twice():
+    """A YAML section, the argument of a trainer and the command line are one dataclass; what another one needs it inherits."""
+    import dataclasses
+    import inspect
+
+    from maporl.config.schema import Config, RunOptions, TrainingOptions
+    from maporl.training.args import MultiAgentPPOConfig
+    from trl_ext.ppo_options import LearnerOptions, PPOOptions
+    from trl_ext.ppov2_config import PPOv2Config
+
+    kinds = (PPOOptions, LearnerOptions, PPOv2Config, TrainingOptions, RunOptions, MultiAgentPPOConfig, Config)
+    declared = [(name, kind) for kind in kinds for name in inspect.get_annotations(kind)]
+    owners = {}
+    for name, kind in declared:
+        owners.setdefault(name, []).append(kind.__name__)
+    assert {name: who for name, who in owners.items() if len(who) > 1} == {}
+    assert len(declared) > 80
+    yaml_section = {f.name: f.default for f in dataclasses.fields(TrainingOptions)}
+    argument = {f.name: f.default for f in dataclasses.fields(MultiAgentPPOConfig) if f.name in yaml_section}
+    assert argument == yaml_section and yaml_section["learning_rate"] == 3e-6
+    theirs = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
+    own = {"learning_rate", "lr_scheduler_type", "report_to", "gradient_checkpointing", "optim"}
+    shared = {name: default for name, default in yaml_section.items() if name in theirs and name not in own}
+    assert shared == {name: theirs[name] for name in shared} and len(shared) >= 9
+    undocumented = [
+        f.name
+        for kind in (PPOOptions, TrainingOptions, RunOptions)
+        for f in dataclasses.fields(kind)
+        if not f.metadata.get("help")
+    ]
+    assert undocumented == []

@@ -356,7 +356,7 @@ def test_a_report_is_written_beside_the_run_and_again_over_itself_but_over_nothi
     ):
         with pytest.raises(RunError, match=message):
             write_report([folder], place)
-    assert not list(folder.glob(".report*"))
+    assert not list(folder.glob(".*"))
 
 
 def test_text_of_models_is_data_and_nothing_else(tmp_path):

@@ -334,7 +334,7 @@ def test_hints_show_a_right_answer_and_grow_stronger_where_wrong_ones_are_missin
     assert "one small slip" in source.prompt(pool, False)
     with pytest.raises(DataError, match=r"question z: not in the configuration's task"):
         source.prompt(balancing.Pool("z", "z?"), True)
-    with pytest.raises(DataError, match=r"question a: put otherwise by the configuration's task"):
+    with pytest.raises(DataError, match=r"question a: worded otherwise by the configuration's task"):
         source.prompt(balancing.Pool("a", "A?"), True)
 
 
@@ -463,7 +463,7 @@ def separable(tmp_path, questions=40, name="toy.jsonl", both=True):
 
 
 @pytest.mark.parametrize("loss", ["every", "last"])
-def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(base, tmp_path, loss):
+def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(base, tmp_path, loss, monkeypatch):
     file, folder = separable(tmp_path), tmp_path / "v"
     arguments = ["--model", base, "--loss", loss, "--learning-rate", 2e-2, "--epochs", 4, "--held-out", 0.25]
     result = invoke("train", file, "--output", folder, *arguments, "--use-cpu")
@@ -482,6 +482,10 @@ def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(b
         torch.sigmoid(model(input_ids=torch.tensor([ids])).logits[0, 0] / record["temperature"]).item() for ids in rows
     ]
     assert verifier.score(chats) == pytest.approx(alone, abs=1e-5)
+    example = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(example, names := {"question": "7?", "answer": "01"})
+    assert names["verifier"].temperature == verifier.temperature, "the card's example runs"
     refused = invoke("train", file, "--output", folder, *arguments)
     assert refused.exit_code == 1 and "nothing was overwritten" in refused.output
 

@@ -23,6 +23,7 @@ from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 from trl_ext import distributed
+from trl_ext.atomic import new_folder
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.learner import Learner
@@ -60,22 +61,18 @@ def write_checkpoint(
     """
     if distributed.is_main() and target.exists():
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
-    partial = target.with_name(f".partial-{target.name}")
     if distributed.is_main():
-        for left in target.parent.glob(
-            ".partial-checkpoint-*"
-        ):  # by a run that was killed while writing; never a checkpoint
+        for left in target.parent.glob(".partial-checkpoint-*"):  # by a run that was killed; never a checkpoint
             shutil.rmtree(left)
-        partial.mkdir(parents=True)
     try:
-        for name, learner in learners.items():
-            save_learner(learner, partial / "policies" / name)
-        if distributed.is_main():
-            _complete(target, partial, state, others or {})
+        with new_folder(target, distributed.is_main()) as partial:
+            for name, learner in learners.items():
+                save_learner(learner, partial / "policies" / name)
+            if distributed.is_main():
+                _complete(partial, state, others or {})
     except Exception as error:
         if not out_of_space(error):
             raise
-        shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"{target}: no space to write it ({error}); it was removed, older checkpoints are whole. Free some, lower "
             "save_total_limit, and resume"
@@ -90,7 +87,7 @@ def out_of_space(error: BaseException) -> bool:
     return getattr(error, "errno", None) in full or any(os.strerror(n) in str(error) for n in full)
 
 
-def _complete(target: Path, partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
+def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     for name, other in others.items():
         (partial / "others" / name).mkdir(parents=True)
         other.save(partial / "others" / name)
@@ -100,10 +97,6 @@ def _complete(target: Path, partial: Path, state: dict, others: Mapping[str, Sav
     (partial / "state.json").write_text(json.dumps(state, indent=1))
     files = {str(p.relative_to(partial)): _digest(p) for p in sorted(partial.rglob("*")) if p.is_file()}
     (partial / MANIFEST).write_text(json.dumps(files, indent=1))
-    for path in [*partial.rglob("*"), partial]:
-        _flush(path)
-    os.rename(partial, target)
-    _flush(target.parent)
 
 
 def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
@@ -314,11 +307,3 @@ def _digest(path: Path) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

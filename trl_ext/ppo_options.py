@@ -1,6 +1,7 @@
-"""The options of PPO, declared once, with no torch behind them: the YAML section ``ppo:`` and the base of
-:class:`trl_ext.PPOv2Config` are this dataclass."""
+"""The options of PPO and of learners, declared once, with no torch behind them: YAML sections and the bases of
+:class:`trl_ext.PPOv2Config` are these dataclasses."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -112,8 +113,32 @@ class PPOOptions:
             raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
 
 
+@dataclass
+class LearnerOptions:
+    """How a policy and its critic learn, besides PPO itself: shared by the YAML section ``training:`` and by every trainer.
+
+    The learning rate is that of TRL 1.12's ``PPOConfig``, which scripts written for it rely on. It suits training all weights; an
+    adapter usually wants ten to a hundred times as much, and the configurations that come with maporl set their own.
+    """
+
+    learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
+    value_learning_rate: float | None = option(None, "Learning rate of the critic; default: learning_rate.")
+    lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
+    critic: Literal["head", "adapter", "model", "none"] = option(
+        "head",
+        "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a model of "
+        "its own, or none (the advantage is the whitened return).",
+    )
+    detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
+
+    def __post_init__(self):
+        _at_least(self, 0, "learning_rate")
+        if self.value_learning_rate is not None:
+            _at_least(self, 0, "value_learning_rate")
+
+
 def _at_least(options, smallest: float, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
-        if not value >= smallest:  # also catches NaN
+        if not smallest <= value < math.inf:  # also catches NaN
             raise ValueError(f"{name}: expected a number of at least {smallest}, got {value!r}")

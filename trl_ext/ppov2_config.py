@@ -3,17 +3,16 @@
 import math
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from trl_ext.ppo_options import PPOOptions, option
+from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
 
 
 @dataclass
-class PPOv2Config(PPOOptions, TrainingArguments):
-    """PPO options (:class:`PPOOptions`) plus everything ``transformers.TrainingArguments`` has.
+class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
+    """PPO options (:class:`PPOOptions`) and a learner's (:class:`LearnerOptions`) plus everything ``transformers.TrainingArguments`` has.
 
     One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` answers; training steps through
     them ``num_ppo_epochs * num_mini_batches`` times, ``per_device_train_batch_size`` rows per forward and backward.
@@ -21,16 +20,7 @@ class PPOv2Config(PPOOptions, TrainingArguments):
     ``output_dir``, ``save_steps``, ``eval_steps`` and ``logging_steps`` count updates.
     """
 
-    learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
-    value_learning_rate: float | None = option(None, "Learning rate of the value head; default: learning_rate.")
     logging_steps: float = option(1, "Log every so many updates.")
-    lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
-    critic: Literal["head", "adapter", "model", "none"] = option(
-        "head",
-        "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a model of "
-        "its own, or none (the advantage is the whitened return).",
-    )
-    detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
     model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
     ref_adapter_name: str | None = option(None, "Adapter that serves as reference; default: adapters off.")
     num_sample_generations: int = option(
@@ -54,6 +44,7 @@ class PPOv2Config(PPOOptions, TrainingArguments):
 
     def __post_init__(self):
         PPOOptions.__post_init__(self)
+        LearnerOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         unset_hf_deepspeed_config()  # models are loaded whole and cut afterwards, each for its own engine

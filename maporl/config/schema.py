@@ -13,12 +13,9 @@ from pydantic.dataclasses import dataclass
 
 from maporl.engines.registry import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
-from trl_ext.ppo_options import PPOOptions
+from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
-for _plain in (PPOOptions, Schedule, Span, Freeze, Swap, RoundRobin, OpponentPool, Stage):
-    setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
-
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 """The environment variable that the reward server, and its client, read the bearer token from."""
 
@@ -334,33 +331,48 @@ class AdvantageConfig:
     singleton: Literal["error", "zero"] = "error"
 
 
-@dataclass(frozen=True, config=STRICT)
-class TrainingSection:
-    """How learning is run; the names are those of ``transformers.TrainingArguments``, counted in updates."""
+@dataclasses.dataclass
+class TrainingOptions(LearnerOptions):
+    """How learning is run: the YAML section ``training:``, and the base of :class:`maporl.MultiAgentPPOConfig`.
 
-    learning_rate: NotNegative = 1e-5
-    value_learning_rate: NotNegative | None = None
-    per_device_train_batch_size: Positive = 8
-    gradient_accumulation_steps: Positive = 4
-    lr_scheduler_type: str = "linear"
-    warmup_steps: NotNegative = 0
-    max_grad_norm: NotNegative = 1.0
-    weight_decay: NotNegative = 0.0
-    adam_beta2: Share = 0.999
-    optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = "adamw_torch_fused"
-    gradient_checkpointing: bool = False
-    bf16: bool = False
-    use_cpu: bool = False
-    save_steps: Annotated[int, Field(ge=0)] = 0
-    save_total_limit: Positive | None = None
-    eval_steps: Annotated[int, Field(ge=0)] = 0
-    report_to: list[str] = dataclasses.field(default_factory=list)
-    critic: Literal["head", "adapter", "model", "none"] = "head"
-    critic_per_turn: bool = True
-    critic_context: Literal["dialogue", "answer", "joint"] = "dialogue"
-    async_depth: Literal[0, 1] = 0
-    placement: Literal["shared", "split"] = "shared"
-    detach_critic: bool = False
+    What ``transformers.TrainingArguments`` has too bears its name and its default, and counts updates.
+    """
+
+    per_device_train_batch_size: Positive = option(8, "Rows per forward and backward pass.")
+    gradient_accumulation_steps: Positive = option(
+        1, "Dialogues of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
+    )
+    warmup_steps: NotNegative = option(0, "Updates in which the learning rate rises.")
+    max_grad_norm: NotNegative = option(1.0, "Norm that the gradient of a policy is clipped to; 0: no clipping.")
+    weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
+    adam_beta2: Share = option(0.999, "Second beta of AdamW.")
+    optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = option(
+        "adamw_torch_fused", "Optimizer; the last two keep two bytes of state per trained number instead of eight."
+    )
+    gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
+    bf16: bool = option(False, "Mixed precision: float32 weights, bfloat16 arithmetic.")
+    use_cpu: bool = option(False, "Train on the CPU even if there is a GPU.")
+    save_steps: Annotated[int, Field(ge=0)] = option(500, "Save a checkpoint every so many updates; 0: never.")
+    save_total_limit: Positive | None = option(None, "How many checkpoints are kept; the oldest go first.")
+    eval_steps: Annotated[int, Field(ge=0)] | None = option(
+        None, "Evaluate every so many updates; none: only before and after training."
+    )
+    report_to: list[str] = dataclasses.field(
+        default_factory=list, metadata={"help": "Where else to log: tensorboard, wandb, trackio."}
+    )
+    critic_per_turn: bool = option(True, "One output of the critic's head for each turn.")
+    critic_context: Literal["dialogue", "answer", "joint"] = option(
+        "dialogue",
+        "What the critic reads before an answer: all that its agent saw, the question alone, or the question and all "
+        "agents' words so far.",
+    )
+    async_depth: Literal[0, 1] = option(
+        0, "1: play the dialogues of the next update while this one is learned from; with engines elsewhere (vllm)."
+    )
+    placement: Literal["shared", "split"] = option(
+        "shared",
+        "All learners on this process's device, or each base model, with its adapters, on a device of its own.",
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -386,8 +398,36 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value
 
 
-@dataclass(frozen=True, config=STRICT)
-class Config:
+@dataclasses.dataclass(kw_only=True)
+class RunOptions:
+    """What a run in YAML and a trainer in Python are told alike."""
+
+    restate: Annotated[Literal["off", "base_model"], BeforeValidator(_off)] = option(
+        "off", "Ask the untrained model for the final answer where grading finds none; only grading and others read it."
+    )
+    dialogues_logged: Annotated[int, Field(ge=0)] = option(
+        4, "Dialogues of each update that are written to dialogues.jsonl."
+    )
+
+
+for _plain in (
+    PPOOptions,
+    LearnerOptions,
+    TrainingOptions,
+    RunOptions,
+    Schedule,
+    Span,
+    Freeze,
+    Swap,
+    RoundRobin,
+    OpponentPool,
+    Stage,
+):
+    setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
+
+
+@dataclass(config=STRICT)
+class Config(RunOptions):
     """One run."""
 
     output_dir: str
@@ -400,12 +440,10 @@ class Config:
     reward: RewardSection = dataclasses.field(default_factory=RewardSection)
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
-    restate: Annotated[Literal["off", "base_model"], BeforeValidator(_off)] = "off"
     ppo: PPOOptions = dataclasses.field(default_factory=PPOOptions)
-    training: TrainingSection = dataclasses.field(default_factory=TrainingSection)
+    training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
     warm_start: WarmStartSection = dataclasses.field(default_factory=WarmStartSection)
     evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
-    dialogues_logged: Annotated[int, Field(ge=0)] = 4
 
     def questions_per_update(self) -> int:
         """Dialogues that one update plays."""

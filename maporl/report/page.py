@@ -4,7 +4,6 @@ import base64
 import gzip
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -26,6 +25,7 @@ from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.read import Run, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.text import visible
+from trl_ext.atomic import replace_file
 
 SCRIPTS = ("vendor/uplot.js", "vendor/preact.js", "page.js")
 STYLES = ("vendor/uplot.css", "page.css")
@@ -191,14 +191,11 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
         raise RunError(f"{output}: is a folder; give --output a file's name")
     if output.exists() and f'content="{GENERATOR}"' not in output.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise RunError(f"{output}: exists and is no report of maporl; nothing was overwritten. Give another --output")
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    page = render(payload(runs, most))
     try:
-        partial.write_text(render(payload(runs, most)), encoding="utf-8")
-        partial.replace(output)
+        replace_file(output, page)
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return output
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
-from maporl.config.parse import to_yaml, unknown
+from maporl.config.parse import resolved_text, to_yaml, unknown
 from maporl.engines.human import HumanEngine
 from maporl.evaluation.metrics import majority_credit
 from maporl.protocols import speakers, turns_of
@@ -74,7 +74,7 @@ class Game:
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        elif file.read_text() != text:
+        elif resolved_text(file) != text:
             raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
 
 

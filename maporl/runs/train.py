@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from maporl.config import Config, to_yaml
+from maporl.config.parse import resolved_text
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
 from maporl.runs.build import build_player, build_trainer
@@ -14,6 +15,7 @@ from maporl.tasks import build_task
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext import distributed
+from trl_ext.atomic import new_folder, replace_file
 from trl_ext.checkpoint import CheckpointError, list_checkpoints
 
 
@@ -42,13 +44,8 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         if not resume and distributed.is_main():
             _release(folder)
         raise
-    partial = folder / ".partial-final"
-    if distributed.is_main():
-        shutil.rmtree(partial, ignore_errors=True)
-    distributed.barrier()
-    trainer.save_model(str(partial))
-    if distributed.is_main():
-        partial.rename(folder / "final")
+    with new_folder(folder / "final", distributed.is_main()) as partial:
+        trainer.save_model(str(partial))
     return before, _evaluation(trainer, folder / "evaluation_after.json")
 
 
@@ -70,8 +67,9 @@ def _claim(folder: Path, config: Config, resume: bool) -> None:
     if resume:
         if not file.is_file():
             raise CheckpointError(f"{folder}: no config.yaml, so there is no run to resume; start without --resume")
-        if file.read_text() != text:
-            changed = _changed_lines(file.read_text(), text)
+        begun = resolved_text(file)
+        if begun != text:
+            changed = _changed_lines(begun, text)
             raise CheckpointError(
                 f"{folder}: its run was started with another configuration ({changed}); resume with the same one"
             )
@@ -115,13 +113,6 @@ def _record(dialogues: list[Dialogue], file: Path) -> Evaluation:
     evaluation = evaluate_everywhere(dialogues)
     bare = distributed.to_main([without_tokens(d) for d in dialogues])
     if distributed.is_main():
-        _replace(file.with_suffix(".jsonl"), "".join(to_json(d) + "\n" for d in bare))
-        _replace(file, json.dumps(evaluation.to_json(), indent=1))
+        replace_file(file.with_suffix(".jsonl"), "".join(to_json(d) + "\n" for d in bare))
+        replace_file(file, json.dumps(evaluation.to_json(), indent=1))
     return evaluation
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file that is there whole or not at all; somebody may be watching."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)

@@ -8,6 +8,7 @@ from maporl.errors import UserError
 from maporl.storage.jsonl import whole_lines
 from maporl.types import Dialogue, to_record
 from trl_ext import distributed
+from trl_ext.atomic import replace_file
 
 
 class RunExists(UserError, RuntimeError):
@@ -58,9 +59,7 @@ class RunFolder:
         for path in (self.metrics, self.dialogues):
             if path.exists() and distributed.is_main():
                 kept = [json.dumps(record) for _, record in whole_lines(path) if record["step"] <= step]
-                replacement = path.with_suffix(".tmp")
-                replacement.write_text("".join(line + "\n" for line in kept))
-                replacement.replace(path)
+                replace_file(path, "".join(line + "\n" for line in kept))
 
     def _append(self, path: Path, lines: list[str]) -> None:
         if not distributed.is_main():

@@ -1,4 +1,4 @@
-"""The verifier: a model that scores answers, from data to training to serving.
+"""Making a verifier, a model that scores answers: sampling answers, balancing them, training.
 
-``model.Verifier`` scores; ``encoding.encode`` is the one way in which training, the process and the server read a chat.
+What a trained verifier is, and how a run or a server asks it for scores, is in :mod:`maporl.rewards.verifier`.
 """

@@ -1,7 +1,7 @@
 """As many right as wrong answers of every question: ``maporl verifier balance``.
 
-Where hard questions have mostly wrong answers, a verifier can learn to recognise hard questions instead of right
-answers. With equal numbers of both, the question says nothing about the label.
+Most answers to a hard question are wrong, so that a verifier could learn to recognise hard questions instead of right
+answers. With as many right as wrong answers of each question, the question says nothing about the label.
 """
 
 from collections import Counter
@@ -33,12 +33,12 @@ WRONG_HINTS = (
     "{question}\n\nThe right final answer is {truth}. Write a convincing solution that arrives at another final answer. "
     "Mention neither the right answer nor this request. End with one line: {form}",
 )
-"""From mild to strong: the fewer wrong answers a question has, the stronger is what asks for one."""
+"""From mild to strong. The fewer wrong answers a question has, the stronger a hint is used."""
 
 
 @dataclass
 class Pool:
-    """The usable answers of one question so far, right ones under True and wrong ones under False."""
+    """The usable answers of one question so far: right ones under True, wrong ones under False."""
 
     id: str
     question: str
@@ -46,7 +46,7 @@ class Pool:
     seen: set[str] = field(default_factory=set)
 
     def add(self, sample: Sample, options: BalanceOptions) -> str | None:
-        """Take ``sample`` in, or say why not."""
+        """Add ``sample`` and return None, or return the reason why it is not usable."""
         reason = fault(sample.answer, options.free_form)
         if reason is None and not options.repeats and same_text(sample.answer) in self.seen:
             reason = "duplicate"
@@ -62,14 +62,17 @@ class Pool:
 
 @dataclass
 class Balanced:
-    """``samples``: equal numbers of both labels for each question; ``dropped`` answers and ``questions``, by reason."""
+    """``samples`` with as many right as wrong answers of each question, and counts of the rest.
+
+    ``dropped`` counts the answers that are not used, and ``questions`` what became of each question, both by reason.
+    """
 
     samples: list[Sample]
     dropped: Counter
     questions: Counter
 
     def lines(self) -> list[str]:
-        """The counts for people."""
+        """The counts as lines for people."""
         counted = (("questions", self.questions), ("answers not used", self.dropped))
         return [
             f"{what}: " + (", ".join(f"{reason} {count}" for reason, count in counts.most_common()) or "none")
@@ -78,7 +81,11 @@ class Balanced:
 
 
 def balance(samples: Iterable[Sample], options: BalanceOptions, source: "TopUp | None" = None) -> Balanced:
-    """Filter, top up from ``source`` where there is one, and cut to equal numbers of right and wrong answers."""
+    """Filter the samples, add answers from ``source`` if it is given, and keep as many right as wrong answers.
+
+    Raises:
+        DataError: two samples of one question have different question texts.
+    """
     dropped: Counter = Counter()
     pools = _pools(samples, options, dropped)
     if source is not None:
@@ -104,7 +111,10 @@ def _pools(samples: Iterable[Sample], options: BalanceOptions, dropped: Counter)
 
 
 def _cut(pool: Pool, options: BalanceOptions, questions: Counter) -> list[Sample]:
-    """Equal numbers of both sides, what was sampled without any help first; what became of the question is counted."""
+    """As many right as wrong answers of a question, first those that were sampled without a hint.
+
+    ``questions`` counts what became of the question.
+    """
     right, wrong = pool.answers[True], pool.answers[False]
     count = min(len(right), len(wrong), options.per_question)
     if count == 0:
@@ -127,7 +137,7 @@ def _cut(pool: Pool, options: BalanceOptions, questions: Counter) -> list[Sample
 
 
 class TopUp:
-    """Further answers for the short sides: the task's own solutions, and an agent that is pointed towards a side."""
+    """Finds further answers where a question has too few: the task's own solutions, and an agent that is given hints."""
 
     def __init__(
         self, config: Config, task: Task, options: BalanceOptions, speaker: Speaker | None, judge: Speaker | None = None,
@@ -141,32 +151,41 @@ class TopUp:
 
     @classmethod
     def from_config(cls, config: Config, options: BalanceOptions, quiet: bool = False) -> "TopUp":
-        """With the configuration's task; its models are loaded only if there are rounds to sample."""
+        """For the task and the agents of ``config``. Its models are loaded only if there are rounds to sample.
+
+        Raises:
+            ConfigError: the task or an agent's model cannot be loaded, or an option names no agent with a model.
+        """
         task = build_task(config.task, "train", config.seed)
         if not options.rounds:
             return cls(config, task, options, None, None, quiet)
-        set_seed(config.seed)  # tiny models are drawn at random: those that were sampled from, again
+        set_seed(config.seed)  # tiny models are random: this draws the models again that the samples came from
         team = Team.from_config(config)
         speaker = Speaker(config, team, options.agent or next(iter(team.policies_of)), "--agent")
         judge = Speaker(config, team, options.judge, "--judge") if options.judge else None
         return cls(config, task, options, speaker, judge, quiet)
 
     def example(self, pool: Pool) -> Example:
-        """The task's example of a question, if it is this task's."""
+        """The task's example for the question of ``pool``.
+
+        Raises:
+            DataError: the task does not have this question.
+        """
         example = self.examples.get(pool.id)
         if example is None or self.task.question(example) != pool.question:
             raise DataError(
-                f"question {pool.id}: {'not in the' if example is None else 'put otherwise by the'} configuration's task; "
+                f"question {pool.id}: {'not in' if example is None else 'worded otherwise by'} the configuration's task; "
                 "give the configuration that the samples were generated with"
             )
         return example
 
     def references(self, pools: dict[str, Pool], dropped: Counter) -> None:
-        """The task's own solution as a right answer, where right ones are lacking and the grader agrees."""
+        """Add the task's own solution to each question that lacks right answers, if the grader finds it right."""
         lacking = [pool for pool in pools.values() if True in pool.short(self.options.per_question)]
         examples = [self.example(pool) for pool in lacking]
         solutions = [self.task.solution(example) for example in examples]
-        labels: list[Label] = [(True, "reference")] * len(lacking)  # a judge would compare the reference with itself
+        # not labelled by the judge, who would compare the reference with itself
+        labels: list[Label] = [(True, "reference")] * len(lacking)
         if lacking and self.judge is None:
             labels = label(self.task, examples, solutions, None, self.options.batch_size)
         for pool, solution, (correct, _) in zip(lacking, solutions, labels, strict=True):
@@ -178,7 +197,7 @@ class TopUp:
                 dropped[f"reference: {reason}"] += 1
 
     def hints(self, pools: dict[str, Pool], dropped: Counter) -> None:
-        """Rounds of sampling with hints, until no side is short or the rounds are used up."""
+        """Sample answers with hints, in rounds, until no question is short of answers or the rounds are used up."""
         if self.speaker is None:
             return
         for number in range(self.options.rounds):
@@ -196,8 +215,8 @@ class TopUp:
                 self._ask(batch, f"{number}:{index}", dropped)
 
     def _ask(self, batch: list[tuple[Pool, bool, str]], place: str, dropped: Counter) -> None:
-        """Sample one batch of hinted prompts; an answer counts as what it is labelled, whatever was asked for."""
-        assert self.speaker is not None  # only then is there anything to ask
+        """Sample answers to one batch of hinted prompts. Each counts by its label, whatever the hint asked for."""
+        assert self.speaker is not None  # hints() asks only if there is a speaker
         options, rng = self.options, seed_of(self.options.seed, place)
         temperature = rng.uniform(options.temperature_low, options.temperature_high)
         texts = [prompt for _, _, prompt in batch]
@@ -217,7 +236,7 @@ class TopUp:
                 dropped[f"hint: {reason}"] += 1
 
     def prompt(self, pool: Pool, side: bool) -> str:
-        """What asks for one more answer of a side; without any right answer to show, the bare question."""
+        """The prompt for one more answer of ``side``. With no right answer to show as a hint, it is the bare question."""
         example = self.example(pool)
         question = self.opening.replace("{question}", pool.question)
         values = {"question": question, "form": self.task.answer_form, "truth": example.answer}

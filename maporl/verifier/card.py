@@ -1,4 +1,4 @@
-"""What people read of a trained verifier: the model card in its folder and the table on the terminal."""
+"""The two reports on a trained verifier: the model card in its folder, and the table on the terminal."""
 
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,19 @@ Temperature, fitted on half of the held-out questions: {temperature:.3f}. `verif
 question and by answer length; `reliability.png` shows the calibration.
 
 ```python
-from maporl.verifier.model import Verifier
+from maporl.rewards.verifier.model import Verifier
 
 verifier = Verifier.load("{name}")
 verifier.score([[{{"role": "user", "content": question}}, {{"role": "assistant", "content": answer}}]])
 ```
 
-The score is `sigmoid(output / temperature)` at the last token of the chat as the tokenizer's template writes it. It
-says as much about answers of another kind than those it was trained on as any classifier does: measure before use.
+The score is `sigmoid(output / temperature)` at the last token of the chat, as the tokenizer's template writes it. The
+verifier was measured on answers of the kind that it was trained on. Measure it again before you use it on others.
 """
 
 
 def write_card(folder: Path, name: str, record: dict[str, Any]) -> None:
-    """Write ``folder/README.md`` from what ``verifier.json`` says."""
+    """Write ``folder/README.md`` from ``record``, which is the content of ``verifier.json``."""
     data = ModelCardData(
         library_name="transformers", base_model=record["base_model"], pipeline_tag="text-classification",
         tags=["maporl", "verifier", "reward-model"],
@@ -49,7 +49,7 @@ def write_card(folder: Path, name: str, record: dict[str, Any]) -> None:
 
 
 def measures_table(record: dict[str, Any]) -> Table:
-    """Accuracy, AUC and ECE: all held-out answers, by length, and before and after the temperature."""
+    """Accuracy, AUC and ECE of the held-out answers: all of them, by length, and before and after the temperature."""
     rows = record["rows"]
     by_question = record["metrics"]["by_question"]
     table = Table(

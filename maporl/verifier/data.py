@@ -1,8 +1,7 @@
-"""What verifiers learn from: answers to questions with a label, one JSON object a line. No torch."""
+"""The data of a verifier: labelled answers to questions, one JSON object a line. Imports no torch."""
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,21 +12,23 @@ from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import read_rows
 from maporl.types import Message
+from trl_ext.atomic import replace_file
 
 MANIFEST = "manifest.json"
-"""Beside the samples of ``maporl verifier generate``: what made them, and how many there are."""
+"""The file beside the samples of ``maporl verifier generate``: what made them, and how many there are."""
 
 
 class DataError(UserError, ValueError):
-    """Data that a verifier cannot be made of."""
+    """Data from which no verifier can be made."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One labelled answer. ``question`` is the text that was asked, so that the verifier reads what it will judge.
+    """One labelled answer.
 
-    ``source``: "sample" for what a policy said, "reference" for the task's own solution, "hint" for what a policy said
-    when pointed towards a right or wrong answer. ``position`` numbers what ``generate`` sampled.
+    ``question`` is the text that was put to the agent, because the verifier will read that text too. ``source`` is
+    "sample" for an answer of a policy, "reference" for the task's own solution, and "hint" for an answer of a policy
+    that was given a hint. ``position`` numbers the samples of ``maporl verifier generate``.
     """
 
     id: str
@@ -40,16 +41,21 @@ class Sample:
     source: str = "sample"
 
     def chat(self) -> list[Message]:
-        """The chat that the verifier judges."""
+        """The chat that the verifier reads."""
         return chat_of(self.question, self.answer)
 
     def line(self) -> str:
-        """One line of JSON that :func:`read_samples` reads back equal."""
+        """The sample as one line of JSON, from which :func:`read_samples` reads an equal sample."""
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 
 def read_samples(files: Iterable[Path]) -> list[Sample]:
-    """The samples in JSONL files, in order; anything that is no sample is an error that names file and line."""
+    """The samples in JSONL files, in order.
+
+    Raises:
+        DataError: a file does not exist, or a row is no sample; names the file and the row.
+        TaskError: a line is not JSON.
+    """
     found = []
     for file in files:
         if file.suffix not in (".jsonl", ".json") or not file.is_file():
@@ -70,7 +76,11 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
 
 
 def read_folder(folder: Path) -> list[Sample]:
-    """The samples of a finished ``maporl verifier generate``, or of any folder of ``samples-*.jsonl``."""
+    """The samples of a finished ``maporl verifier generate``, or of any folder of ``samples-*.jsonl``.
+
+    Raises:
+        DataError: the folder has no samples, or not all of them yet.
+    """
     files = sorted(folder.glob("samples-*.jsonl"))
     if not files:
         raise DataError(f"{folder}: no samples-*.jsonl; give the folder that 'maporl verifier generate' wrote")
@@ -81,26 +91,24 @@ def read_folder(folder: Path) -> list[Sample]:
 
 
 def write_new(file: Path, text: str) -> None:
-    """Write a file whole or not at all; one that is there already is never overwritten."""
+    """Write a new file, whole or not at all.
+
+    Raises:
+        RunExists: the file exists already.
+    """
     must_not_exist(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, text)
 
 
 def must_not_exist(file: Path) -> None:
-    """Raise if ``file`` is there already: before an hour's work, not after it."""
+    """Check that ``file`` does not exist yet. Asked before a long piece of work, so that it is not lost.
+
+    Raises:
+        RunExists: it exists.
+    """
     if file.exists():
         raise RunExists(f"{file}: exists, and nothing was overwritten; choose another file (--output)")
-
-
-def replace_file(file: Path, text: str) -> None:
-    """Write a file such that a reader sees the old one whole or the new one whole."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".partial-{file.name}")
-    with partial.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    partial.replace(file)
 
 
 def sha256(file: Path) -> str:

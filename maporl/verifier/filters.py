@@ -1,4 +1,4 @@
-"""Which answers a verifier should not learn from, and why. No torch."""
+"""The answers that a verifier should not learn from, and why. Imports no torch."""
 
 import re
 
@@ -25,7 +25,7 @@ _ADMITS = re.compile(
 
 
 def final_answers(text: str) -> int:
-    r"""How many final answers a text commits to: marked ones, else one where the whole text is one.
+    r"""How many final answers a text gives: the marked ones, or one if the whole text is a final answer.
 
     >>> [final_answers(t) for t in ("2+2=4\nAnswer: 4", "Answer: 4\nAnswer: 5", r"\boxed{4}", "42", "so it is four")]
     [1, 2, 1, 1, 0]
@@ -36,7 +36,7 @@ def final_answers(text: str) -> int:
 
 
 def fault(text: str, free_form: bool = False) -> str | None:
-    r"""Why ``text`` is not to be learned from, or None. ``free_form``: no form of a final answer was asked for.
+    r"""Why a verifier should not learn from ``text``, or None. ``free_form``: it need not have a final answer.
 
     >>> [fault(t) for t in ("Answer: 4", "four", "Answer: 4\nAnswer: 5", "Answer: 4\nUser: and now?", " ")]
     [None, 'no_final_answer', 'several_final_answers', 'leaked_prompt', 'empty']
@@ -57,7 +57,7 @@ def fault(text: str, free_form: bool = False) -> str | None:
 
 
 def same_text(text: str) -> str:
-    """What equal answers have in common: the words, whatever their spacing and case.
+    """The words of ``text`` in one spelling, so that texts which differ only in spacing and case are equal.
 
     >>> same_text("Answer:  4\\n") == same_text("answer: 4")
     True

@@ -1,7 +1,7 @@
 """Sampling every training question many times, with labels: ``maporl verifier generate``.
 
-The work is a fixed list of batches. After each one its samples are on disk and then its number, so that a process that
-is killed loses the batch it was at and no more; whatever stands in a file beyond the last counted batch is cut off.
+The work is a fixed list of batches. After each batch its samples are written and then its number, so that a process that
+is killed loses one batch at most. Whatever a file holds beyond the last counted batch is cut off.
 """
 
 import hashlib
@@ -23,21 +23,22 @@ from maporl.protocols import build_protocol
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.team.team import Team
-from maporl.verifier.data import MANIFEST, DataError, Sample, replace_file
+from maporl.verifier.data import MANIFEST, DataError, Sample
 from maporl.verifier.options import GenerateOptions
 from maporl.verifier.sampling import Speaker, label, seed_of
+from trl_ext.atomic import replace_file
 
 
 @dataclass(frozen=True)
 class Shard:
-    """This process among ``world`` of them: it samples the questions whose number leaves ``rank``."""
+    """The share of one process: of ``world`` processes, it samples the questions ``rank``, ``rank + world``, and so on."""
 
     rank: int = 0
     world: int = 1
 
     @classmethod
     def from_environment(cls) -> "Shard":
-        """As ``accelerate launch`` says."""
+        """The share that ``accelerate launch`` gives this process, by its environment variables."""
         return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     def questions(self, count: int) -> range:
@@ -47,7 +48,7 @@ class Shard:
 
 @dataclass
 class Progress:
-    """What one process has on disk: whole batches, the bytes of its file, and what became of the samples."""
+    """What one process has on disk: its whole batches, the bytes of its file, and the counts of its samples."""
 
     batches: int = 0
     bytes: int = 0
@@ -62,7 +63,12 @@ def generate_samples(
 ) -> dict[str, Any]:
     """Sample and label this shard's questions into ``folder``, from where an earlier call stopped.
 
-    Returns the manifest as it is then: complete once every process has finished.
+    Returns the manifest, which says "complete" once every process has finished.
+
+    Raises:
+        ConfigError: an option names no agent with a model, or the task has no training questions.
+        DataError: the folder was begun with other options, or a file in it is shorter than it should be.
+        RunExists: the folder holds something else.
     """
     speakers = [Speaker(config, team, name, "--agent") for name in _speaking(team, options)]
     judge = Speaker(config, team, options.judge, "--judge") if options.judge else None
@@ -90,7 +96,7 @@ def generate_samples(
 
 
 def _speaking(team: Team, options: GenerateOptions) -> tuple[str, ...]:
-    """Who answers. Agents with the same weights and the same instructions would be one agent asked twice."""
+    """The agents that answer. Of agents with the same weights and the same instructions, only the first one does."""
     if options.agents:
         return tuple(dict.fromkeys(options.agents))
     heard: dict[tuple, str] = {}
@@ -104,7 +110,7 @@ def _speaking(team: Team, options: GenerateOptions) -> tuple[str, ...]:
 
 
 def _batches(agents: int, count: int, options: GenerateOptions, shard: Shard) -> Iterator[range | list[int]]:
-    """Positions by batch; a position numbers agent, question and sample over all processes, in this order."""
+    """The positions of each batch. A position numbers agent, question and sample, in this order, over all processes."""
     for agent in range(agents):
         own = [
             (agent * count + question) * options.per_question + sample
@@ -117,7 +123,7 @@ def _batches(agents: int, count: int, options: GenerateOptions, shard: Shard) ->
 def _sample(
     config: Config, task: Task, speakers: list[Speaker], judge: Speaker | None, batch: Any, count: int, options: Any
 ) -> tuple[list[Sample], Counter]:
-    """The labelled samples at the positions of a batch, and how many have no label, by reason."""
+    """(samples, dropped): the labelled samples at the positions of a batch, and counts of those without a label."""
     rng = seed_of(config.seed, batch[0])
     temperature = rng.uniform(options.temperature_low, options.temperature_high)
     speaker = speakers[batch[0] // options.per_question // count]
@@ -151,7 +157,7 @@ def _claim(
     shard: Shard,
     speakers: list[Speaker],
 ) -> dict[str, Any]:
-    """Take the folder for this work, or make sure that it is this work's; returns what identifies the work."""
+    """Take a new folder for this work, or check that an old one belongs to it. Returns what identifies the work."""
     identity = {
         "models": {s.agent: config.agents[s.agent].model or "tiny" for s in speakers},
         "seed": config.seed,
@@ -169,7 +175,7 @@ def _claim(
             for key, value in identity.items():
                 if found.get(key) != value:
                     raise DataError(
-                        f"{folder}: was begun with another {key} (was {found.get(key)!r}, is {value!r}); go on with the "
+                        f"{folder}: was begun with another {key} (was {found.get(key)!r}, is {value!r}); use the "
                         "same configuration and options, or choose another folder (--output)"
                     )
         elif any(not p.name.startswith(".") for p in folder.iterdir()):
@@ -182,7 +188,7 @@ def _claim(
 
 
 def _resume(folder: Path, shard: Shard) -> Progress:
-    """What this shard has done so far; its file is cut back to that."""
+    """What this shard has done so far. Its file of samples is cut to that."""
     record, samples = folder / f"progress-{shard.rank}.json", folder / f"samples-{shard.rank}.jsonl"
     progress = _read_progress(record) if record.is_file() else Progress()
     there = samples.stat().st_size if samples.is_file() else 0
@@ -213,7 +219,7 @@ def _read_progress(file: Path) -> Progress:
 
 
 def _summarise(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """The manifest anew from every process's progress; one process at a time, so that the last one sees all."""
+    """Write the manifest from every process's progress. A lock lets in one at a time, so that the last one sees all."""
     with FileLock(folder / ".lock"):
         records = [folder / f"progress-{rank}.json" for rank in range(identity["processes"])]
         return _write_manifest(folder, identity, [_read_progress(r) for r in records if r.is_file()])

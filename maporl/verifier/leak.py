@@ -1,4 +1,4 @@
-"""What the question alone says about the label: the leak that balancing is to close."""
+"""How much the question alone tells about the label. Balancing is there to close this leak."""
 
 import re
 import zlib
@@ -12,15 +12,17 @@ from rich.table import Table
 from maporl.verifier.data import Sample
 
 FEATURES = 2048
-"""Columns that the words of a question are hashed into."""
+"""The words of a question are hashed into so many columns."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """How labels are spread: over all answers and within questions; accuracies of predictors that see no answer.
+    """How the labels are spread, and how well they can be predicted without reading an answer.
 
-    ``skew``: mean over questions of ``|share of right answers - 1/2|``. ``words``: logistic regression on the words of
-    the question; ``majority``: each question's more frequent label. Both in-sample: they say how much there is to learn.
+    ``both``: questions that have right and wrong answers. ``skew``: mean over questions of ``|share of right answers -
+    1/2|``. ``words``: accuracy of a logistic regression on the words of the question. ``majority``: accuracy of each
+    question's more frequent label. Both accuracies are measured on the answers they were fitted to, so that they say how
+    much a verifier could learn from questions alone.
     """
 
     questions: int
@@ -33,7 +35,7 @@ class Balance:
 
 
 def measure(samples: Sequence[Sample]) -> Balance:
-    """The balance of ``samples``; there must be some."""
+    """The balance of ``samples``, of which there must be at least one."""
     counts: dict[str, Counter] = defaultdict(Counter)
     texts = {}
     for sample in samples:
@@ -53,9 +55,10 @@ def measure(samples: Sequence[Sample]) -> Balance:
 
 
 def words_accuracy(questions: Sequence[str], counts: torch.Tensor) -> float:
-    """Accuracy, on the same answers, of a logistic regression of the label on the question's hashed words.
+    """Accuracy of a logistic regression of the label on the question's hashed words, on the answers it is fitted to.
 
-    ``counts`` [Q, 2]: right and wrong answers of each question. Where it is undecided, half of the answers count.
+    ``counts`` [Q, 2]: the numbers of right and wrong answers of each question. If the regression is undecided about a
+    question, half of its answers count as predicted.
     """
     words = torch.zeros(len(questions), FEATURES)
     for row, question in enumerate(questions):
@@ -81,7 +84,7 @@ def words_accuracy(questions: Sequence[str], counts: torch.Tensor) -> float:
 
 
 def balance_table(before: Balance, after: Balance | None) -> Table:
-    """Both side by side for a terminal; ``after`` is None where nothing is left."""
+    """Both side by side for a terminal. ``after`` is None if no answer is left."""
     table = Table(title="Labels before and after balancing")
     for heading in ("", "before", "after"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
@@ -101,7 +104,7 @@ def balance_table(before: Balance, after: Balance | None) -> Table:
 
 
 def source_lines(samples: Sequence[Sample]) -> list[str]:
-    """Where right and wrong answers come from: where that differs much, style gives the label away."""
+    """A line for each source of answers. If right and wrong ones come from different sources, style tells the label."""
     counts = Counter((s.source, s.correct) for s in samples)
     return [
         f"{source}: {counts[source, True]} right, {counts[source, False]} wrong"

@@ -1,4 +1,4 @@
-"""How good a verifier's scores are: accuracy, ranking, calibration. No torch."""
+"""Measures of a verifier's scores: accuracy, ranking, calibration. Imports no torch."""
 
 import math
 from collections import defaultdict
@@ -12,19 +12,20 @@ BINS = 10
 
 
 def sigmoid(outputs: np.ndarray) -> np.ndarray:
-    """Probabilities of a model's outputs, without overflow."""
+    """The probabilities for a model's outputs, computed without overflow."""
     return np.exp(-np.logaddexp(0.0, -outputs))
 
 
 def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Share of answers on whose side of 1/2 the score is; a score of exactly 1/2 says right."""
+    """The share of answers that the score predicts, from 1/2 on as right and below it as wrong."""
     return float(np.mean((scores >= 0.5) == (labels > 0.5)))
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """Probability that a right answer scores above a wrong one, ties counting half; None if there is one kind only.
+    """The probability that a right answer scores above a wrong one, with ties counting half.
 
-    From ranks (Mann and Whitney 1947): ``(sum of the right ones' ranks - R (R + 1) / 2) / (R W)``.
+    None if all answers are right or all are wrong. Computed from ranks (Mann and Whitney 1947), for R right and W wrong
+    answers: ``(sum of the ranks of the right ones - R (R + 1) / 2) / (R W)``.
 
     >>> auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
     0.75
@@ -39,14 +40,14 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
 
 
 def calibration_bins(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[tuple[int, float, float]]:
-    """(answers, mean score, share right) of each of ``bins`` equal intervals of the score that holds any."""
+    """(answers, mean score, share right) for each of ``bins`` equal intervals of the score that holds an answer."""
     place = np.minimum((scores * bins).astype(int), bins - 1)
     found = [place == index for index in range(bins)]
     return [(int(own.sum()), float(scores[own].mean()), float(labels[own].mean())) for own in found if own.any()]
 
 
 def ece(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
-    """Expected calibration error (Guo et al. 2017, arXiv 1706.04599): mean distance of score and share right by bin.
+    """Expected calibration error (Guo et al. 2017, arXiv 1706.04599): mean distance of score and share right over bins.
 
     >>> round(ece(np.array([0.95, 0.85, 0.15]), np.array([1, 0, 0])), 4)
     0.35
@@ -60,9 +61,9 @@ def nll(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def fit_temperature(outputs: np.ndarray, labels: np.ndarray, low: float = 0.05, high: float = 20.0) -> float:
-    """The ``T`` in [low, high] that makes ``sigmoid(outputs / T)`` most likely.
+    """The ``T`` in [low, high] with the least cross-entropy of ``sigmoid(outputs / T)`` and the labels.
 
-    The cross-entropy is convex in 1/T, so that shrinking a bracket by the golden section finds its minimum.
+    The cross-entropy is convex in 1/T, so that a golden-section search finds its minimum.
     """
     golden = (math.sqrt(5) - 1) / 2
     a, b = 1 / high, 1 / low
@@ -76,7 +77,7 @@ def fit_temperature(outputs: np.ndarray, labels: np.ndarray, low: float = 0.05, 
 
 
 def summary(outputs: np.ndarray, labels: np.ndarray, temperature: float = 1.0) -> dict[str, Any]:
-    """Every measure of one set of answers; ``outputs`` [N] are the model's, before the sigmoid."""
+    """Every measure of one set of answers. ``outputs`` [N] are the model's, before the sigmoid."""
     scores = sigmoid(outputs / temperature)
     return {
         "answers": len(labels),
@@ -88,7 +89,7 @@ def summary(outputs: np.ndarray, labels: np.ndarray, temperature: float = 1.0) -
 
 
 def by_question(outputs: np.ndarray, labels: np.ndarray, questions: Sequence[str]) -> dict[str, Any]:
-    """Means over questions; the AUC within a question is what choosing among its answers depends on."""
+    """Means over questions. The AUC within a question tells how well the verifier chooses among its answers."""
     groups: dict[str, list[int]] = defaultdict(list)
     for row, name in enumerate(questions):
         groups[name].append(row)
@@ -108,7 +109,7 @@ def by_question(outputs: np.ndarray, labels: np.ndarray, questions: Sequence[str
 def by_length(
     outputs: np.ndarray, labels: np.ndarray, lengths: np.ndarray, temperature: float = 1.0
 ) -> list[dict[str, Any]]:
-    """The summary of each quartile of the answers' lengths in tokens; quartiles that ties leave empty are absent."""
+    """The summary of each quartile of the answers by length in tokens, without quartiles that ties leave empty."""
     edges = np.quantile(lengths, [0.25, 0.5, 0.75])
     place = np.searchsorted(edges, lengths, side="left")
     return [
@@ -122,7 +123,7 @@ def by_length(
 
 
 def reliability_plot(curves: dict[str, tuple[np.ndarray, np.ndarray]], file: Path) -> None:
-    """Share right against mean score by bin, a curve for each named pair of scores and labels."""
+    """Draw the share of right answers against the mean score by bin: a curve for each named (scores, labels)."""
     from matplotlib.figure import Figure  # the object interface: no global figure is left behind
 
     figure = Figure(figsize=(4.8, 4.4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Asking an agent many questions outside a dialogue, and labelling what it says."""
+"""Asking an agent many questions outside of a dialogue, and labelling its answers."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from maporl.tasks.base import Task
 from maporl.tasks.grading import find_label
 from maporl.team.team import Policy, Team
 from maporl.types import Example
-from trl_ext.chat import encode_prompt
+from trl_ext.chat import PromptTooLong, encode_prompt
 from trl_ext.forward import base_of
 from trl_ext.sampling import Sampling, generate, stop_ids_of
 
@@ -22,14 +22,20 @@ JUDGE_PROMPT = (
     "Question:\n{question}\n\nA right answer, for comparison:\n{reference}\n\nThe answer to judge:\n{answer}\n\n"
     "Is this answer right? End with one line: Answer: yes or Answer: no"
 )
-"""What a judge is asked. It sees the reference, which makes it a comparison rather than a second attempt."""
+"""The question to a judge. It shows the reference, so that the judge compares instead of solving the question again."""
 
 Label = tuple[bool | None, str]
-"""Whether an answer is right, None where that cannot be told, and why."""
+"""(right, reason): whether an answer is right, or None if nobody can tell, and why."""
 
 
 class Speaker:
-    """One agent with the weights of its first turn: answers fresh conversations of one message each."""
+    """One agent, with the weights of its first turn, that answers single messages. Each starts a new conversation.
+
+    ``option`` is the name of the option that named the agent, for the error.
+
+    Raises:
+        ConfigError: the configuration has no such agent, or no model speaks for it.
+    """
 
     def __init__(self, config: Config, team: Team, agent: str, option: str):
         if agent not in team.policies_of:
@@ -43,19 +49,25 @@ class Speaker:
             base_of(self.policy.model), self.policy.tokenizer, config.ppo.stop_token, config.ppo.stop_token_id
         )
         model: Any = self.policy.model
-        if not getattr(model, "is_loaded_in_4bit", False):  # those are in their place already
+        if not getattr(model, "is_loaded_in_4bit", False):  # a quantized model is on its device already
             model.to(_device(config.training.use_cpu))
 
     def say(
         self, texts: Sequence[str], temperature: float, batch_size: int, top_p: float = 1.0, seed: int = 0
     ) -> list[str]:
-        """An answer to each text, in order; the same ``seed`` gives the same answers, and nobody else's change."""
+        """An answer to each text, in order. The same ``seed`` gives the same answers.
+
+        Random numbers elsewhere are not affected.
+
+        Raises:
+            ConfigError: a text and an answer of full length do not fit the model's context.
+        """
         tokenizer = self.policy.tokenizer
         system = [{"role": "system", "content": self.system}] if self.system else []
         prompts = [encode_prompt(tokenizer, [*system, {"role": "user", "content": text}]) for text in texts]
         try:
             self.policy.voice.check_length(max(map(len, prompts)), self.longest, f"agent {self.agent!r}")
-        except ValueError as error:
+        except PromptTooLong as error:
             raise ConfigError(str(error)) from error
         sampling = Sampling(self.longest, temperature, self.policy.stop_ids, batch_size, top_p)
         with torch.random.fork_rng(), self.policy.active() as model:
@@ -65,21 +77,21 @@ class Speaker:
 
 
 def _device(use_cpu: bool) -> torch.device:
-    """This process's own accelerator, where there is one and it is wanted."""
+    """This process's GPU, or the CPU if there is none or ``use_cpu`` is set."""
     if use_cpu or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def seed_of(*place: object) -> random.Random:
-    """Random numbers that depend on a place in the work and on nothing else, so that a restart draws them again."""
+    """A generator that depends only on the place in the work, so that a restart draws the same numbers again."""
     return random.Random(":".join(map(str, place)))
 
 
 def label(
     task: Task, examples: Sequence[Example], answers: Sequence[str], judge: Speaker | None, batch_size: int
 ) -> list[Label]:
-    """Whether each answer is right: by the task's grader, or by a judge's greedy yes or no."""
+    """A label for each answer, from the task's grader or, if there is one, from a judge's greedy yes or no."""
     if judge is None:
         return [(grade.correct, grade.reason) for grade in task.grade_many(examples, answers)]
     texts = [

@@ -1,12 +1,12 @@
 """Training a verifier on labelled answers: ``maporl verifier train``.
 
-A causal trunk with one output, a LoRA on the trunk, and binary cross-entropy at every token of the answer or at its
-last. What is saved is merged: a plain ``from_pretrained`` folder, measured and scored by the code that will serve it.
+The model is a causal trunk with one output. A LoRA on the trunk learns by binary cross-entropy, at every token of the
+answer or at the last one. The saved model is merged, so that ``from_pretrained`` loads the folder, and it is measured by
+the code that will serve it.
 """
 
 import json
 import random
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +36,7 @@ from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
 from maporl.verifier.measures import by_length, by_question, fit_temperature, reliability_plot, sigmoid, summary
 from maporl.verifier.options import TrainOptions
+from trl_ext.atomic import new_folder
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.forward import base_of
 
@@ -45,7 +46,7 @@ _DTYPES = {False: torch.float32, True: torch.bfloat16}
 
 @dataclass(frozen=True)
 class Row:
-    """One encoded chat: the answer is ``ids[start:]``, with the template's own end of it."""
+    """One encoded chat. The answer is ``ids[start:]``, and includes what the template writes after it."""
 
     question: str
     ids: list[int]
@@ -57,7 +58,7 @@ class Row:
 
 
 def encode_rows(samples: Sequence[Sample], tokenizer: Tokenizer, longest: int) -> tuple[list[Row], int]:
-    """The rows of at most ``longest`` tokens, and how many were longer."""
+    """(rows, number left out): the samples of at most ``longest`` tokens, encoded, and how many are longer."""
     rows = []
     for sample in samples:
         ids = encode(tokenizer, sample.chat())
@@ -67,11 +68,17 @@ def encode_rows(samples: Sequence[Sample], tokenizer: Tokenizer, longest: int) -
 
 
 def split_by_question(rows: Sequence[Row], held_out: float, seed: int, where: str) -> tuple[list[Row], list[Row]]:
-    """(trained on, held out): whole questions on either side, at least one on each; both must have both labels."""
+    """(trained on, held out): all answers of a question are on one side, and each side has at least one question.
+
+    ``where`` names the file in errors.
+
+    Raises:
+        DataError: there is only one question, or all answers to train on have the same label.
+    """
     names = sorted({row.question for row in rows})
     if len(names) < 2:
         raise DataError(
-            f"{where}: {len(names)} questions are left, and whole questions are held out, so that at least 2 are needed; "
+            f"{where}: {len(names)} questions are left, but at least 2 are needed, because whole questions are held out; "
             "give more data, or allow longer rows (--longest)"
         )
     random.Random(seed).shuffle(names)
@@ -79,8 +86,8 @@ def split_by_question(rows: Sequence[Row], held_out: float, seed: int, where: st
     train = [row for row in rows if row.question not in kept]
     if len({row.label for row in train}) < 2:
         raise DataError(
-            f"{where}: all {len(train)} rows to train on have the label {bool(train[0].label)}, so that there is nothing to "
-            "tell apart; balance the data (maporl verifier balance)"
+            f"{where}: all {len(train)} rows to train on have the label {bool(train[0].label)}, so that nothing can be "
+            "learned; balance the data (maporl verifier balance)"
         )
     return train, [row for row in rows if row.question in kept]
 
@@ -102,8 +109,8 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 def answer_loss(outputs: Tensor, starts: Tensor, ends: Tensor, labels: Tensor, loss: str) -> Tensor:
     """Binary cross-entropy of ``outputs`` [N, T] against each row's label, nats.
 
-    ``every``: the mean over the answer tokens of all rows; ``last``: the mean over rows, at the token where the score
-    is read.
+    ``every``: the mean over the answer tokens of all rows. ``last``: the mean over rows, at the token where the score is
+    read.
     """
     if loss == "last":
         rows = torch.arange(len(ends), device=outputs.device)
@@ -114,7 +121,7 @@ def answer_loss(outputs: Tensor, starts: Tensor, ends: Tensor, labels: Tensor, l
 
 
 class TokenScores(nn.Module):
-    """The model's output at every token as a forward, which is what wrappers for several processes need."""
+    """A module whose forward gives the model's output at every token. Wrappers for several processes need a forward."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -126,7 +133,7 @@ class TokenScores(nn.Module):
 
 
 class VerifierTrainer(Trainer):
-    """``transformers.Trainer`` with :func:`answer_loss`."""
+    """``transformers.Trainer`` with :func:`answer_loss`; ``token_loss`` says at which tokens."""
 
     token_loss = "every"
 
@@ -137,7 +144,12 @@ class VerifierTrainer(Trainer):
 
 
 def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
-    """The base model with a fresh output, and its tokenizer, both fit to be saved and served."""
+    """(model, tokenizer): the base model with a new output layer, and a tokenizer that is ready to be saved and served.
+
+    Raises:
+        VerifierError: the model cannot be loaded, or its tokenizer lacks what is needed.
+        ConfigError: the chat template cannot be read.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model)
         dtype = _DTYPES[options.bf16]
@@ -151,7 +163,7 @@ def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
     if options.chat_template is not None:
         tokenizer.chat_template = read_chat_template(options.chat_template, "--chat-template")
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # rows have lengths: which ids are padding is never asked of the ids
+        tokenizer.pad_token = tokenizer.eos_token  # rows know their lengths, so that no id need mean padding
     try:
         check_tokenizer(tokenizer, f"--model {options.model!r}")
     except ChatError as error:
@@ -161,14 +173,14 @@ def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
 
 
 def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: Path, quiet: bool) -> PreTrainedModel:
-    """``model`` after training a LoRA and the output on ``rows``, merged."""
+    """Train a LoRA and the output layer on ``rows``, and return the model with the LoRA merged."""
     lora = LoraConfig(
         r=options.lora_r, lora_alpha=options.lora_alpha, target_modules="all-linear", modules_to_save=["score"],
         task_type="SEQ_CLS",
     )  # fmt: skip
     peft: Any = get_peft_model(model, lora)
     for parameter in peft.parameters():
-        if parameter.requires_grad:  # steps of 1e-4 would be lost in bfloat16
+        if parameter.requires_grad:  # bfloat16 would round steps of 1e-4 away
             parameter.data = parameter.data.float()
     args = TrainingArguments(
         output_dir=str(folder),
@@ -176,7 +188,7 @@ def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: 
         learning_rate=options.learning_rate,
         per_device_train_batch_size=options.batch_size,
         bf16=options.bf16,
-        use_cpu=options.use_cpu or not torch.accelerator.is_available(),  # bf16 without one is refused otherwise
+        use_cpu=options.use_cpu or not torch.accelerator.is_available(),  # transformers refuses bf16 without either
         seed=options.seed,
         logging_steps=10,
         save_strategy="no",
@@ -194,7 +206,11 @@ def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: 
 
 @torch.no_grad()
 def outputs_of(model: PreTrainedModel, rows: Sequence[Row], batch_size: int) -> np.ndarray:
-    """The served output [N] of each row, before temperature and sigmoid."""
+    """The output [N] of each row as a server reads it, before temperature and sigmoid.
+
+    Raises:
+        VerifierError: an output is not finite.
+    """
     found = np.zeros(len(rows))
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
     for start in range(0, len(order), batch_size):
@@ -211,7 +227,8 @@ def outputs_of(model: PreTrainedModel, rows: Sequence[Row], batch_size: int) -> 
 def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float, dict[str, Any], dict[str, Any]]:
     """(temperature, metrics, curves for the reliability plot) of held-out rows.
 
-    The temperature is fitted on one half of the questions and reported on the other; with fewer than 2 it stays 1.
+    The temperature is fitted on one half of the questions and measured on the other half. With fewer than 2 questions it
+    stays 1.
     """
     labels = np.array([row.label for row in rows])
     names = sorted({row.question for row in rows})
@@ -237,7 +254,13 @@ def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float
 
 
 def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool = False) -> dict[str, Any]:
-    """Train on the samples in ``file``, save into ``folder``, and return the record that is saved there."""
+    """Train on the samples in ``file``, save into ``folder``, and return the record that is saved there.
+
+    Raises:
+        RunExists: ``folder`` exists and is not empty.
+        DataError: no verifier can be trained on the samples.
+        VerifierError: the base model cannot be loaded, or training diverged.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
     samples = read_samples([file])
@@ -265,13 +288,9 @@ def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool 
 
 
 def _save(model: PreTrainedModel, tokenizer: Tokenizer, record: dict, curves: dict, folder: Path) -> None:
-    """Everything under a hidden name first, so that the folder is whole or absent."""
-    partial = folder.with_name(f".partial-{folder.name}")
-    if partial.exists():  # left by a process that was killed while writing
-        shutil.rmtree(partial)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / RECORD).write_text(json.dumps(record, indent=1))
-    reliability_plot(curves, partial / PLOT)
-    write_card(partial, folder.name, record)
-    partial.rename(folder)  # over the empty folder that the trainer made
+    with new_folder(folder) as partial:  # its place is the empty folder that the trainer made
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / RECORD).write_text(json.dumps(record, indent=1))
+        reliability_plot(curves, partial / PLOT)
+        write_card(partial, folder.name, record)

@@ -1,0 +1,146 @@
+"""From a configuration to what plays or trains."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import set_seed
+
+from maporl.config import Config
+from maporl.engines.build import build_engines
+from maporl.protocols import build_protocol, speakers
+from maporl.rollout.player import Player
+from maporl.rollout.restate import UntrainedWeights
+from maporl.tasks import build_task
+from maporl.team.agents import Policy
+from maporl.team.team import Team
+from maporl.training.trainer import MultiAgentPPOTrainer
+from maporl.training.warm_start import warm_start
+from maporl.validation.preflight import tasks_of, training_arguments
+from trl_ext import distributed
+from trl_ext.atomic import new_folder
+from trl_ext.allocator import reuse_memory
+from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
+
+
+def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
+    """The trainer of a configuration, its models loaded and warm-started (or read from the run's ``initial/``).
+
+    Raises:
+        ConfigError: the configuration cannot run.
+    """
+    set_seed(config.seed)
+    args = training_arguments(config)
+    names = tuple(config.agents)
+    task, held_out = tasks_of(config)
+    team = team or Team.from_config(config)
+    if config.warm_start.steps:
+        _warm_start_once(config, team, quiet)
+    args.disable_tqdm = quiet
+    stages = config.schedule.curriculum
+    return MultiAgentPPOTrainer(
+        args,
+        team,
+        task,
+        protocol=build_protocol(config.protocol, names),
+        eval_task=held_out,
+        reward=config.reward,
+        speakers=speakers(config.protocol, names),
+        schedule=config.schedule,
+        advantage=config.advantage,
+        branching=config.branching,
+        curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
+        engine_options=_engine_options(config),
+    )
+
+
+def build_player(config: Config, checkpoint: Path | None = None) -> Player:
+    """The player of a configuration, with the weights of ``checkpoint`` (a ``checkpoint-N`` or ``final`` folder) where given.
+
+    No optimizer is built, and no model is copied unless answers are restated by untrained weights.
+
+    Raises:
+        ConfigError: the configuration cannot run.
+        CheckpointError: ``checkpoint`` lacks a policy.
+    """
+    set_seed(config.seed)
+    state = PartialState(cpu=config.training.use_cpu)  # this process's device, among as many as were started
+    distributed.check_launcher()
+    if state.device.type == "cpu":
+        reuse_memory()
+    names = tuple(config.agents)
+    team = Team.from_config(config)
+    if config.warm_start.steps and checkpoint is None:  # what a warm start did is in a checkpoint
+        _warm_start(config, team, quiet=True)
+    team.find_stop_ids(config.ppo)
+    rows = config.ppo.local_rollout_forward_batch_size
+    untrained = UntrainedWeights.before_training(team, rows) if config.restate == "base_model" else None
+    if checkpoint is not None:
+        load_checkpoint_weights(team.policies, checkpoint)
+    for policy in team.policies.values():
+        if not policy.is_quantized:
+            policy.model.to(state.device)
+        policy.model.eval()
+    engines = build_engines(
+        {name: agent.engine for name, agent in team.agents.items()},
+        _engine_options(config),
+        team.policies,
+        config.ppo,
+        Path(config.output_dir),
+    )
+    return Player.build(
+        team,
+        build_protocol(config.protocol, names),
+        config.ppo,
+        config.reward,
+        engines=engines,
+        speakers=speakers(config.protocol, names),
+        common_seed=config.branching.common_seed,
+        untrained=untrained,
+    )
+
+
+def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) -> None:
+    """Weights of a ``checkpoint-N`` or ``final`` folder into the trainable ``policies``.
+
+    Raises:
+        CheckpointError: the folder has none for one of them.
+    """
+    root = checkpoint / "policies" if (checkpoint / "policies").is_dir() else checkpoint
+    for policy in policies.values():
+        if policy.trainable:
+            if not (root / policy.name).is_dir():
+                raise CheckpointError(
+                    f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder"
+                )
+            load_weights(policy.model, policy.adapter, root / policy.name)
+
+
+def _engine_options(config: Config) -> dict[str, Any]:
+    return {name: agent.options_of_engine() for name, agent in config.agents.items()}
+
+
+def _warm_start(config: Config, team: Team, quiet: bool) -> None:
+    names = tuple(config.agents)
+    task = build_task(config.task, "train", config.seed)
+    protocol, playing = build_protocol(config.protocol, names), speakers(config.protocol, names)
+    warm_start(team, task, protocol, config.warm_start, config.seed, playing, quiet)
+
+
+def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
+    """Warm-start the team, or read it from the run's ``initial/``: it is PPO's reference, also after resuming."""
+    initial = Path(config.output_dir) / "initial"
+    if not distributed.is_main():
+        distributed.barrier()  # for the main process to write it
+    if initial.is_dir():
+        for policy in team.policies.values():
+            load_weights(policy.model, policy.adapter, initial / policy.name)
+        if distributed.is_main():
+            distributed.barrier()
+        return
+    _warm_start(config, team, quiet)
+    with new_folder(initial) as partial:
+        for policy in team.policies.values():
+            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
+    distributed.barrier()

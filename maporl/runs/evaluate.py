@@ -1,0 +1,44 @@
+"""Evaluating a team without a trainer: one task, or a suite of benchmarks. What ``maporl eval`` calls."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from maporl.config import Config
+from maporl.errors import ConfigError
+from maporl.evaluation.metrics import Evaluation
+from maporl.evaluation.suite import SuiteResult
+from maporl.rollout.baselines import play_baselines
+from maporl.rollout.suite import play_suite
+from maporl.runs.build import build_player
+from maporl.tasks import Task, build_task
+
+
+def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
+    """Evaluate the team of a configuration, with the weights of ``checkpoint`` where given; nothing is written.
+
+    Raises:
+        ConfigError: there is nothing to evaluate on.
+        CheckpointError: ``checkpoint`` lacks a policy.
+    """
+    section = config.evaluation
+    if not section.questions:
+        raise ConfigError("evaluation.questions is 0; set it to the number of questions to evaluate on")
+    task = build_task(config.task, "eval", config.seed)
+    if len(task) == 0:
+        raise ConfigError("task: the evaluation split is empty; there is nothing to evaluate on")
+    player = build_player(config, checkpoint)
+    evaluation = player.evaluate(task, section.questions, section.temperature, config.seed)
+    baselines = play_baselines(player, task, evaluation, section.temperature, config.seed)
+    return dataclasses.replace(evaluation, baselines=baselines)
+
+
+def evaluate_suite(
+    config: Config, checkpoint: Path | None, tasks: Mapping[str, Task], samples: int, temperature: float
+) -> list[SuiteResult]:
+    """Evaluate the team on several tasks, ``samples`` dialogues on each question; nothing is written.
+
+    Raises:
+        CheckpointError: ``checkpoint`` lacks a policy.
+    """
+    return play_suite(build_player(config, checkpoint), tasks, samples, temperature, config.seed)
