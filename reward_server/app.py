@@ -1,4 +1,4 @@
-"""The HTTP face of the server.
+"""The HTTP interface of the server.
 
 Data flow: Guard (token, size, time) -> schema -> ``Scorer.prepare`` in a thread -> ``Batcher`` -> one result per chat.
 """
@@ -35,7 +35,7 @@ from reward_server.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 REMEMBERED = 1024
-"""Requests whose results are kept for clients that ask again with the same id."""
+"""The results of so many requests are kept, for clients that ask again with the same id."""
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
@@ -52,7 +52,7 @@ _STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
-    """The application. ``scorers``: copies of one scorer, one for each thread that scores."""
+    """The application. ``scorers`` are copies of one scorer; each works in a thread of its own."""
     telemetry = Telemetry()
     service = Service(scorers, options, telemetry)
 
@@ -67,7 +67,7 @@ def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
 
     @app.post("/v1/score", responses=_REFUSALS)
     async def score(request: Request, body: ScoreRequest) -> ScoreResponse:
-        """Score the last message of every chat; each gets a score or an error of its own."""
+        """Score the last message of every chat. Each chat gets a score or an error of its own."""
         chats = [[message.model_dump() for message in chat] for chat in body.chats]
         references = [None] * len(chats) if body.references is None else body.references
         if len(references) != len(chats):
@@ -77,7 +77,7 @@ def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
 
     @app.post("/predict", responses=_REFUSALS)
     async def predict(request: Request, body: PredictRequest) -> PredictResponse:
-        """MAPoRL's own interface: all scores, or an error for the whole request."""
+        """MAPoRL's own interface: either all scores, or one error for the whole request."""
         chats = [[message.model_dump() for message in chat] for chat in body.query_responses]
         items = await service.answer(request, None, chats, [None] * len(chats))
         for index, item in enumerate(items):
@@ -87,24 +87,24 @@ def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Status:
-        """The process answers."""
+        """Whether the process answers."""
         return Status(status="ok")
 
     @app.get("/ready", responses={503: {"model": Status, "description": "The server is being stopped"}})
     async def ready() -> Response:
-        """Whether requests are welcome."""
+        """Whether the server takes requests."""
         draining = service.draining
         body = Status(status="draining" if draining else "ready")
         return JSONResponse(body.model_dump(), 503 if draining else 200)
 
     @app.get("/metrics", responses={401: _REFUSALS[401]}, response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Counters in Prometheus's text format."""
+        """The server's counters in Prometheus's text format."""
         return Response(telemetry.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/v1/model", responses={401: _REFUSALS[401]})
     async def model() -> ModelInfo:
-        """What scores here."""
+        """The verifier or grader that scores here."""
         return service.info
 
     app.add_exception_handler(Refusal, _refused)
@@ -117,7 +117,7 @@ def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
 
 
 class Refusal(Exception):
-    """An answer other than success."""
+    """A request is refused; becomes an answer with ``status`` and an :class:`ErrorBody`. It never ends the process."""
 
     def __init__(self, status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None):
         super().__init__(message)
@@ -125,7 +125,7 @@ class Refusal(Exception):
 
 
 class Service:
-    """Scores requests: prepares their chats, batches them with others', remembers what was asked twice."""
+    """Scores requests: prepares their chats, batches them with those of other requests, and remembers the results."""
 
     def __init__(self, scorers: Sequence[Scorer], options: ServerOptions, telemetry: Telemetry):
         self.scorer, self.options, self.telemetry = scorers[0], options, telemetry
@@ -137,18 +137,22 @@ class Service:
         self._asked: OrderedDict[str, tuple[bytes, asyncio.Task[list[Item]]]] = OrderedDict()
 
     def start(self) -> None:
-        """Begin to score."""
+        """Start the threads that score."""
         self.batcher.start()
 
     async def stop(self) -> None:
-        """Stop; the requests in progress were answered before."""
+        """Stop the threads. By then the requests in progress are answered."""
         self.draining = True
         await self.batcher.stop()
 
     async def answer(
         self, request: Request, request_id: str | None, chats: list, references: Sequence[str | None]
     ) -> list[Item]:
-        """Results for the chats of one request, or :class:`Refusal`."""
+        """The results for the chats of one request, in order.
+
+        Raises:
+            Refusal: the client has gone, the server is too busy, or the id was used for other chats.
+        """
         task = self._task(request_id, chats, references)
         gone = asyncio.create_task(_until_gone(request))
         try:
@@ -169,7 +173,7 @@ class Service:
     def _task(
         self, request_id: str | None, chats: list, references: Sequence[str | None]
     ) -> "asyncio.Task[list[Item]]":
-        """The work of a request; that of an earlier one with the same id, if it did not fail."""
+        """The task that scores a request, or that of an earlier request with the same id if it did not fail."""
         if request_id is None:
             return asyncio.create_task(self._score(chats, references))
         digest = hashlib.sha256(repr((chats, list(references))).encode()).digest()
@@ -224,7 +228,7 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
-    """The first fault only, and never the value itself, which may be long or no valid text."""
+    """Answer with the first fault only. The value itself is left out, because it may be long or no valid text."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
     kind, place = fault["type"], [str(part) for part in fault["loc"] if part != "body"]

@@ -1,7 +1,7 @@
-"""Dynamic batching: what waits is scored together, in forwards of like lengths and bounded size.
+"""Dynamic batching: waiting chats are scored together, in forwards of similar lengths and bounded size.
 
-Data flow: a request's chats -> one ``Work`` each in ``_waiting`` -> the thread of each scorer takes a batch whenever it
-is free -> the event loop resolves the futures of its works. While a forward runs, the next batch gathers.
+Data flow: each chat of a request -> one ``Work`` in ``_waiting`` -> the thread of a scorer that is free takes a batch ->
+the event loop resolves the futures of its works. While a forward runs, the next batch gathers.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from reward_server.telemetry import Telemetry
 logger = logging.getLogger(__name__)
 Outcome = float | ItemError
 PADDING, PADDING_TOKENS = 0.15, 128
-"""A batch may be padding up to this share of it, or up to this many tokens, which cost less than one more forward."""
+"""A batch may hold this share of padding, or this many tokens of it: they cost less than one more forward."""
 
 
 class QueueFull(Exception):
-    """Too much is waiting. ``retry_after``: seconds until it is likely to have been scored."""
+    """Too many chats are waiting. ``retry_after``: the seconds after which they have probably been scored."""
 
     def __init__(self, retry_after: int):
         super().__init__(f"the queue is full; retry after {retry_after} s")
@@ -32,26 +32,29 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class Work:
-    """One chat that waits."""
+    """One chat that waits, and the future of its outcome."""
 
     prepared: Prepared
     done: "asyncio.Future[Outcome]"
 
 
 class Batcher:
-    """Scores chats with several ``scorers``, each in a thread of its own."""
+    """Scores chats with ``scorers``, each of which works in a thread of its own.
+
+    ``batch_tokens``: the most tokens of a forward, with padding. ``queue_items``: the most chats that may wait.
+    """
 
     def __init__(self, scorers: Sequence[Scorer], batch_tokens: int, queue_items: int, telemetry: Telemetry):
         self.scorers, self.batch_tokens, self.queue_items = scorers, batch_tokens, queue_items
         self.telemetry = telemetry
         self._waiting: list[Work] = []
-        self._changed = threading.Condition()  # guards what waits
+        self._changed = threading.Condition()  # guards _waiting
         self._stopping = False
         self._tokens_per_second = 1000.0
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to score; futures are resolved on the running event loop."""
+        """Start the threads. Futures are resolved on the running event loop."""
         loop = asyncio.get_running_loop()
         self._threads = [
             threading.Thread(target=self._work, args=(scorer, loop), name="scorer", daemon=True)
@@ -61,7 +64,7 @@ class Batcher:
             thread.start()
 
     async def stop(self) -> None:
-        """Stop scoring after the batches in progress; what still waits is cancelled."""
+        """Stop after the batches in progress, and cancel the chats that still wait."""
         with self._changed:
             self._stopping = True
             waiting, self._waiting = self._waiting, []
@@ -72,7 +75,11 @@ class Batcher:
             await asyncio.to_thread(thread.join)
 
     async def score(self, prepared: Sequence[Prepared]) -> list[Outcome]:
-        """One outcome for each, in order. Raises :class:`QueueFull` rather than let the queue grow beyond its bound."""
+        """One outcome for each chat, in order.
+
+        Raises:
+            QueueFull: with these chats, more than ``queue_items`` would wait.
+        """
         if not prepared:
             return []
         loop = asyncio.get_running_loop()
@@ -86,7 +93,7 @@ class Batcher:
             self._changed.notify()
         try:
             return list(await asyncio.gather(*(work.done for work in works)))
-        except asyncio.CancelledError:  # nobody wants them any more
+        except asyncio.CancelledError:  # nobody wants these scores any more
             for work in works:
                 work.done.cancel()
             with self._changed:
@@ -113,9 +120,9 @@ class Batcher:
         self.telemetry.waiting(len(self._waiting))
 
     def _take(self) -> list[Work]:
-        """The next batch: what has waited longest, and what is nearest to it in length.
+        """The next batch: the chat that has waited longest, and the chats nearest to it in length.
 
-        As many as fit into ``batch_tokens`` without much padding, which costs as much as text.
+        It takes as many as fit into ``batch_tokens`` without much padding, because padding costs as much as text.
         """
         self._drop_cancelled()
         if not self._waiting:
@@ -142,7 +149,7 @@ def _resolve(batch: Sequence[Work], outcomes: Sequence[Outcome]) -> None:
 
 
 def _score(scorer: Scorer, payloads: list) -> list[Outcome]:
-    """Scores of a batch; if it fails as a whole, each item alone, so that one cannot take others with it."""
+    """The outcomes of a batch. If the batch fails, each chat is scored alone, so that one chat fails alone."""
     try:
         return [_checked(outcome) for outcome in scorer.score(payloads)]
     except Exception as error:

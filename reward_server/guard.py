@@ -1,4 +1,4 @@
-"""What every request passes before anything is read of it: the token, the size, the time. An ASGI middleware."""
+"""The checks that every request must pass before it is read: token, size and time. An ASGI middleware."""
 
 import asyncio
 import hmac
@@ -12,15 +12,15 @@ from reward_server.options import ServerOptions
 from reward_server.telemetry import Telemetry
 
 OPEN = frozenset({"/health", "/ready"})
-"""Paths that need no token: what supervisors ask."""
+"""The paths that need no token, because supervisors ask for them."""
 
 
 class ClientGone(Exception):
-    """The client closed its connection before it had sent its request."""
+    """The client closed its connection before it had sent its whole request."""
 
 
 class Guard:
-    """Refuses requests without the token (401), too large (413) or too slow (408); counts all of them."""
+    """Refuses requests that lack the token (401), are too large (413) or too slow (408), and counts all requests."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, telemetry: Telemetry, paths: Collection[str]):
         self.app, self.options, self.telemetry, self.paths = app, options, telemetry, frozenset(paths)
@@ -71,7 +71,7 @@ class Guard:
         async def replay() -> Message:
             nonlocal replayed
             if replayed:
-                return await receive()  # which tells when the client has gone
+                return await receive()  # this tells when the client has gone
             replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -106,7 +106,7 @@ async def _read(receive: Receive, most: int) -> bytes | None:
 async def refuse(
     send: Send, status: int, code: str, text: str, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Answer with an error body."""
+    """Answer a request with ``status`` and an error body, and close its connection."""
     body = error_body(code, text)
     fixed = [
         (b"content-type", b"application/json"),
@@ -118,5 +118,5 @@ async def refuse(
 
 
 def error_body(code: str, text: str, field: str | None = None) -> bytes:
-    """JSON as :class:`reward_server.schemas.ErrorBody` describes it."""
+    """The JSON of an :class:`reward_server.schemas.ErrorBody`."""
     return json.dumps({"error": {"code": code, "message": text, "field": field}}).encode()

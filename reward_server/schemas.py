@@ -1,4 +1,4 @@
-"""What goes over the wire, version 1. No torch."""
+"""The requests and answers of the server, version 1. Imports no torch."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,19 +6,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 MOST_CHATS = 1024
-"""Chats in one request."""
+"""The most chats in one request."""
 MOST_MESSAGES = 256
-"""Messages in one chat."""
+"""The most messages in one chat."""
 
 
 class Strict(BaseModel):
-    """Unknown keys and values of another type are errors."""
+    """A model that refuses unknown keys and values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _is_text(value: str) -> str:
-    """Half of a surrogate pair can stand in JSON, but no tokenizer and no answer of ours could carry it."""
+    """Check that ``value`` can be encoded. JSON may hold half of a surrogate pair, but no tokenizer reads it."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -94,19 +94,22 @@ class ScoreResponse(BaseModel):
 
 
 class PredictRequest(Strict):
-    """As MAPoRL's own server was asked: a user's and an assistant's message for each item."""
+    """The request that MAPoRL's own server took: a user's and an assistant's message for each item."""
 
     query_responses: Chats
 
 
 class PredictResponse(BaseModel):
-    """As MAPoRL's own server answered."""
+    """The answer that MAPoRL's own server gave."""
 
     result: list[float]
 
 
 class ModelInfo(BaseModel):
-    """What scores here. ``sha256`` is of the weights; ``calibration`` is what was measured after training."""
+    """The verifier or grader that scores here.
+
+    ``sha256`` is the digest of the weights, and ``calibration`` holds the measures that were taken after training.
+    """
 
     name: str
     kind: Literal["verifier", "labels"]

@@ -1,4 +1,4 @@
-"""What scores a chat: a trained verifier, or a task's grader behind the same interface."""
+"""Scorers of chats: a trained verifier, and a task's grader behind the same interface."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,29 +16,29 @@ from reward_server.schemas import ItemError, ModelInfo
 
 @dataclass(frozen=True)
 class Prepared:
-    """A chat ready to score. ``length``: tokens, or what stands for them; rows of one length make the best batches."""
+    """A chat that is ready to be scored. ``length``: its tokens, or an estimate; equal lengths make the best batches."""
 
     length: int
     payload: Any
 
 
 class Scorer(Protocol):
-    """What the server needs of whatever scores."""
+    """The contract of a scorer."""
 
     batch_tokens: int
-    """What suits the device, unless the options say otherwise."""
+    """The most tokens of a forward that suit the device, unless the options name another number."""
 
     @property
     def info(self) -> ModelInfo:
-        """What scores."""
+        """The description that ``GET /v1/model`` answers with."""
         ...
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:
-        """Everything that can be done for one chat alone, or why it cannot be scored."""
+        """Do all the work that concerns one chat alone, or say why the chat cannot be scored."""
         ...
 
     def score(self, payloads: Sequence[Any]) -> list[float | ItemError]:
-        """Scores in [0, 1] of one batch."""
+        """The scores in [0, 1] of one batch, in order."""
         ...
 
 
@@ -49,11 +49,11 @@ class VerifierScorer:
         limits = [limit for limit in (verifier.longest, longest) if limit is not None]
         self.verifier = verifier
         self.longest = min(limits, default=None)
-        self.batch_tokens = 16384 if verifier.model.device.type == "cuda" else 1024  # beyond it, no faster there
+        self.batch_tokens = 16384 if verifier.model.device.type == "cuda" else 1024  # larger forwards are no faster
 
     @cached_property
     def info(self) -> ModelInfo:
-        """Computed for the copy that is asked, because it reads all weights."""
+        """Its description. It is computed when it is asked for, because the digest reads all weights."""
         verifier = self.verifier
         return ModelInfo(
             name=verifier.name, kind="verifier", sha256=verifier.digest(), temperature=verifier.temperature,
@@ -61,7 +61,7 @@ class VerifierScorer:
         )  # fmt: skip
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:
-        """Token ids of the chat; ``reference`` is of no use to a verifier."""
+        """The token ids of the chat. A verifier needs no ``reference``."""
         try:
             ids = encode(self.verifier.tokenizer, chat, self.longest)
         except TooLong as error:
@@ -73,19 +73,19 @@ class VerifierScorer:
         return Prepared(len(ids), ids)
 
     def score(self, payloads: Sequence[Any]) -> list[float | ItemError]:
-        """One forward."""
+        """The verifier's scores, by one forward."""
         return list(self.verifier.score_ids(list(payloads), batch_size=len(payloads)))
 
 
 class LabelScorer:
-    """A task's grader: 1.0 for a right answer, 0.0 for a wrong one. Every chat needs a reference."""
+    """A task's grader. It scores a right answer 1.0 and a wrong one 0.0. Every chat needs a reference."""
 
     def __init__(self, task: Task, name: str, longest: int = 100_000):
         self.task, self.longest, self.batch_tokens = task, longest, 100_000
         self.info = ModelInfo(name=f"labels of {name}", kind="labels")
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:
-        """The answer and the reference to compare it with."""
+        """The answer, and the reference that it is compared with."""
         if reference is None:
             return ItemError(code="no_reference", message="labels are given by comparison; send 'references'")
         answer = chat[-1]["content"]
@@ -96,7 +96,7 @@ class LabelScorer:
         return Prepared(max(1, len(answer) // 4), (Example("request", chat[0]["content"], reference), answer))
 
     def score(self, payloads: Sequence[Any]) -> list[float | ItemError]:
-        """Grades as numbers."""
+        """The grades as numbers."""
         examples, answers = zip(*payloads, strict=True)
         grades = self.task.grade_many(examples, answers)
         return [

@@ -1,4 +1,4 @@
-"""The process: loads what scores, listens, and goes in good order when it is asked to."""
+"""The process of the server: it loads the scorers, listens, and ends in good order when it is asked to."""
 
 import asyncio
 import logging
@@ -19,7 +19,13 @@ logger = logging.getLogger("reward_server")
 
 
 def verifier_scorers(model: str, devices: Sequence[str], dtype: str, longest: int | None) -> list[Scorer]:
-    """A copy of a trained verifier on each of ``devices``; a device that is named twice holds two."""
+    """A copy of a trained verifier on each of ``devices``; a device that is named twice gets two copies.
+
+    ``longest``: the most tokens of a chat, besides the model's own limit.
+
+    Raises:
+        ServerError: there is no such device, or the model cannot be loaded.
+    """
     from torch import device as torch_device
 
     scorers: list[Scorer] = []
@@ -39,7 +45,11 @@ def verifier_scorers(model: str, devices: Sequence[str], dtype: str, longest: in
 
 
 def label_scorers(task: str, workers: int) -> list[Scorer]:
-    """Graders of the task of that name, which needs no data: right answers come with the requests."""
+    """One grader of the task ``task`` for each of ``workers``. Right answers come with requests, so no data is read.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
     from maporl.tasks import build_task
 
     grader = build_task({"name": task}, "train", 0, "--task")
@@ -47,7 +57,7 @@ def label_scorers(task: str, workers: int) -> list[Scorer]:
 
 
 def server(scorers: Sequence[Scorer], options: ServerOptions, log_level: str = "info") -> uvicorn.Server:
-    """A server that is ready to ``run()``."""
+    """A server that is ready for ``run()``."""
     return uvicorn.Server(
         uvicorn.Config(
             create_app(scorers, options), host=options.host, port=options.port, log_level=log_level, access_log=False,
@@ -58,7 +68,7 @@ def server(scorers: Sequence[Scorer], options: ServerOptions, log_level: str = "
 
 
 def serve(scorers: Sequence[Scorer], options: ServerOptions) -> None:
-    """Answer requests until SIGTERM or SIGINT, then finish those in progress and return."""
+    """Answer requests until SIGTERM or SIGINT, then finish the requests in progress and return."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     info, token = scorers[0].info, "a token" if options.token else "no token"
     logger.info("serving %s %s with %d worker(s) and %s", info.kind, info.name, len(scorers), token)
@@ -66,7 +76,7 @@ def serve(scorers: Sequence[Scorer], options: ServerOptions) -> None:
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:
-    """Uvicorn's HTTP/1.1, which also ends connections whose request headers do not arrive within ``seconds``."""
+    """Uvicorn's HTTP/1.1, which also closes a connection if a request's headers do not arrive within ``seconds``."""
 
     class TimedHeaders(H11Protocol):
         _too_late: asyncio.TimerHandle | None = None

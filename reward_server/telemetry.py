@@ -1,4 +1,4 @@
-"""What ``GET /metrics`` reports, in Prometheus's text format."""
+"""The counters that ``GET /metrics`` answers with, in Prometheus's text format."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Telemetry:
-    """Counters of one server; nothing in them grows with the number of requests."""
+    """The counters of one server. Their memory does not grow with the number of requests."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -20,23 +20,23 @@ class Telemetry:
         self._forward = Histogram("maporl_batch_seconds", "Time of a forward", buckets=_SECONDS, registry=registry)
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """One request was answered; ``path`` must be one of a bounded number."""
+        """Count an answered request. ``path`` must be one of a bounded number of paths."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.observe(seconds)
 
     def item(self, outcome: str) -> None:
-        """One chat was answered: "scored", or the code of its error."""
+        """Count an answered chat. ``outcome`` is "scored" or the code of its error."""
         self._items.labels(outcome).inc()
 
     def waiting(self, items: int) -> None:
-        """So many chats wait now."""
+        """Set the number of chats that wait now."""
         self._waiting.set(items)
 
     def batch(self, items: int, seconds: float) -> None:
-        """One forward was computed."""
+        """Count a forward of ``items`` chats that took ``seconds``."""
         self._batches.observe(items)
         self._forward.observe(seconds)
 
     def text(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """All counters in Prometheus's text format."""
         return generate_latest(self.registry)

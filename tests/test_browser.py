@@ -176,21 +176,19 @@ def test_what_models_write_changes_nothing(browser, tmp_path):
     no_complaints(browser)
 
 
-def test_5000_dialogues_answer_a_filter_in_a_tenth_of_a_second(browser, tmp_path):
+def test_5000_dialogues_are_filtered(browser, tmp_path):
+    """``benchmarks/report_page.py`` measures how long it takes."""
     folder = write_run(tmp_path / "run", dialogues=[traced(f"t{n}") for n in range(4990)], before=None)
     open_page(browser, f"file://{write_report([folder])}")
-    took = browser.execute_async_script("""
-        const done = arguments[0], times = [], buttons = [...document.querySelectorAll("[aria-label='Show only'] button")], field = document.querySelector("input[type=search]");
-        const frame = () => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
-        const type = (text) => { field.value = text; field.dispatchEvent(new Event("input", { bubbles: true })); };
-        (async () => {
-          for (const act of [() => buttons[0].click(), () => buttons[0].click(), () => type("zzz"), () => type("t49"), () => type("")]) {
-            const began = performance.now(); act(); await frame(); times.push(performance.now() - began);
-          }
-          done(times);
-        })();""")
-    print("milliseconds:", [round(ms) for ms in took])
-    assert count(browser) == 5000 and max(took) < 100
+    field = browser.find_element(By.CSS_SELECTOR, "input[type=search]")
+    assert count(browser) == 5000
+    for text, left in (("zzz", 0), ("t498", 11), ("", 5000)):
+        browser.execute_script(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', { bubbles: true }))",
+            field,
+            text,
+        )
+        WebDriverWait(browser, 10).until(lambda b, left=left: count(b) == left)
     no_complaints(browser)
 
 

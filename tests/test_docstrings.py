@@ -32,7 +32,7 @@ def undocumented(path: Path) -> Iterator[str]:
 
     def walk(node: ast.AST, above: str, docstring: str) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
-            if not isinstance(child, Definition) or (child.name.startswith("_") and not child.name.startswith("__")):
+            if not isinstance(child, Definition) or _is_private(child) or _is_command(child):
                 continue
             name, own = f"{above}.{child.name}", ast.get_docstring(child) or ""
             if isinstance(child, ast.ClassDef):
@@ -43,6 +43,15 @@ def undocumented(path: Path) -> Iterator[str]:
             yield from (f"{name}: {error}" for error in dict.fromkeys(own_raises(child)) if error not in said)
 
     yield from walk(tree, path.relative_to(ROOT).as_posix(), "")
+
+
+def _is_private(node: Definition) -> bool:
+    return node.name.startswith("_") and node.name not in ("__init__", "__post_init__", "__call__")
+
+
+def _is_command(node: Definition) -> bool:
+    """The docstring of a command is its help page."""
+    return any(isinstance(decorator, ast.Name) and decorator.id == "command" for decorator in node.decorator_list)
 
 
 @pytest.mark.parametrize("room", ROOMS)

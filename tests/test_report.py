@@ -116,10 +116,10 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
     told = {part["title"]: part["text"] for part in story(run)}
     assert told["The team"] == (
-        "ann (tiny llama, 2 layers) and bob (org/model, LoRA). Protocol: debate of 2 turns. Task: toy_sum, for example \u201cq0=\u201d (right "
-        "answer: 2)."
+        "ann (tiny llama, 2 layers) and bob (org/model, LoRA) play the protocol debate in 2 turns. The task is toy_sum. One of its questions "
+        "is \u201cq0=\u201d (right answer: 2)."
     )
-    assert told["How it was trained"] == "4 updates, each of 8 questions."
+    assert told["How it was trained"] == "The team was trained for 4 updates of 8 questions each."
     # 7 questions both right, one half right: 7.5 of 10; Wilson of 7.5 of 10 by hand: 0.6806 -+ 0.2384
     assert (
         "were right 0.0% (0.0 to 27.8%) of the time before training and 75.0% (44.2 to 91.9%) after it: +75.0 points"
@@ -127,26 +127,27 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
     )
     # differences 7 x 1, 1/2, 2 x 0: mean 0.75, standard deviation sqrt((7 x 0.0625 + 0.0625 + 2 x 0.5625) / 9) = 0.42492
     assert (
-        "(95% interval +48.7 to +100.0, question by question). That is more than the luck of which questions were drawn."
+        "(95% interval +48.7 to +100.0, compared question by question). Chance in the choice of questions does not explain that."
         in told["What it learned"]
     )
     # from the first turn to the last 7 x 1/2, -1/2, 2 x 0: mean 0.3, standard deviation sqrt((7 x 0.04 + 0.64 + 2 x 0.09) / 9) = 0.3496
-    assert "+30.0 points (95% interval +8.3 to +51.7, question by question)" in told["Does talking help?"]
+    assert "+30.0 points (95% interval +8.3 to +51.7, compared question by question)" in told["Does talking help?"]
     assert told["Does talking help?"].startswith(
-        "On average yes: answers of the first turn are right 45.0% (20.1 to 72.6%) of the time, those of the last 75.0% (44.2 to 91.9%): +30.0 points (95% "
+        "On average, yes. Answers of the first turn are right 45.0% (20.1 to 72.6%) of the time and answers of the last turn 75.0% (44.2 to 91.9%): +30.0 points (95% "
     )
     for words in (
-        "Of 20 answers that came after another one, 7 were corrected and 1 spoiled.",
+        "Agents answered again 20 times: 7 wrong answers became right, and 1 right answer became wrong.",
         "ann goes from 10.0% to 80.0% and bob goes from 80.0% to 70.0%",
-        "Against the best of them alone (bob in the first turn, 80.0%) the last turn of all is not to be told apart: -5.0 points",
-        "Somebody is right on 80.0% of the questions in the first turn, on 80.0% in the last.",
+        "The best agent alone is bob, whose first answers are right 80.0% of the time. The last turn of all agents is neither clearly "
+        "better nor clearly worse: -5.0 points",
+        "At least one agent is right on 80.0% of the questions in the first turn and on 80.0% in the last.",
     ):
         assert words in told["Does talking help?"], words
     failed = failures(run)
     assert failed["scope"] == "10 held-out questions after training"
     assert [(line["text"], line["keys"]) for line in failed["lines"]] == [
         ("Nobody is right at the end on 2 of 10 questions (20%).", ["after/q8", "after/q9"]),
-        ("On 1 of 10 questions (10%) one agent is right at the end and another wrong.", ["after/q7"]),
+        ("On 1 of 10 questions (10%) one agent is right at the end and another is wrong.", ["after/q7"]),
         ("On 1 of 10 questions (10%) an agent gave up a right answer on the way.", ["after/q7"]),
         ("Of 5 wrong last answers, 2 (40%) could not be read.", ["after/q9"]),
     ]
@@ -195,13 +196,14 @@ def test_a_game_is_told_as_a_game(tmp_path):
     run = read_run(write_run(tmp_path / "run", before=None, after=won + lost, protocol={"name": "game"}))
     told = {part["title"]: part["text"] for part in story(run)}
     assert "Does talking help?" not in told
+    assert told["The team"] == "ann (tiny llama, 2 layers) and bob (org/model, LoRA) play the game kuhn_poker."
     assert told["What it learned"] == (
-        "4 games of kuhn_poker after training: 1 ended by an illegal move; first won 3 of the 4 in which it moved and was paid +0.38 on "
-        "average in them and second won 0 of the 3 in which it moved and was paid -1.00 on average in them."
+        "After training, the team played 4 games of kuhn_poker. 1 of them ended with an illegal move. first won 3 of the 4 games in which it "
+        "moved and was paid +0.38 a game on average. second won 0 of the 3 games in which it moved and was paid -1.00 a game on average."
     )
     assert [line["text"] for line in failures(run)["lines"]] == [
-        "1 of 4 games ended by an illegal move.",
-        "first moved illegally in 1 of the 4 in which it moved.",
+        "1 of 4 games ended with an illegal move.",
+        "first moved illegally in 1 of the 4 games in which it moved.",
         "second lost 3 of 4 games.",
     ]
     shown = payload([run])["dialogues"]
@@ -222,11 +224,11 @@ def test_the_health_of_a_training_is_told_policy_by_policy(tmp_path):
                  "ann/val/explained_variance": 0.05, "ann/grad_norm": 0.5 + n}  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert health(read_run(folder)) == [
-        "Means of the last 1 update, where nothing else is said.",
-        "ann: an update moves it by 0.2 nats per token and clips 25% of the tokens, large steps: a lower learning rate or ppo.target_kl "
-        "makes them smaller; its gradients were cut to max_grad_norm 1 in 3 of 4 updates (mean norm 2); entropy went from 1.00 in the first 1 to "
-        "0.40 nats; "
-        "the critic explains 5% of the variance of returns, little: the advantages are mostly noise of single answers.",
+        "Numbers are means over the last update unless a sentence says otherwise.",
+        "ann: An update moves the policy by 0.2 nats per token and clips 25% of the tokens. These steps are large; a lower learning rate or "
+        "ppo.target_kl makes them smaller. Its gradients were cut to max_grad_norm 1 in 3 of 4 updates (mean norm 2). Its entropy went from "
+        "1.00 nats in the first update to 0.40 nats. The critic explains 5% of the variance of the returns. That is little: the advantages are "
+        "mostly the noise of single answers.",
     ]
     [norm] = [chart for chart in charts(read_run(folder)) if chart["title"] == "Gradient norm"]
     assert norm["limit"] == (1.0, "max_grad_norm") and norm["part"] == "health"
@@ -401,7 +403,7 @@ def test_a_transcript_of_200_000_tokens_is_shown_with_its_middle_left_out(tmp_pa
     assert file.stat().st_size < 1e6
 
 
-def test_a_report_of_500_dialogues_is_under_five_megabytes_and_one_of_5000_under_twenty_seconds(tmp_path):
+def test_a_report_of_500_dialogues_is_under_five_megabytes(tmp_path):
     import random
 
     words = [w for line in Path(__file__).read_text().split("\n") for w in line.split()]
@@ -417,10 +419,6 @@ def test_a_report_of_500_dialogues_is_under_five_megabytes_and_one_of_5000_under
 
     small = write_run(tmp_path / "small", dialogues=[long(n) for n in range(500)], before=None, after=None)
     assert write_report([small]).stat().st_size < 5e6
-    large = write_run(tmp_path / "large", dialogues=[long(n % 50) for n in range(5000)], before=None, after=None)
-    started = time.perf_counter()
-    write_report([large])
-    assert time.perf_counter() - started < 20
 
 
 def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
@@ -461,7 +459,7 @@ def test_a_run_that_was_cut_off_or_has_not_begun_has_a_report(tmp_path):
     told = {part["title"]: part["text"] for part in story(read_run(folder))}
     assert told["How it was trained"].startswith("So far 4 of 4 updates")
     assert "There is no evaluation on held-out questions after training." in told["What it learned"]
-    assert failures(read_run(folder))["scope"] == "10 dialogues that were recorded of the last 10 updates"
+    assert failures(read_run(folder))["scope"] == "10 dialogues recorded in the last 10 updates"
     (tmp_path / "new").mkdir()
     (tmp_path / "new/config.yaml").write_text("updates: 3")
     content = payload([read_run(tmp_path / "new")])

@@ -31,9 +31,10 @@ class Estimates:
 def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None) -> Tensor:
     """Return the advantage of every row, float32 [N]; 0 at padding.
 
-    The return of a row (``config.returns``) less its baseline, in units of its scale, then the transforms. Rows are compared
-    with those of equal ``config.key``: ``(prompt,)`` is GRPO, ``(prompt, agent)`` Dr. MAS, ``(prompt, agent, turn)``
-    AT-GRPO. A group of which all rows are equal gets exactly 0. ``state``: what the baseline ``ema`` remembers.
+    The baseline is subtracted from the return of a row (``config.returns``), the result is divided by the scale, and
+    then the transforms are applied. A row is compared with the rows that have the same ``config.key``: ``(prompt,)`` is
+    GRPO, ``(prompt, agent)`` is Dr. MAS, and ``(prompt, agent, turn)`` is AT-GRPO. If all rows of a group are equal,
+    they get exactly 0. ``state`` is what the baseline ``ema`` remembers.
 
     >>> batch = TurnBatch(reward=[1, 0, 0, 1], prompt=["q"] * 4, agent=["a", "a", "b", "b"])
     >>> estimate(batch, AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",))).tolist()
@@ -48,7 +49,13 @@ def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | N
 def estimate_all(
     batch: TurnBatch, config: AdvantageConfig, state: BaselineState | None = None, scaled: bool = True
 ) -> Estimates:
-    """What :func:`estimate` says, in float64, and what else training needs; ``scaled=False`` leaves scale and transforms out."""
+    """Return what :func:`estimate` returns, in float64, and the other numbers that training needs.
+
+    ``scaled=False`` leaves out the scale and the transforms.
+
+    Raises:
+        ValueError: as for :func:`estimate`; or the return runs over tokens.
+    """
     if config.returns in TOKEN_RETURNS:
         raise ValueError(
             f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
@@ -154,7 +161,7 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
 
 
 def _loss_weights(batch: TurnBatch, transforms: list[Transform], weights: Tensor) -> Tensor:
-    """Callees do not count in statistics, but are trained on."""
+    """Return the weights in the loss: 1 for called utterances if a transform trains on them."""
     callers = batch.caller
     if callers is not None and any(transform.trains_callees for transform in transforms):
         called = torch.tensor([callers[i] is not None for i in range(len(batch))])

@@ -18,34 +18,35 @@ from maporl.config.schema import AdvantageConfig
 
 
 class Transform:
-    """What is done to advantages at the end. Derive from it a frozen dataclass of options; the hooks change nothing by themselves."""
+    """The base class of transforms. A transform is a frozen dataclass of options. The hooks here change nothing."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """The columns that it cannot do without."""
+    """The columns that it needs."""
     needs_everybody: ClassVar[bool] = False
-    """Whether utterances that nobody learns from (those of past opponents) must be among the rows."""
+    """Whether the rows must include utterances that are not trained on, such as those of past opponents."""
     per_token: ClassVar[bool] = False
-    """Whether it gives every token a number of its own (:meth:`apply_to_tokens`); then the scale is applied after it, to tokens."""
+    """Whether it gives each token its own number. The scale is then applied to tokens, after it."""
     trains_callees: ClassVar[bool] = False
-    """Whether utterances that another one called are trained on though they count in no statistic."""
+    """Whether called utterances are trained on although they count in no statistic."""
 
     def weigh(self, batch: TurnBatch) -> Tensor:
-        """How often each row counts in statistics and in the loss, [N]; asked before anything is compared."""
+        """Return how often each row counts in statistics and in the loss, [N], before rows are compared."""
         return torch.ones(len(batch), dtype=torch.float64)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
-        """The advantages [N] from here on."""
+        """Return the changed advantages [N]."""
         return advantages
 
     def apply_to_tokens(self, advantages: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-        """The advantages [N, T] from here on, where :attr:`per_token`.
+        """Return the changed advantages [N, T]. This is called only if :attr:`per_token` is true.
 
-        ``kl`` [N, T] is the k1 estimate of the KL to the reference at each sampled token, and ``mask`` [N, T] is true there.
+        ``kl`` [N, T] is the k1 estimate of the KL to the reference at each sampled token. ``mask`` [N, T] is true
+        there.
         """
         return advantages
 
     def weigh_after(self, advantages: Tensor, weights: Tensor) -> Tensor:
-        """How often each row counts in the loss, [N], once its advantage is known."""
+        """Return how often each row counts in the loss, [N], after its advantage is known."""
         return weights
 
 
@@ -160,8 +161,8 @@ class OpponentShaping(Transform):
 
 @dataclass(frozen=True)
 class StepMerge(Transform):
-    """SALT (arXiv 2510.20022), as reconstructed from its abstract: the same action in the same state in several dialogues
-    of one prompt gets the mean of their advantages, because it cannot be the reason why they differ."""
+    """SALT (arXiv 2510.20022), as reconstructed from its abstract: the same action in the same state in several
+    dialogues of one prompt gets the mean of their advantages, because it cannot be the reason why they differ."""
 
     needs = ("state",)
 
@@ -185,7 +186,7 @@ class DropZeros(Transform):
     """Rows whose advantage is 0 are not trained on (SPIRAL; dynamic sampling): they would only dilute a token mean."""
 
     def weigh_after(self, advantages: Tensor, weights: Tensor) -> Tensor:
-        """0 where the advantage is 0."""
+        """Return 0 where the advantage is 0."""
         return torch.where(advantages == 0, 0.0, weights)
 
 
@@ -201,7 +202,7 @@ class CumulativeKL(Transform):
     per_token = True
 
     def apply_to_tokens(self, advantages: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-        """Takes off the KL of each token and of those after it."""
+        """Subtract the KL of each token and of all later tokens."""
         to_come = kl.flip(1).cumsum(1).flip(1)
         return torch.where(mask, advantages - kl_coef * to_come, 0.0)
 
@@ -228,5 +229,9 @@ TRANSFORMS: dict[str, Any] = {
 
 
 def build_transforms(config: AdvantageConfig, where: str = "advantage") -> list[Transform]:
-    """The posts a configuration names, in its order: a name, or ``{name: options}``."""
+    """Build the transforms that a configuration names in ``post``, in its order: a name, or ``{name: options}``.
+
+    Raises:
+        ConfigError: a name is unknown, or its options are wrong.
+    """
     return build_named(config.post, TRANSFORMS, f"{where}.post")

@@ -168,14 +168,15 @@ class Evaluation:
 
 
 def turns_played(dialogues: Sequence[Dialogue]) -> int:
-    """Turns of the longest dialogue; 0 where there is none."""
+    """Return the number of turns of the longest dialogue; 0 if there is no dialogue."""
     return max((d.turns() for d in dialogues), default=0)
 
 
 def evaluate_dialogues(dialogues: Sequence[Dialogue], turns: int | None = None) -> Evaluation:
-    """Measure graded dialogues; questions whose answers cannot be graded (``correct`` None) are left out of shares.
+    """Measure graded dialogues. Shares leave out answers that cannot be graded (``correct`` is None).
 
-    ``turns``: how many turns to report, where others have longer dialogues of the same evaluation; default, those there are.
+    ``turns`` is the number of turns to report. By default it is that of the longest dialogue. Give it if other
+    processes may have longer dialogues of the same evaluation.
     """
     count = turns_played(dialogues) if turns is None else turns
     reports = [_turn_report(dialogues, turn) for turn in range(count)]
@@ -187,7 +188,7 @@ def evaluate_dialogues(dialogues: Sequence[Dialogue], turns: int | None = None) 
 
 
 def merge(parts: Sequence[Evaluation]) -> Evaluation:
-    """The evaluation of all questions from those of some each, which report the same number of turns."""
+    """Combine evaluations of different questions into one. All parts must report the same number of turns."""
     if len(parts) == 1:
         return parts[0]
     questions = sum(part.questions for part in parts)

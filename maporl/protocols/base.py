@@ -89,10 +89,10 @@ class Protocol:
 
 
 def must_be_protocol(part: Any, where: str) -> Protocol:
-    """``part`` itself, where it is a :class:`Protocol`.
+    """Return ``part`` if it is a :class:`Protocol`.
 
     Raises:
-        ConfigError: it is something else; ``where`` says what was asked for.
+        ConfigError: it is something else. ``where`` says in the error which part is meant.
     """
     if not isinstance(part, Protocol):
         raise ConfigError(

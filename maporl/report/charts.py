@@ -1,4 +1,4 @@
-"""The charts of a report, as data: which numbers over the updates, under which title, with which intervals."""
+"""The charts of a report as data: the panels of :mod:`maporl.report.metric_panels` with a run's numbers and their intervals."""
 
 import math
 import re
@@ -14,8 +14,8 @@ Numbers = list[float | None]
 
 @dataclass
 class Series:
-    """A line: a number for each of the chart's updates, None where there is none. ``low`` and ``high``: a 95% interval. ``colour``:
-    the place in the page's palette, where it is not the line's own place."""
+    """A line: a number for each of the chart's updates, None where there is no number. ``low`` and ``high`` are a 95% interval.
+    ``colour`` is a place in the page's palette; by default it follows from the order of the lines."""
 
     name: str
     values: Numbers
@@ -27,9 +27,9 @@ class Series:
 
 @dataclass
 class Chart:
-    """Lines over the same updates. ``share``: numbers are shares, shown in %; ``whole``: the axis goes from 0 to 1. ``about`` says in
-    words what is drawn; ``part`` is the part of the page that it belongs to. ``limit``: a value of the configuration that bounds or
-    cuts what is drawn, and its name."""
+    """Lines over the same updates. ``about`` says in words what is drawn, ``part`` is the part of the page that has the chart.
+    ``share``: numbers are shown in percent. ``whole``: the axis goes from 0 to 1. ``limit`` is a value of the configuration that
+    bounds what is drawn, and its name."""
 
     title: str
     about: str
@@ -43,7 +43,7 @@ class Chart:
 
 
 def charts(run: Run) -> list[dict[str, Any]]:
-    """What a run's report shows over its updates; what the run does not have is not there."""
+    """The charts of one run, for the panels that it has numbers for."""
     game = run.section("protocol").get("name") == "game"
     names = _names(run)
     found = []
@@ -80,13 +80,13 @@ def _is_share(panel: Panel) -> bool:
 
 
 def _voters(run: Run) -> int:
-    """Agents that answer in the last turn, as far as an evaluation says."""
+    """How many agents answer in the last turn: as an evaluation has counted them, else all agents."""
     report = run.after or run.before
     return len(report.turns[-1].agents) if report else len(run.agents())
 
 
 def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[int], list[Series]]:
-    """The evaluations before and after training, as the ends of the held-out lines."""
+    """The steps and lines with the evaluations before and after training added as the ends of the held-out lines."""
     trained = [r["step"] for r in run.updates()]
     both = ((0, run.before), (max(trained, default=0), run.after))
     ends = [(step, report) for step, report in both if report is not None and trained]
@@ -112,7 +112,7 @@ def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[i
 
 
 def _merged(series: list[Series]) -> list[Series]:
-    """Lines that lie on each other become one, with all their names."""
+    """The lines, of which those with equal numbers are one line that has all their names."""
     found: list[Series] = []
     for one in series:
         same = next((o for o in found if o.values == one.values and o.held_out == one.held_out and o.low is None), None)
@@ -124,7 +124,7 @@ def _merged(series: list[Series]) -> list[Series]:
 
 
 def compared(runs: list[Run]) -> list[dict[str, Any]]:
-    """Charts that have a line for each run; policies' numbers are averaged over the policies of a run."""
+    """Charts that have one line for each run. Numbers of policies are averaged over the policies of a run."""
     named = list(zip(unique_names(runs), runs, strict=True))
     found = []
     for panel in ROWS:
@@ -145,7 +145,7 @@ def compared_names(run: Run, panel: Panel, comparison: Comparison) -> list[str]:
 
 
 def unique_names(runs: list[Run]) -> list[str]:
-    """A name for each run: its folder's, with as many parents as it takes to tell them apart."""
+    """A name for each run: the name of its folder, with as many parent folders as it takes to tell the runs apart."""
     paths = [run.folder.resolve().parts for run in runs]
     for parts in range(1, max(map(len, paths)) + 1):
         names = ["/".join(path[-parts:]) for path in paths]
@@ -183,7 +183,7 @@ def _values(run: Run, name: str, steps: list[int]) -> Numbers:
 
 
 def finite(value: Any) -> float | None:
-    """What JSON can say: six digits; NaN and infinities are no numbers there."""
+    """``value`` with six digits; None for NaN, infinities, and anything that is not a number, which JSON cannot hold."""
     return float(f"{value:.6g}") if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""Dialogues as the report's page shows them: short keys, visible text, and what one may filter by."""
+"""Dialogues as the report's page shows them: with short keys, visible text, and the flags that one can filter by."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ from maporl.text import LONGEST, visible
 from maporl.types import Dialogue, Grade, Stop, Trace, Utterance
 
 MOST = 5000
-"""Dialogues of a report; of longer runs, the last evaluation, the last updates, and an even selection of the others."""
+"""The most dialogues that a report shows. Of a longer run it shows the last evaluation, the last updates, and an even selection of
+the others."""
 TOKENS = 100_000
-"""Tokens of a page that have their numbers; of more, those of dialogues that lie evenly over the run."""
+"""The most tokens that a page shows with their numbers. With more tokens, they are those of dialogues spread evenly over the run."""
 LAST_UPDATES = 10
-"""Of a run without an evaluation at its end, the updates that stand for what the team can do now."""
+"""The updates that stand for what the team can do now, in a run without an evaluation at its end."""
 FLAGS = {
     "corrected": "an agent went from wrong to right",
     "spoiled": "an agent went from right to wrong",
@@ -31,11 +32,11 @@ KINDS = ("task", "subject", "type", "category", "level", "game", "source")
 Graded = tuple[Utterance, Grade]
 """An answer that is graded right or wrong, and its grade."""
 UNGRADED = ("disagreed", "all right", "mixed", "all wrong", "corrected", "spoiled", "unreadable")
-"""Flags that say nothing of a game, where players answer different questions."""
+"""Flags that say nothing about a game, in which players answer different questions."""
 
 
 def newest(run: Run) -> list[Recorded]:
-    """What the team says now: the evaluation after training, else the dialogues of the last updates."""
+    """The dialogues that show what the team can do now: those of the evaluation after training, else of the last updates."""
     after = run.of("after")
     steps = [one.when for one in run.dialogues if isinstance(one.when, int)]
     first = max(steps, default=0) - LAST_UPDATES + 1
@@ -43,7 +44,7 @@ def newest(run: Run) -> list[Recorded]:
 
 
 def entries(run: Run, number: int = 0, most: int = MOST) -> list[dict[str, Any]]:
-    """The dialogues of the ``number``-th run of a page, evaluations first, then updates from the last to the first."""
+    """The dialogues of run ``number`` of a page: evaluations first, then updates from the last to the first."""
     order: dict[When, int] = {"after": 0, "before": 1}
     chosen = sorted(run.dialogues, key=lambda d: (order.get(d.when, 2), -d.when if isinstance(d.when, int) else 0))
     now = set(newest(run))
@@ -56,7 +57,7 @@ def entries(run: Run, number: int = 0, most: int = MOST) -> list[dict[str, Any]]
 
 
 def shown(dialogues: Sequence[Recorded], number: int = 0) -> list[dict[str, Any]]:
-    """The entries of ``dialogues``, with the numbers of as many tokens as a page holds."""
+    """The entries of ``dialogues``; at most :data:`TOKENS` tokens have their numbers."""
     tokens = [sum(len(u.trace.pieces) for u in one.dialogue.utterances if u.trace is not None) for one in dialogues]
     share = min(1.0, TOKENS / max(1, sum(tokens)))
     found, owed = [], 0.0
@@ -69,7 +70,8 @@ def shown(dialogues: Sequence[Recorded], number: int = 0) -> list[dict[str, Any]
 
 
 def entry(one: Recorded, number: int = 0, traced: bool = True) -> dict[str, Any]:
-    """One dialogue. Its ``key`` is the same in every report of the run. ``traced``: with the numbers of its tokens."""
+    """One dialogue as the page reads it. Its ``key`` is the same in every report of the run. With ``traced`` it has the numbers of
+    its tokens."""
     dialogue, game = one.dialogue, game_of(one.dialogue)
     example = dialogue.example
     return {
@@ -88,17 +90,17 @@ def entry(one: Recorded, number: int = 0, traced: bool = True) -> dict[str, Any]
 
 
 def game_of(dialogue: Dialogue) -> str | None:
-    """The name of the game that was played, None where the dialogue is no game."""
+    """The name of the game that was played; None where the dialogue is not a game."""
     return next((visible(u.tags["game"]) for u in dialogue.utterances if "game" in u.tags), None)
 
 
 def _state(dialogue: Dialogue) -> str:
-    """What the players saw, as it went on."""
+    """The states that the players saw, one after the other."""
     return " | ".join(visible(u.tags.get("state")) for u in dialogue.utterances if u.tags)
 
 
 def outcome_of(dialogue: Dialogue) -> str | None:
-    """How the dialogue ended, in words; what each player was paid, where it was a game."""
+    """How the dialogue ended, in words: what each player was paid, where it was a game."""
     outcome = dialogue.outcome
     if isinstance(outcome, dict):
         return ", ".join(f"{visible(agent)} {paid:+g}" for agent, paid in outcome.items() if finite(paid) is not None)
@@ -106,7 +108,7 @@ def outcome_of(dialogue: Dialogue) -> str | None:
 
 
 def kind_of(dialogue: Dialogue) -> str | None:
-    """The task, subject, level, ... that the example says it is of."""
+    """What kind of question it is: the task, the subject, the level or whatever of :data:`KINDS` the example names."""
     tags: dict[str, Any] = next((u.tags for u in dialogue.utterances if u.tags), {})
     for name in KINDS:
         value = dialogue.example.meta.get(name, tags.get(name))
@@ -116,7 +118,7 @@ def kind_of(dialogue: Dialogue) -> str | None:
 
 
 def graded(dialogue: Dialogue) -> list[list[Graded]]:
-    """The graded answers of each turn in which there are any."""
+    """The graded answers of each turn, without turns that have none."""
     turns: dict[int, list[Graded]] = {}
     for u in dialogue.answers():
         if u.grade is not None and u.grade.correct is not None:
@@ -139,7 +141,7 @@ def right_share(dialogue: Dialogue, turn: int = -1) -> float:
 
 
 def flags_of(dialogue: Dialogue) -> list[str]:
-    """Those of :data:`FLAGS` that hold."""
+    """The :data:`FLAGS` that hold for a dialogue."""
     found = set()
     right: dict[str, bool] = {}
     for u, grade in (answer for turn in graded(dialogue) for answer in turn):

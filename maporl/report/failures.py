@@ -1,4 +1,4 @@
-"""Where a team still fails: counts of its last dialogues in sentences, each with the dialogues it counts, and tables."""
+"""Where a team still fails: sentences that count its last dialogues, each with the dialogues it counts, and tables."""
 
 import re
 from collections import Counter
@@ -15,24 +15,26 @@ from maporl.types import Example, Grade, Stop
 
 
 def failures(run: Run) -> dict[str, Any]:
-    """On the held-out questions after training, else in the last updates that were recorded.
+    """Failures on the held-out questions after training, or else in the dialogues of the last updates.
 
-    ``lines``: sentences, each with the ``keys`` of the dialogues that it counts; ``groups``: tables of accuracy by a property of
-    the question.
+    ``scope`` says what was counted. ``lines`` are sentences, each with the ``keys`` of the dialogues that it counts. ``groups`` are
+    tables of accuracy by a property of the question.
     """
     held_out = bool(run.of("after"))
     last = [one for one in newest(run) if last_answers(one.dialogue)]
     if not last:
         return {"scope": "", "lines": [], "groups": []}
     if game_of(last[0].dialogue) is not None:
-        scope = counted(len(last), "held-out game") if held_out else counted(len(last), "game")
+        what = "game"
         lines, groups = _game_lines(last), []
     else:
-        scope = counted(len(last), "held-out question") if held_out else counted(len(last), "dialogue")
+        what = "question" if held_out else "dialogue"
         before = run.of("before") if held_out else []
         earlier = {one.dialogue.example.id: one for one in before if last_answers(one.dialogue)}
-        lines, groups = _lines(last, "question" if held_out else "dialogue"), _groups(last, earlier)
-    scope += " after training" if held_out else f" that were recorded of the last {LAST_UPDATES} updates"
+        lines, groups = _lines(last, what), _groups(last, earlier)
+    scope = counted(len(last), f"held-out {what}") + " after training"
+    if not held_out:
+        scope = f"{counted(len(last), what)} recorded in the last {LAST_UPDATES} updates"
     shown = [{"text": visible(text), "keys": [visible(one.key) for one in own]} for text, own in lines if own]
     return {"scope": scope, "lines": shown, "groups": groups}
 
@@ -49,8 +51,8 @@ def _lines(played: list[Recorded], unit: str) -> list[tuple[str, list[Recorded]]
     )
     several = any(len(last_answers(one.dialogue)) > 1 for one in played)
     lines = [
-        (f"{'Nobody is right' if several else 'The last answer is wrong'} at the end on {of(nobody)}.", nobody),
-        (f"On {of(some)} one agent is right at the end and another wrong.", some),
+        (f"{'Nobody is right at the end' if several else 'The last answer is wrong'} on {of(nobody)}.", nobody),
+        (f"On {of(some)} one agent is right at the end and another is wrong.", some),
         (f"On {of(spoiled)} an agent gave up a right answer on the way.", spoiled),
     ]
     wrong = [(one, u, grade) for one in played for u, grade in last_answers(one.dialogue) if not grade.correct]
@@ -75,12 +77,13 @@ def _game_lines(played: list[Recorded]) -> list[tuple[str, list[Recorded]]]:
     illegal = [(one, u, grade) for one in ended for u, grade in last_answers(one.dialogue) if not grade.correct]
     total = counted(len(played), "game")
     lost_by_it = _once([one for one, *_ in illegal])
-    lines = [(f"{len(lost_by_it)} of {total} ended by an illegal move.", lost_by_it)]
+    lines = [(f"{len(lost_by_it)} of {total} ended with an illegal move.", lost_by_it)]
     speakers = {one.number: {u.agent for u in one.dialogue.utterances} for one in played}
     for agent in sorted(set().union(*speakers.values())):
         moved = [one for one in played if agent in speakers[one.number]]
         own = [one for one, u, _ in illegal if u.agent == agent]
-        lines.append((f"{agent} moved illegally in {len(own)} of the {len(moved)} in which it moved.", _once(own)))
+        games = counted(len(moved), "game")
+        lines.append((f"{agent} moved illegally in {len(own)} of the {games} in which it moved.", _once(own)))
         lost = [one for one in moved if _paid(one, agent) < 0]
         lines.append((f"{agent} lost {len(lost)} of {total}.", lost))
     cut = [one for one, u, _ in illegal if u.stop == Stop.LENGTH]
@@ -90,7 +93,8 @@ def _game_lines(played: list[Recorded]) -> list[tuple[str, list[Recorded]]]:
     if repeated and repeated[0][1] > 1:
         text, n = repeated[0]
         own = [one for one, move in moves if move == text]
-        lines.append((f"The commonest illegal move is \u201c{text}\u201d: {n} of {len(illegal)}.", _once(own)))
+        told = f"The most common illegal move is \u201c{text}\u201d: {n} of {counted(len(illegal), 'illegal move')}."
+        lines.append((told, _once(own)))
     return lines
 
 
@@ -146,7 +150,7 @@ def _groups(played: list[Recorded], earlier: dict[str, Recorded]) -> list[dict[s
 
 
 def _in_order(name: str) -> tuple[bool, int, str]:
-    """Numbers by size, "over" last."""
+    """The order of a table's rows: by number, and "over ..." last."""
     number = re.search(r"\d+", name)
     return (name.startswith("over"), int(number[0]) if number else 0, name)
 
@@ -167,7 +171,8 @@ def _row(name: str, played: list[Recorded], earlier: dict[str, Recorded]) -> dic
 
 
 def _right(played: list[Recorded]) -> Share:
-    """Over questions: dialogues on the same question are no independent samples of it."""
+    """The share of last answers that are right. It is a share of questions, because dialogues on the same question are not
+    independent samples."""
     own: dict[str, list[float]] = {}
     for one in played:
         own.setdefault(one.dialogue.example.id, []).append(right_share(one.dialogue))

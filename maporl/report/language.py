@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""Words and numbers for sentences."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ from maporl.evaluation.metrics import Z95, Share
 
 
 def counted(number: int, noun: str) -> str:
-    """
+    """A number of things.
+
     >>> counted(1, "update"), counted(20, "reply"), counted(3, "game")
     ('1 update', '20 replies', '3 games')
     """
@@ -16,8 +17,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else many}"
 
 
-def listed(names: Sequence[str]) -> str:
+def few_updates(number: int) -> str:
+    """What follows "the first" or "the last".
+
+    >>> few_updates(1), few_updates(3)
+    ('update', '3 updates')
     """
+    return "update" if number == 1 else counted(number, "update")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas and an "and".
+
     >>> listed(["a", "b", "c"]), listed(["a"]), listed([])
     ('a, b and c', 'a', '')
     """
@@ -25,7 +36,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def percent(share: Share) -> str:
-    """
+    """A share with its 95% interval.
+
     >>> percent(Share(8, 10))
     '80.0% (49.0 to 94.3%)'
     """
@@ -35,7 +47,8 @@ def percent(share: Share) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences of shares over questions, with its 95% interval (normal, from their standard deviation)."""
+    """The mean over questions of paired differences between two shares. ``low`` and ``high`` are its 95% interval: normal, from the
+    standard deviation of the differences."""
 
     mean: float
     low: float
@@ -43,10 +56,10 @@ class Difference:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> "Difference":
-        """Of (before, after) on each question.
+        """The difference of ``pairs``: (before, after) on each question.
 
         >>> Difference.of([(0, 1), (0, 1), (0, 0), (1, 0)]).points()
-        '+25.0 points (95% interval -68.8 to +100.0, question by question)'
+        '+25.0 points (95% interval -68.8 to +100.0, compared question by question)'
         """
         own = [after - before for before, after in pairs]
         mean = sum(own) / len(own)
@@ -56,7 +69,7 @@ class Difference:
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the interval leaves out 0, else 0."""
+        """1 where the whole interval is above 0, -1 where it is below 0, else 0."""
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
     def brief(self) -> str:
@@ -65,4 +78,4 @@ class Difference:
 
     def points(self) -> str:
         """In percentage points, for a sentence."""
-        return f"{100 * self.mean:+.1f} points (95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}, question by question)"
+        return f"{100 * self.mean:+.1f} points (95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}, compared question by question)"

@@ -1,4 +1,4 @@
-"""The report of a run that goes on, served on loopback; and a seat at the table for whoever looks at it."""
+"""The report of a running run, served to this machine, with a seat at the table for the person who looks at it."""
 
 import errno
 import hashlib
@@ -21,20 +21,20 @@ from maporl.report.page import about, as_json, render
 from maporl.report.read import Run, RunReader
 
 MOST = 1000
-"""Of training, the newest dialogues that a page gets."""
+"""How many dialogues of training a page gets: the newest."""
 SHARE = 0.1
-"""Of the time, at most, that goes into answering a page: a run needs the machine more than its spectators."""
+"""The largest share of the time that goes into reading the run for a page: training needs the machine more than its spectators."""
 LONGEST_ANSWER = 2**16
-"""Bytes of an answer that is typed into the page."""
+"""The most bytes that an answer typed into the page may have."""
 
 
 Answer = tuple[HTTPStatus, bytes, str]
-"""Of a request: status, content, and its kind."""
+"""The answer to a request: status, content, and kind of content."""
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 
 
 class PageSeat:
-    """A seat whose answers come from the page: ``read`` waits until somebody has typed one."""
+    """A seat for a person at the page: ``read`` waits until the person has typed an answer there."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -45,11 +45,15 @@ class PageSeat:
         self.closed = False
 
     def show(self, text: str) -> None:
-        """What the person is told before the next question to them."""
+        """Tell the person ``text`` together with the next question."""
         self._lines.append(text)
 
     def read(self, prompt: str) -> str:
-        """The next answer; raises EOFError once the page's server is closed."""
+        """Ask, and wait for the answer.
+
+        Raises:
+            EOFError: the seat was closed.
+        """
         with self._turn:
             self._number += 1
             self._asked = {"number": self._number, "prompt": prompt.strip(" >"), "lines": self._lines}
@@ -61,12 +65,13 @@ class PageSeat:
             return self._answer
 
     def asked(self) -> dict[str, Any]:
-        """What is asked right now; empty while others speak, ``over`` once nobody is asked any more."""
+        """The question that waits for an answer: its number, who is asked, and what was told before it. Empty while others speak;
+        ``over`` once the seat is closed."""
         with self._turn:
             return {"over": True, "lines": self._lines} if self.closed else dict(self._asked)
 
     def say(self, number: int, text: str) -> bool:
-        """Answer question ``number``; False where that is not what is asked."""
+        """Answer question ``number``; returns False where another question, or none, is asked."""
         with self._turn:
             if not self._asked or number != self._number or self._answer is not None:
                 return False
@@ -75,21 +80,26 @@ class PageSeat:
             return True
 
     def close(self) -> None:
-        """Nobody is asked any more; whoever waits for an answer gets EOFError."""
+        """End the game for the person; a ``read`` that waits raises EOFError."""
         with self._turn:
             self.closed = True
             self._turn.notify_all()
 
 
 class LivePage(ThreadingHTTPServer):
-    """Serves a page, and ``data`` and with a ``seat`` ``seat`` beside it, of the run in ``folder``: to this machine alone, and there
-    to who knows the address, which has a token in it."""
+    """Serves the page of the run in ``folder``, and beside it ``data`` and, for a person who plays, ``seat``.
+
+    It answers this machine only, and only at its address, which has a secret token in it.
+
+    Raises:
+        RunError: the folder is no run, or the port cannot be used.
+    """
 
     daemon_threads = True
 
     def __init__(self, folder: str | Path, port: int = 8600, seat: PageSeat | None = None):
         self.reader, self.seat = RunReader(folder, keep=MOST), seat
-        self.reader.read()  # what is no run is refused before anything listens
+        self.reader.read()  # a folder that is no run is refused before anything listens
         self.token = secrets.token_urlsafe(12)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -114,7 +124,8 @@ class LivePage(ThreadingHTTPServer):
         return render({"title": self.reader.folder.resolve().name, "runs": []}, live=True).encode()
 
     def data(self, epoch: int, after: int) -> dict[str, Any]:
-        """The page's data, with the dialogues that came after number ``after`` of reading ``epoch``."""
+        """The page's data, with the dialogues that came after number ``after``. A page that has read another ``epoch`` of the run
+        gets all of them."""
         with self._lock:
             state = hashlib.sha256(repr(_state(self.reader.folder)).encode()).hexdigest()[:16]
             began = time.monotonic()
@@ -131,7 +142,7 @@ class LivePage(ThreadingHTTPServer):
             return {**self._about, "dialogues": new, "epoch": self.reader.epoch, "last": last, "fresh": after == -1}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing for a page that went away while it was answered; anything else is shown."""
+        """Show the error, unless the page only went away while it was answered."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -150,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing: the terminal is for the person."""
+        """Log nothing: the terminal belongs to the person who plays."""
 
     def do_GET(self) -> None:
         self._route({"": self._page, "data": self._data, "seat": self._seat})
@@ -163,11 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         _, token, name = (*asked.path.split("/", 2), "", "")[:3]
         if host not in ("127.0.0.1", "localhost", "::1"):  # another site's name that was made to point here
-            answer = HTTPStatus.FORBIDDEN, b"this page is for 127.0.0.1 alone", TEXT
+            answer = HTTPStatus.FORBIDDEN, b"this page is served at 127.0.0.1 only", TEXT
         elif name not in routes or not secrets.compare_digest(token.encode(), self.server.token.encode()):
             answer = (
                 HTTPStatus.NOT_FOUND,
-                b"there is nothing here; the address is the one that maporl has printed",
+                b"nothing is served at this address; use the one that maporl has printed",
                 TEXT,
             )
         else:
@@ -188,14 +199,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _seat(self) -> Answer:
         if self.server.seat is None:
-            return HTTPStatus.NOT_FOUND, b"nobody plays here; start maporl play --page", TEXT
+            return HTTPStatus.NOT_FOUND, b"this page has no seat; start maporl play --page", TEXT
         return HTTPStatus.OK, json.dumps(self.server.seat.asked()).encode(), JSON
 
     def _say(self) -> Answer:
         seat, length = self.server.seat, self.headers.get("Content-Length", "")
         kind = self.headers.get("Content-Type", "").split(";")[0].strip()
         if seat is None or kind != "application/json":  # forms of other sites cannot send that
-            return HTTPStatus.FORBIDDEN, b"expected JSON, from this page", TEXT
+            return HTTPStatus.FORBIDDEN, b"expected JSON that this page has sent", TEXT
         if not re.fullmatch(r"[0-9]{1,6}", length) or int(length) > LONGEST_ANSWER:
             self.close_connection = True  # what it sends is not read
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"an answer has at most 65536 bytes", TEXT
@@ -207,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not text.strip():
             return HTTPStatus.BAD_REQUEST, b"an answer has at least one character", TEXT
         if not seat.say(number, text):
-            return HTTPStatus.CONFLICT, b"that is not what is asked any more", TEXT
+            return HTTPStatus.CONFLICT, b"this question is no longer asked", TEXT
         return HTTPStatus.OK, b"{}", JSON
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:

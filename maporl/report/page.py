@@ -1,4 +1,4 @@
-"""The page: runs become data, data go compressed into one HTML file with everything it needs."""
+"""The page: the data of one or several runs, compressed into one HTML file that needs nothing else."""
 
 import base64
 import gzip
@@ -33,11 +33,11 @@ GENERATOR = "maporl report"
 
 
 REWARDS = {metric.name.removeprefix("reward/"): metric.meaning for metric in ROWS[REWARD] if metric.name.islower()}
-"""What the names of rewards mean, where they are not the user's own."""
+"""What the names of the library's own rewards mean."""
 
 
 def payload(runs: Sequence[Run], most: int = MOST) -> dict[str, Any]:
-    """Everything that a page shows, as JSON can say it."""
+    """Everything that a page shows, as values that JSON can hold."""
     return {
         **about(runs),
         "dialogues": [e for number, run in enumerate(runs) for e in entries(run, number, most // len(runs))],
@@ -45,7 +45,7 @@ def payload(runs: Sequence[Run], most: int = MOST) -> dict[str, Any]:
 
 
 def about(runs: Sequence[Run]) -> dict[str, Any]:
-    """What a page shows besides dialogues."""
+    """What a page shows besides the dialogues."""
     one = runs[0] if len(runs) == 1 else None
     names = unique_names(list(runs))
     return {
@@ -62,7 +62,7 @@ def about(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _rewards(runs: Sequence[Run]) -> list[set[str]]:
-    """The names of rewards, of a few dialogues of each run."""
+    """The names of the rewards in each run's last dialogues."""
     return [
         {name for one in run.dialogues[-50:] for u in one.dialogue.utterances for name in u.rewards} for run in runs
     ]
@@ -82,7 +82,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
 
 
 def _summary(run: Run) -> dict[str, str]:
-    """A run's row in a comparison."""
+    """A run's row in the table of a comparison."""
 
     def last(report: Evaluation | None) -> str:
         return percent(report.final()) if report is not None and report.final().total else "-"
@@ -103,7 +103,8 @@ def _summary(run: Run) -> dict[str, str]:
 
 
 def results(run: Run) -> list[dict[str, Any]]:
-    """Held-out accuracy by turn and speaker, before and after training. A vote of two is no news."""
+    """Held-out accuracy by turn and speaker, before and after training. The majority vote is left out with fewer than three agents,
+    where it says nothing new."""
     last = run.after or run.before
     rows = []
     for number, turn in enumerate(last.turns if last else ()):
@@ -125,7 +126,7 @@ def _share_of(report: Evaluation | None, turn: int, who: str) -> dict[str, float
 
 
 def _flips(run: Run) -> list[dict[str, Any]]:
-    """Counts of what answers did from turn to turn, in each evaluation."""
+    """How many answers changed from turn to turn, in each evaluation."""
     keys = ("stayed_right", "right_to_wrong", "wrong_to_right", "stayed_wrong")
     found = []
     for title, report in (("held out, before training", run.before), ("held out, after training", run.after)):
@@ -135,7 +136,7 @@ def _flips(run: Run) -> list[dict[str, Any]]:
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The keys of the configurations that are not the same in all ``runs``, and what each run has there; null is as good as none."""
+    """The keys whose values differ between the configurations of ``runs``, and each run's value. A null counts as an absent key."""
     flat = [_flat({k: v for k, v in run.config.items() if k != "output_dir"}) for run in runs]
     keys = sorted({key for one in flat for key in one})
     absent = "-"
@@ -155,7 +156,8 @@ def _flat(content: Any, at: str = "") -> dict[str, str]:
 
 
 def render(content: dict[str, Any], live: bool = False) -> str:
-    """The HTML page of :func:`payload`. ``live``: the data are not in it; it asks ``data`` beside it for them, again and again."""
+    """The HTML page of a :func:`payload`. A ``live`` page does not hold the data; it asks the address ``data`` beside it for them
+    again and again."""
     packed = b"" if live else gzip.compress(as_json(content), 4, mtime=0)
     scripts = [Markup(_asset(name)) for name in SCRIPTS]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
@@ -173,15 +175,17 @@ def render(content: dict[str, Any], live: bool = False) -> str:
 
 
 def as_json(content: dict[str, Any]) -> bytes:
-    """Strict JSON: numbers that are none have been taken out before."""
+    """``content`` as strict JSON, in which :func:`finite` has left no NaN and no infinity."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path | None = None, most: int = MOST) -> Path:
-    """Write the report of the runs in ``folders``; ``output`` is by default ``report.html`` in the folder of a single run, and
-    ``comparison.html`` here for several.
+    """Write the report of the runs in ``folders`` and return its file: ``output``, or else ``report.html`` in the folder of a single
+    run and ``comparison.html`` in the working directory for several.
 
-    A file that is no report is never overwritten.
+    Raises:
+        RunError: a folder is no run, or the file cannot be written, or it exists and is not a report. Only an earlier report is
+            ever overwritten.
     """
     runs = [read_run(folder) for folder in folders]
     if output is None:

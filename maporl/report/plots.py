@@ -1,4 +1,4 @@
-"""PNG plots of a run, from its ``metrics.jsonl``."""
+"""PNG pictures of a run, drawn from its ``metrics.jsonl``."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,9 @@ from maporl.report.metric_panels import ROWS, Panel, lines_of
 
 
 def plot_run(metrics: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw what was measured over the updates; returns the files. What a run does not have is not drawn.
+    """Draw the pictures that the run has numbers for; returns their files.
 
-    Thin lines are the questions trained on, dashed ones with marks the evaluation split, where it was evaluated.
+    Thin lines are the training questions. Dashed lines with marks are the held-out questions, where they were evaluated.
     """
     names = {name for record in metrics for name in record}
     pictures = [(panel, *panel.picture) for panel in ROWS if panel.picture is not None]

@@ -1,4 +1,4 @@
-"""Reading a run folder for people: whatever is there of a run that is going on, has ended, or was cut off."""
+"""Reads a run folder for people. The run may still be going on, or it may have ended or been cut off."""
 
 import json
 from collections import Counter
@@ -190,7 +190,7 @@ def _must_be_run(folder: Path) -> None:
 
 
 def _missing(record: Any, when: str | None) -> str:
-    """What a record lacks to be one of a dialogue; empty where it lacks nothing."""
+    """The part that a dialogue's record lacks; empty where it has all of them."""
     if not isinstance(record, dict) or not isinstance(record.get("example"), dict):
         return "'example'"
     if when is None and not isinstance(record.get("step"), int):
@@ -209,8 +209,8 @@ def _missing(record: Any, when: str | None) -> str:
 
 
 def _dialogue(record: dict[str, Any]) -> Dialogue:
-    """The dialogue of a record that is not :func:`_missing` anything. People may have edited the file, and older versions wrote
-    less: what is absent or of another kind is empty, and anything else that stands where a text should be is shown as text."""
+    """The dialogue of a record that has all parts (:func:`_missing`). People may have edited the file, and older versions wrote
+    fewer fields. So a field that is absent or of the wrong kind is empty, and a number where a text should be becomes a text."""
     example = {"id": "", "question": "", "answer": "", **_cleaned(record["example"])}
     example["id"] = str(example["id"])
     utterances = [
@@ -229,7 +229,7 @@ _STOPS = [stop.value for stop in Stop]
 
 
 def _cleaned(entry: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an example or an utterance that are what they should be, without those that are :data:`UNUSED`."""
+    """The fields of an example or an utterance that are of the right kind, without the :data:`UNUSED` ones."""
     own = {}
     for name, value in entry.items():
         if value is None or name in UNUSED:

@@ -1,22 +1,22 @@
-"""What a run's numbers say, in sentences: what the team is, how it was trained, what it learned, whether talking helps."""
+"""A run in sentences: what the team is, how it was trained, what it learned, and whether talking helps."""
 
 from typing import Any
 
 from maporl.evaluation.metrics import Evaluation, Share
 from maporl.report.charts import compared_names, finite
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
-from maporl.report.language import Difference, counted, listed, percent
+from maporl.report.language import Difference, counted, few_updates, listed, percent
 from maporl.report.metric_panels import ACCURACY, Comparison
 from maporl.report.read import Run
 from maporl.text import visible
 from maporl.types import Dialogue
 
 FEW = 6
-"""Updates below which there is no course to speak of."""
+"""With fewer updates than this, the first and the last of them are not compared."""
 
 
 def story(run: Run) -> list[dict[str, str]]:
-    """Headed paragraphs, in plain words."""
+    """Paragraphs about a run, each with its title; those that the run has nothing for are left out."""
     game = is_game(run)
     parts = [
         ("The team", _team(run)),
@@ -37,25 +37,29 @@ def _team(run: Run) -> str:
     names = [f"{name} ({'a person' if name in people else _model(section)})" for name, section in run.agents().items()]
     if not names:
         names = sorted({u.agent for one in run.dialogues for u in one.dialogue.utterances})
-    who = listed(names) or "Agents that have not spoken yet"
     protocol, task = run.section("protocol"), run.section("task")
-    turns = f" of {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
-    told = f"{who}. Protocol: {protocol.get('name', 'debate')}{turns}." if protocol or names else f"{who}."
-    what = "" if is_game(run) else task.get("name", "")
-    if what:
-        told += f" Task: {what}{_example(run)}."
+    who = listed(names) or "Agents that have not spoken yet"
+    told = f"{who}."
+    if protocol or names:
+        turns = f" in {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
+        what = f"protocol {protocol.get('name', 'debate')}{turns}"
+        if is_game(run):
+            what = f"game {game_of(run.dialogues[0].dialogue)}"
+        told = f"{who} {'plays' if len(names) == 1 else 'play'} the {what}."
+    if task.get("name") and not is_game(run):
+        told += f" The task is {task['name']}.{_example(run)}"
     return told
 
 
 def _example(run: Run) -> str:
-    """A question of the run, as short as there is one."""
+    """The shortest question of the run's first dialogues."""
     examples = [one.dialogue.example for one in run.dialogues[:500] if one.dialogue.example.question]
     if not examples:
         return ""
     shortest = min(examples, key=lambda e: (len(e.question), e.question))
     question = " ".join(shortest.question.split())
     short = question if len(question) <= 160 else f"{question[:157]}..."
-    return f", for example \u201c{short}\u201d (right answer: {shortest.answer})"
+    return f" One of its questions is \u201c{short}\u201d (right answer: {shortest.answer})."
 
 
 def _training(run: Run) -> str:
@@ -64,23 +68,23 @@ def _training(run: Run) -> str:
     if not updates:
         return "No update has been made." if wanted is not None and not run.dialogues else ""
     last = updates[-1]
-    done = counted(last["step"], "update")
-    if not run.finished and wanted is not None:
-        done = f"So far {last['step']} of {counted(wanted, 'update')}"
     each = last["episode"] / last["step"] if finite(last.get("episode")) and last["step"] else 0
-    told = done + (f", each of {counted(round(each), 'game' if is_game(run) else 'question')}" if each else "")
+    size = f" of {counted(round(each), 'game' if is_game(run) else 'question')} each" if each else ""
+    if run.finished or wanted is None:
+        told = f"The team was trained for {counted(last['step'], 'update')}{size}."
+    else:
+        told = f"So far {last['step']} of {counted(wanted, 'update')}{size} have been made."
     ppo, reward = run.section("ppo"), run.section("reward")
     if ppo.get("objective"):
-        told += f"; objective {ppo['objective']}"
+        told += f" The objective is {ppo['objective']}."
     if reward.get("sources"):
         terms = [name if weight == 1 else f"{weight:g} {name}" for name, weight in reward["sources"].items()]
-        told += f"; reward: {' + '.join(terms)}"
-    told += "."
+        told += f" The reward is {' + '.join(terms)}."
     warm = run.section("warm_start")
     if warm.get("steps"):
         told += (
-            f" Before that {counted(warm['steps'], 'step')} of supervised warm start on written answers, {warm.get('wrong', 0):.0%} of them "
-            "wrong on purpose; \u201cbefore training\u201d means after the warm start."
+            f" Before that came {counted(warm['steps'], 'step')} of supervised warm start on written answers, of which "
+            f"{warm.get('wrong', 0):.0%} were wrong on purpose. \u201cBefore training\u201d means after the warm start."
         )
     return told
 
@@ -94,37 +98,43 @@ def _learned(run: Run) -> str:
         was = _share(run.before, -1)
         how = _how_drawn(run)
         if was is None:
-            return f"After training, the last turn is right on {percent(now)} of {now.total} held-out questions.{how}"
+            return (
+                f"After training, answers of the last turn are right {percent(now)} of the time on {now.total} held-out "
+                f"questions.{how}"
+            )
         told = (
-            f"On {now.total} held-out questions, answers of the last turn were right {percent(was)} of the time before training and "
-            f"{percent(now)} after it"
+            f"On {now.total} held-out questions, answers of the last turn were right {percent(was)} of the time before "
+            f"training and {percent(now)} after it: "
         )
         gain = paired_gain(run)
         if gain is None:
-            return f"{told}: {100 * (now.value - was.value):+.1f} points.{how}"
+            return f"{told}{100 * (now.value - was.value):+.1f} points.{how}"
         verdict = {
-            1: "That is more than the luck of which questions were drawn.",
-            -1: "It got worse, by more than the luck of which questions were drawn.",
-            0: "The interval contains 0: the luck of which questions were drawn may be all there is to it.",
+            1: "Chance in the choice of questions does not explain that.",
+            -1: "The team got worse, and chance in the choice of questions does not explain that.",
+            0: "The interval contains 0, so chance in the choice of questions may explain all of it.",
         }
-        return f"{told}: {gain.points()}. {verdict[gain.sign]}{how}"
+        return f"{told}{gain.points()}. {verdict[gain.sign]}{how}"
     names = compared_names(run, ACCURACY, Comparison(last_turn=True))
     points = [(r["step"], value) for r in run.updates() for n in names if (value := finite(r.get(n))) is not None]
     if not points:
         return "" if run.dialogues else "Nothing has been trained yet."
     held_out = "There is no evaluation on held-out questions after training."
     if len(points) < FEW:
-        return f"On the questions it trains on, answers of the last turn are right {points[-1][1]:.1%} of the time. {held_out}"
+        return (
+            f"On the training questions, answers of the last turn are right {points[-1][1]:.1%} of the time. {held_out}"
+        )
     few = min(10, len(points) // 3)
     first, last = (sum(v for _, v in part) / len(part) for part in (points[:few], points[-few:]))
     return (
-        f"On the questions it trains on, answers of the last turn are right {last:.1%} of the time (mean of the last {few} updates); in the "
-        f"first {few} it was {first:.1%}. {held_out}"
+        f"On the training questions, answers of the last turn are right {last:.1%} of the time (mean of the last "
+        f"{few_updates(few)}). In the first {few_updates(few)} they were right {first:.1%} of the time. {held_out}"
     )
 
 
 def paired_gain(run: Run) -> Difference | None:
-    """Of the last turn's accuracy by training, on the questions of both evaluations; None where there are none."""
+    """How much more often the last turn is right after training than before it, on the questions that both evaluations have.
+    None where there are none."""
     before, after = (
         {d.example.id: right_share(d) for one in run.of(when) if graded(d := one.dialogue)}
         for when in ("before", "after")
@@ -134,19 +144,22 @@ def paired_gain(run: Run) -> Difference | None:
 
 
 def talking_gain(run: Run) -> Difference | None:
-    """Of accuracy from the first turn to the last, after training."""
+    """How much more often the last turn is right than the first, after training. None for games and for a single turn."""
     turns = len(run.after.turns) if run.after else 0
     pairs = [(right_share(d, 0), right_share(d)) for one in run.of("after") if graded(d := one.dialogue)]
     return Difference.of(pairs) if pairs and turns > 1 and not is_game(run) else None
 
 
 def _how_drawn(run: Run) -> str:
-    """Why the charts of training differ from the held-out numbers."""
+    """Why the charts of training differ from the held-out numbers, where they were sampled in different ways."""
     held_out, trained = run.section("evaluation").get("temperature"), run.section("ppo").get("temperature")
     if held_out is None or trained is None or held_out == trained:
         return ""
     own = "the likeliest ones" if held_out == 0 else f"sampled at temperature {held_out:g}"
-    return f" Held-out answers are {own}, those in training are sampled at temperature {trained:g}, so the charts of training are not to be compared with them."
+    return (
+        f" Held-out answers are {own}, and answers in training are sampled at temperature {trained:g}, so the charts of "
+        "training cannot be compared with the held-out numbers."
+    )
 
 
 def _talking(run: Run) -> str:
@@ -160,31 +173,37 @@ def _talking(run: Run) -> str:
     alone = None if best is None else _against(run, best)
     better = alone is None or alone.sign == 1
     verdict = {
-        1: "Yes" if better else "On average yes",
-        -1: "No, it hurts",
-        0: "Not so that it could be told from chance",
+        1: "Yes." if better else "On average, yes.",
+        -1: "No, it hurts.",
+        0: "Not clearly: the difference between the turns may be chance.",
     }[gain.sign]
-    told = f"{verdict}: answers of the first turn are right {percent(first)} of the time, those of the last {percent(last)}: {gain.points()}."
+    told = (
+        f"{verdict} Answers of the first turn are right {percent(first)} of the time and answers of the last turn "
+        f"{percent(last)}: {gain.points()}."
+    )
     flips = run.after.flips
     corrected, spoiled = sum(f.wrong_to_right for f in flips), sum(f.right_to_wrong for f in flips)
     answers = corrected + spoiled + sum(f.stayed_right + f.stayed_wrong for f in flips)
-    told += f" Of {counted(answers, 'answer')} that came after another one, {corrected} were corrected and {spoiled} spoiled."
+    told += (
+        f" Agents answered again {counted(answers, 'time')}: {counted(corrected, 'wrong answer')} became right, and "
+        f"{counted(spoiled, 'right answer')} became wrong."
+    )
     if best is not None and alone is not None:
         told += (
             f" {listed([f'{name} goes from {opening[name].value:.1%} to {closing[name].value:.1%}' for name in both])}."
         )
-        doubt = {1: "better", -1: "worse", 0: "not to be told apart"}[alone.sign]
+        doubt = {1: "better", -1: "worse", 0: "neither clearly better nor clearly worse"}[alone.sign]
         told += (
-            f" Against the best of them alone ({best} in the first turn, {opening[best].value:.1%}) the last turn of all is {doubt}: "
-            f"{alone.points()}."
+            f" The best agent alone is {best}, whose first answers are right {opening[best].value:.1%} of the time. The last "
+            f"turn of all agents is {doubt}: {alone.points()}."
         )
         known, kept = (_anybody(run, turn) for turn in (0, -1))
-        told += f" Somebody is right on {known:.1%} of the questions in the first turn, on {kept:.1%} in the last."
+        told += f" At least one agent is right on {known:.1%} of the questions in the first turn and on {kept:.1%} in the last."
     return told
 
 
 def _against(run: Run, agent: str) -> Difference | None:
-    """The last turn of all agents less ``agent``'s first answer."""
+    """How much more often the last turn of all agents is right than ``agent``'s first answer."""
     pairs = []
     for one in run.of("after"):
         own = [grade.correct for turn in graded(one.dialogue)[:1] for u, grade in turn if u.agent == agent]
@@ -201,7 +220,7 @@ def _anybody(run: Run, turn: int) -> float:
 
 
 def _share(report: Evaluation | None, turn: int) -> Share | None:
-    """All agents' answers of a turn; None where nothing was graded."""
+    """The share of a turn's answers that are right, over all agents; None where nothing was graded."""
     own = report.turns[turn].team if report is not None else None
     return own if own is not None and own.total else None
 
@@ -210,15 +229,23 @@ def _share(report: Evaluation | None, turn: int) -> Share | None:
 
 
 def _games(run: Run) -> str:
-    now = [one.dialogue for one in newest(run)]
-    when = "after training" if run.of("after") else f"in the last {LAST_UPDATES} updates, of which some are recorded"
-    told = f"{counted(len(now), 'game')} of {game_of(now[0])} {when}: {_results(now)}" if now else "No game was played."
-    before = [one.dialogue for one in run.of("before")]
-    return told + (f" Before training, of {len(before)}: {_results(before)}" if before else "")
+    now, before = ([one.dialogue for one in part] for part in (newest(run), run.of("before")))
+    if not now:
+        told = "No game was played."
+    elif run.of("after"):
+        told = f"After training, the team played {counted(len(now), 'game')} of {game_of(now[0])}. {_results(now)}"
+    else:
+        told = (
+            f"In the last {LAST_UPDATES} updates, {counted(len(now), 'game')} of {game_of(now[0])} were recorded. "
+            f"{_results(now)}"
+        )
+    if before:
+        told += f" Before training, it played {counted(len(before), 'game')}. {_results(before)}"
+    return told
 
 
 def _results(games: list[Dialogue]) -> str:
-    """Who won how often and was paid how much."""
+    """How many games ended with an illegal move, and how often each player won and what it was paid."""
     players = sorted({u.agent for game in games for u in game.utterances})
     illegal = sum(game.outcome == "illegal" for game in games)
     told = []
@@ -228,9 +255,10 @@ def _results(games: list[Dialogue]) -> str:
         won = sum(u.agent == player and bool(grade.correct) for game in games for u, grade in last_answers(game))
         paid = sum(finite(u.rewards.get("env")) or 0.0 for own in moves for u in own)
         told.append(
-            f"{player} won {won} of the {moved} in which it moved and was paid {paid / moved:+.2f} on average in them"
+            f"{player} won {won} of the {counted(moved, 'game')} in which it moved and was paid {paid / moved:+.2f} a game on "
+            "average."
         )
-    return f"{illegal} ended by an illegal move; {listed(told)}."
+    return " ".join([f"{illegal} of them ended with an illegal move.", *told])
 
 
 def _model(section: dict[str, Any]) -> str:

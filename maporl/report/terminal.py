@@ -1,4 +1,4 @@
-"""A run in a terminal: its numbers, their course, and the last dialogue."""
+"""A run in a terminal: its story, its numbers over the updates, and the newest dialogue."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -46,7 +46,8 @@ def frame(run: Run, width: int) -> Group:
 
 
 def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool = False) -> str:
-    """Means of ``width`` equal parts of what is known, as bars; shares between 0 and 1, others between their extremes.
+    """The numbers among ``values`` as at most ``width`` bars, each the mean of an equal part of them. Bars of a share go from 0 to
+    1, others from the smallest mean to the largest.
 
     >>> sparkline([0.0, 0.5, None, 1.0], 3, share=True)
     '▁▅█'
@@ -75,6 +76,6 @@ def _dialogue(when: int, shown: dict[str, Any]) -> Panel:
 
 
 def _cut(text: str) -> str:
-    """At most three lines of an ordinary terminal."""
+    """``text`` on one line, cut to what three lines of an ordinary terminal hold."""
     text = " ".join(text.split())
     return text if len(text) <= 240 else text[:237] + "..."

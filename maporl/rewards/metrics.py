@@ -1,10 +1,10 @@
-"""What rewards say of dialogues: means by name, agent and turn, and which questions have reward variance."""
+"""Statistics of rewards: means by name, agent and turn, and which questions have reward variance."""
 
 from maporl.types import Dialogue
 
 
 def with_reward_variance(dialogues: list[Dialogue]) -> set[int]:
-    """The questions with reward variance: those in whose dialogues some agent earned different credits."""
+    """Return the questions that have reward variance: some agent earned different credits in their dialogues."""
     credits: dict[tuple[int, str], set[float]] = {}
     for dialogue in dialogues:
         for u in dialogue.utterances:
@@ -14,11 +14,11 @@ def with_reward_variance(dialogues: list[Dialogue]) -> set[int]:
 
 
 Sums = dict[str, tuple[float, int]]
-"""Of a metric, the sum of its values and how many there are."""
+"""For each metric, the sum of its values and their number."""
 
 
 def reward_sums(dialogues: list[Dialogue]) -> Sums:
-    """Every named reward, summed over all utterances, those of each agent, and those of each agent and turn."""
+    """Sum every named reward over all utterances, over those of each agent, and over those of each agent and turn."""
     sums: Sums = {}
     for utterance in (u for d in dialogues for u in d.utterances):
         spoken = f"{utterance.agent}/turn_{utterance.turn + 1}"
@@ -30,7 +30,10 @@ def reward_sums(dialogues: list[Dialogue]) -> Sums:
 
 
 def mean_rewards(parts: list[Sums]) -> dict[str, float]:
-    """The means of what :func:`reward_sums` summed, over the dialogues of all ``parts``; of penalties also how many there were."""
+    """Return the means of the rewards in ``parts``, each a result of :func:`reward_sums`, over all dialogues.
+
+    For penalties, also return how many there were.
+    """
     totals: Sums = {}
     for name, (own, number) in (entry for part in parts for entry in part.items()):
         total, count = totals.get(name, (0, 0))

@@ -19,13 +19,17 @@ Credits = list[dict[int, float]]
 
 
 class Rule:
-    """The contract of a rule. Derive from it a frozen dataclass of options, and define what it does when it is called."""
+    """The base class of rules. A rule is a frozen dataclass of options that can be called."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What the protocol must record of utterances (:attr:`maporl.Protocol.records`)."""
+    """The columns that the protocol must record (:attr:`maporl.Protocol.records`)."""
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        """The credits of one question's ``dialogues`` from here on."""
+        """Return the changed credits of one question's ``dialogues``.
+
+        Raises:
+            NotImplementedError: the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__}: a rule defines __call__(dialogues, credits)")
 
 

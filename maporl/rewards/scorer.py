@@ -1,4 +1,4 @@
-"""Grading, scoring and sharing out, as one part: what a trainer or a player asks of rewards. Imports no torch."""
+"""The scorer: everything that a trainer or a player needs of rewards, as one part. Imports no torch."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -14,11 +14,11 @@ class Scorer:
     """Grades and scores dialogues, and credits utterances.
 
     Args:
-        reward: which sources count how much, and by which rules scores become credit.
+        reward: the weights of the sources, and the rules by which scores become credit.
         sources: reward sources by name.
         speakers: the agents that play, in order.
-        digits: by policy, the token ids that may repeat without penalty.
-        missing_eos_penalty: taken off the credit of an utterance that did not end by itself; None: nothing is.
+        digits: for each policy, the token ids that may repeat without penalty.
+        missing_eos_penalty: subtracted from the credit of an utterance without end of sequence; None: nothing is.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Scorer:
         self.digits, self.missing_eos_penalty = digits or {}, missing_eos_penalty
 
     def grade(self, dialogues: list[Dialogue], task: Task) -> None:
-        """Fill in ``grade`` of every answer that has none yet.
+        """Set ``grade`` of every answer that has no grade yet.
 
         Raises:
             RewardFailure: the task's grader failed.
@@ -41,7 +41,7 @@ class Scorer:
         grade_answers(dialogues, task)
 
     def fill_in(self, dialogues: list[Dialogue], task: Task, names: Collection[str]) -> None:
-        """Fill in the rewards called ``names`` of every answer that lacks them.
+        """Set the rewards called ``names`` of every answer that lacks them.
 
         Raises:
             RewardFailure: a source failed.
@@ -49,7 +49,7 @@ class Scorer:
         fill_in(dialogues, task, {name: self.sources[name] for name in names})
 
     def score(self, dialogues: list[Dialogue], task: Task) -> None:
-        """Grade every answer, and fill in ``rewards["score"]``: the weighted sum of its sources.
+        """Grade every answer, and set ``rewards["score"]`` to the weighted sum of its sources.
 
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.
@@ -58,7 +58,7 @@ class Scorer:
         score_dialogues(dialogues, task, self.sources, self.reward.sources)
 
     def worth(self, dialogues: list[Dialogue], task: Task) -> list[float]:
-        """The sum of the scores of each dialogue's answers; each dialogue is judged by itself.
+        """Return the sum of the scores of each dialogue's answers. Each dialogue is judged separately.
 
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.
@@ -67,7 +67,7 @@ class Scorer:
         return [sum(u.rewards["score"] for u in dialogue.answers()) for dialogue in dialogues]
 
     def credit(self, dialogues: list[Dialogue], task: Task) -> None:
-        """Score every answer, take penalties off its author's own term, and share out credit (``rewards["credit"]``).
+        """Score every answer and set the credit of every utterance (``rewards["credit"]``), including penalties.
 
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.

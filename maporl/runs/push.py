@@ -205,7 +205,7 @@ def card(run: Run, name: str, policies: list[str]) -> str:
         data=data.to_yaml(),
         name=name,
         story=told,
-        failures=f"**Where it still fails** (of {failed['scope']}):\n\n{lines}" if lines else "",
+        failures=f"**Where it still fails** (counted over {failed['scope']}):\n\n{lines}" if lines else "",
         results=_results(run),
         policies=", ".join(f"`{policy}`" for policy in policies),
         protocol=(config.get("protocol") or {}).get("name"),

@@ -1,4 +1,4 @@
-/* The page of maporl's report. Data come from #data (gzip, base64) or, while a run goes on, from "data" beside the page. */
+/* The page of maporl's report. Its data are in #data (gzip, base64). A live page gets them from "data" beside the page instead. */
 "use strict";
 (() => {
   const { html, render, useState, useEffect, useMemo, useRef } = htmPreact;
@@ -75,8 +75,8 @@
     </figure>`;
   }
 
-  /* What answers did from turn to turn: a column for each turn, ribbons between them as wide as there are answers. Where dialogues
-     ended early, each pair of turns has columns of its own, because it is about those that went on. */
+  /* How answers changed from turn to turn: a column for each turn, and between columns ribbons whose width is a number of answers.
+     Where dialogues ended early, each pair of turns has its own two columns, because it counts only the dialogues that went on. */
   function Flips({ flips }) {
     const W = 560, H = 190, top = 24, high = 140, bar = 16;
     const turns = flips.turns.map((t) => ({ ...t, before: t.stayed_right + t.right_to_wrong, after: t.stayed_right + t.wrong_to_right, all: t.stayed_right + t.right_to_wrong + t.wrong_to_right + t.stayed_wrong }));
@@ -96,7 +96,7 @@
           <text x=${x(i, side) + bar / 2} y="14" text-anchor="middle">turn ${i + side + 1}</text><text x=${x(i, side) + bar / 2} y=${top + high + 18} text-anchor="middle">${t.all ? Math.round((100 * right) / t.all) : 0}% right</text>`);
       }
     });
-    const words = turns.map((t, i) => `Turn ${i + 1} to ${i + 2}: ${t.wrong_to_right} corrected, ${t.right_to_wrong} spoiled, ${t.stayed_right} stayed right, ${t.stayed_wrong} stayed wrong.`).join(" ") + (apart ? " Of those that went on." : "");
+    const words = turns.map((t, i) => `Turn ${i + 1} to ${i + 2}: ${t.wrong_to_right} corrected, ${t.right_to_wrong} spoiled, ${t.stayed_right} stayed right, ${t.stayed_wrong} stayed wrong.`).join(" ") + (apart ? " Each pair of turns counts only the dialogues that went on." : "");
     return html`<figure><figcaption><h3>${flips.title}</h3></figcaption><svg viewBox=${`0 0 ${W} ${H}`} role="img" aria-label=${words}>${marks}</svg><p class="quiet">${words}</p></figure>`;
   }
 
@@ -136,9 +136,9 @@
     const values = trace[shade], most = Math.max(1e-9, ...(values || []).map((v) => Math.abs(v ?? 0)));
     const colour = (v) => v == null ? "" : shade === "logprobs" ? `rgba(var(--low), ${(0.55 * (1 - Math.exp(v))).toFixed(3)})` : `rgba(var(${v >= 0 ? "--high" : "--low"}), ${((0.55 * Math.abs(v)) / most).toFixed(3)})`;
     const told = (i) => `${JSON.stringify(trace.pieces[i])}: log-probability ${short(trace.logprobs[i])}${trace.logprobs[i] == null ? "" : ` (${percent(Math.exp(trace.logprobs[i]))})`}${trace.values ? `, value ${short(trace.values[i])}` : ""}, advantage ${short(trace.advantages[i])}`;
-    const scale = !values ? "No such numbers here" : shade === "logprobs" ? "The deeper orange, the less likely" : `Blue above 0, orange below; deepest at ${short(most)}`;
+    const scale = !values ? "This answer has no such numbers" : shade === "logprobs" ? "A deeper orange means a less likely token" : `Blue is above 0 and orange below; the deepest colour is ${short(most)}`;
     return html`<div class="text" dir="auto" onMouseLeave=${() => setTip("")}>${trace.pieces.map((piece, i) => html`<span class="tok" style=${{ background: values ? colour(values[i]) : "" }} onMouseEnter=${() => setTip(told(i))} onClick=${() => setTip(told(i))}>${piece}</span>`)}</div>
-      <div class="tip" aria-live="off">${tip || `${scale}. Point at a token for its numbers.`}</div>
+      <div class="tip" aria-live="off">${tip || `${scale}. Point at a token to see its numbers.`}</div>
       <details><summary>Tokens as a table</summary><div class="scroll"><table><thead><tr><th scope="col">token</th><th scope="col" class="number">log-probability</th>${trace.values && html`<th scope="col" class="number">value</th>`}<th scope="col" class="number">advantage</th></tr></thead>
         <tbody>${trace.pieces.slice(0, 500).map((piece, i) => html`<tr><th scope="row"><code>${JSON.stringify(piece)}</code></th><td class="number">${short(trace.logprobs[i])}</td>${trace.values && html`<td class="number">${short(trace.values[i])}</td>`}<td class="number">${short(trace.advantages[i])}</td></tr>`)}</tbody></table></div></details>`;
   }
@@ -147,7 +147,7 @@
     const verdict = u.correct == null ? (game ? "not decided" : "not graded") : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
       <h4>${u.agent}${u.role && u.role !== u.agent ? ` (${u.role})` : ""} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
-      <div class="quiet">${u.answer == null ? "no answer was read" : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${u.reason ? `: ${u.reason}` : ""}${u.stop === "length" ? "; cut off at the length limit" : ""}</div>
+      <div class="quiet">${u.answer == null ? "no answer could be read" : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${u.reason ? `: ${u.reason}` : ""}${u.stop === "length" ? "; cut off at the length limit" : ""}</div>
       <${Answer} text=${u.text} trace=${u.trace} shade=${shade} />
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
       <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
@@ -217,15 +217,15 @@
     const offered = Object.entries(data.flags).filter(([name]) => data.dialogues.some((d) => d.flags.includes(name)));
     const traced = current?.said.some((u) => u.trace);
     return html`<section id="dialogues" aria-label="Dialogues" tabindex="-1"><h2>Dialogues</h2>
-      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}<span class="keys">Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. </span>Marks in the list: ✓ right, ✗ wrong, as they were said. The address of the page keeps the filters and the open dialogue.</p>
+      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}<span class="keys">Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. </span>The marks in the list are the answers in the order in which they were given: ✓ right, ✗ wrong. The address of the page keeps the filters and the open dialogue.</p>
       <div class="tools" role="search"><label>Search <input type="search" ref=${search} value=${words} onInput=${(e) => change({ words: e.target.value })} placeholder="question, answer, words" /></label>
         <label>From <select value=${when} onChange=${(e) => change({ when: e.target.value }, true)}><option value="all">everywhere</option><option value="after">held out, after</option><option value="before">held out, before</option><option value="train">training</option></select></label>
         ${data.runs.length > 1 && html`<label>Run <select value=${run} onChange=${(e) => change({ run: e.target.value }, true)}><option value="">all</option>${data.runs.map((r, i) => html`<option value=${String(i)}>${r.name}</option>`)}</select></label>`}
         ${kinds.length > 1 && html`<label>Task <select value=${kind} onChange=${(e) => change({ kind: e.target.value }, true)}><option value="">all</option>${kinds.map((k) => html`<option value=${k}>${k}</option>`)}</select></label>`}
-        <label>Shade tokens by <select value=${shade} disabled=${!traced} onChange=${(e) => setView({ ...view, shade: e.target.value })}><option value="advantages">advantage</option><option value="values">value</option><option value="logprobs">log-probability</option><option value="nothing">nothing</option></select></label>${!traced && html`<span class="quiet">(${current && typeof current.when === "number" ? "this dialogue's are in the run's folder" : "those of training have numbers"})</span>`}</div>
+        <label>Shade tokens by <select value=${shade} disabled=${!traced} onChange=${(e) => setView({ ...view, shade: e.target.value })}><option value="advantages">advantage</option><option value="values">value</option><option value="logprobs">log-probability</option><option value="nothing">nothing</option></select></label>${!traced && html`<span class="quiet">(${current && typeof current.when === "number" ? "the numbers of this dialogue are in the run's folder" : "only dialogues of training have these numbers"})</span>`}</div>
       <div class="tools" role="group" aria-label="Show only">${offered.map(([name, about]) => html`<button title=${about} aria-pressed=${String(flags.includes(name))} disabled=${!holds[name] && !flags.includes(name)} onClick=${() => change({ flags: flags.includes(name) ? flags.filter((f) => f !== name) : [...flags, name] }, true)}>${name} <span class="count">${holds[name] || 0}</span></button>`)}</div>
-      <details><summary>What the buttons and the rewards mean</summary><dl class="meanings">${offered.map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}${Object.entries(data.rewards).map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}</dl><p class="quiet">Several buttons: all of them hold.</p></details>
-      ${counted && html`<p>Only: ${counted.text} <button onClick=${() => change({ line: "" }, true)}>show all</button></p>`}
+      <details><summary>What the buttons and the rewards mean</summary><dl class="meanings">${offered.map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}${Object.entries(data.rewards).map(([name, about]) => html`<div><dt>${name}</dt><dd>${about}</dd></div>`)}</dl><p class="quiet">With several buttons pressed, the list shows the dialogues for which all of them hold.</p></details>
+      ${counted && html`<p>Shown are only the dialogues counted here: ${counted.text} <button onClick=${() => change({ line: "" }, true)}>show all</button></p>`}
       <p role="status" id="count">${chosen.length} ${chosen.length === 1 ? "dialogue" : "dialogues"}${chosen.length === 0 && data.dialogues.length > 0 ? html` <button onClick=${() => change(none, true)}>clear the filters</button>` : ""}</p>
       ${data.dialogues.length === 0 ? html`<p>No dialogue has been recorded yet.</p>` : html`<div class="dialogues">
         <ul class="list" ref=${list}>${chosen.slice(0, most).map((d) => html`<li key=${d.key}><button aria-current=${String(d === current)} onClick=${() => select(d)}>
@@ -246,7 +246,7 @@
       const ask = async () => {
         try {
           const answer = await fetch("seat");
-          if (answer.status === 404) return; // nobody plays here
+          if (answer.status === 404) return; // this page has no seat
           if (answer.ok) { const now = await answer.json(); setAsked((old) => (old && old.number === now.number && old.over === now.over ? old : now)); }
         } catch { /* the page says that the connection is lost */ }
         if (!stopped) setTimeout(ask, 500);
@@ -261,9 +261,9 @@
         const answer = await fetch("seat", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ number: asked.number, text }) });
         setTrouble(answer.ok ? "" : await answer.text());
         if (answer.ok) { setText(""); setAsked({}); }
-      } catch { setTrouble("the game cannot be reached; is maporl play still running?"); }
+      } catch { setTrouble("The game cannot be reached. Is maporl play still running?"); }
     };
-    return html`<section aria-label="Your seat"><h2>Your seat</h2>${asked.over ? html`${asked.lines.map((line) => html`<div class="text" dir="auto">${line}</div>`)}<p role="status">That was the last one.</p>` : asked.number == null ? html`<p role="status">The others are speaking.</p>` : html`<form onSubmit=${say}>
+    return html`<section aria-label="Your seat"><h2>Your seat</h2>${asked.over ? html`${asked.lines.map((line) => html`<div class="text" dir="auto">${line}</div>`)}<p role="status">That was the last question.</p>` : asked.number == null ? html`<p role="status">The others are speaking.</p>` : html`<form onSubmit=${say}>
       ${asked.lines.map((line) => html`<div class="text" dir="auto">${line}</div>`)}
       <label>You are ${asked.prompt}. Your answer:<br /><textarea rows="4" cols="60" value=${text} onInput=${(e) => setText(e.target.value)}></textarea></label><br />
       <button disabled=${!text.trim()}>say it</button> <span role="alert" class="wrong">${trouble}</span></form>`}</section>`;
@@ -339,14 +339,14 @@
       </main>`;
   }
 
-  /* Charts measure their place, so they are drawn when it is opened. */
+  /* A chart measures the place it is drawn in, so charts in a folded part are drawn when it is opened. */
   function Folded({ title, children }) {
     const [open, setOpen] = useState(false);
     return html`<details onToggle=${(e) => setOpen(e.target.open)}><summary>${title}</summary>${open && children}</details>`;
   }
 
-  /* Old and new dialogues of a run that goes on: evaluations, then updates from the last to the first; no more than a page gets, and
-     the one that is being read. */
+  /* The old and the new dialogues of a live page in order: evaluations, then updates from the last to the first. The oldest ones
+     beyond 2,000 are dropped, except the one that is open. */
   function joined(old, more, open) {
     const order = (d) => (d.when === "after" ? Infinity : d.when === "before" ? Number.MAX_VALUE : d.when);
     const all = [...new Map([...old, ...more].map((d) => [d.key, d])).values()].sort((a, b) => (order(a) === order(b) ? 0 : order(b) - order(a)));
@@ -357,7 +357,7 @@
     const root = document.getElementById("app"), holder = document.getElementById("data"), live = holder.dataset.live === "yes";
     let data = { title: document.title.split(" · ")[0], charts: [], flags: {}, rewards: {}, runs: [], summary: [], differences: [], dialogues: [], recorded: 0 };
     if (!live) {
-      if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot unpack the page's data; it takes one of 2023 or newer");
+      if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot unpack the page's data; use a browser of 2023 or newer");
       const bytes = Uint8Array.from(atob(holder.textContent), (c) => c.charCodeAt(0));
       data = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
     }

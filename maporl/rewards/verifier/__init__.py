@@ -1,1 +1,1 @@
-"""A learned verifier as a reward source: in this process, served, or learning beside the team."""
+"""A learned verifier as a reward source: in this process, behind a server, or trained beside the team."""

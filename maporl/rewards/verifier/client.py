@@ -1,7 +1,7 @@
 """Asking verifier servers for scores: maporl's own reward server, or a reward model behind vLLM.
 
-Data flow: chats -> requests of ``batch_size`` chats, sent concurrently -> for each, attempts at one server after the
-other until one answers -> one outcome for each chat, a score or the failure that stands for it.
+Data flow: chats -> requests of ``batch_size`` chats, sent concurrently -> for each request, one server after the other is
+tried until one answers -> one outcome for each chat: a score, or the failure to score it.
 """
 
 import logging
@@ -27,14 +27,14 @@ from maporl.types import Message
 
 logger = logging.getLogger(__name__)
 URLS_VARIABLE = "MAPORL_VERIFIER_URLS"
-"""Comma-separated URLs, for configurations that name none."""
+"""The environment variable with comma-separated URLs, for configurations that name none."""
 COUNTED = ("requests", "retries", "ejected", "waits", "failures", "labelled")
 
 Outcome = float | RewardFailure
 
 
 class VerifierFailure(RewardFailure):
-    """A server gave no usable scores; ``url`` names it."""
+    """The server at ``url`` gave no usable scores."""
 
     def __init__(self, url: str, message: str):
         super().__init__(f"verifier server {url}: {message}")
@@ -42,7 +42,10 @@ class VerifierFailure(RewardFailure):
 
 
 class Unavailable(VerifierFailure):
-    """A server that may do better later: it cannot be reached, is too busy, or failed. ``retry_after``: seconds."""
+    """A server that may answer later: it cannot be reached, is too busy, or failed.
+
+    ``retry_after``: the seconds that a busy server asks to be given, else 0.
+    """
 
     def __init__(self, url: str, message: str, retry_after: float = 0.0):
         super().__init__(url, message)
@@ -50,7 +53,7 @@ class Unavailable(VerifierFailure):
 
 
 def server_urls(section: VerifierSection) -> tuple[str, ...]:
-    """The servers of a configuration: its own, else those in the environment unless it names a model to load here."""
+    """The servers of a configuration. If it names neither servers nor a model, the environment may name servers."""
     if section.urls:
         return tuple(section.urls)
     named = os.environ.get(URLS_VARIABLE, "") if section.model is None else ""
@@ -58,7 +61,10 @@ def server_urls(section: VerifierSection) -> tuple[str, ...]:
 
 
 class Servers:
-    """Takes turns among ``urls``; one that failed sits out for a while, longer each time, and is then tried again."""
+    """Takes turns among the servers at ``urls``.
+
+    A server that failed is left out for a while, which doubles with each failure, and is then tried again.
+    """
 
     SECONDS_OUT = 1.0
     MOST_SECONDS_OUT = 60.0
@@ -70,7 +76,7 @@ class Servers:
         self._next = 0
 
     def take(self) -> str:
-        """The next server that is in; if none is, the one that is back first."""
+        """The next server that is not left out, or else the one that comes back first."""
         with self._lock:
             now, urls = self._clock(), list(self._back)
             for step in range(len(urls)):
@@ -81,7 +87,7 @@ class Servers:
             return min(urls, key=lambda url: self._back[url])
 
     def eject(self, url: str) -> bool:
-        """Let a server sit out; returns whether it was in until now."""
+        """Leave a server out for a while. Returns whether it was in use until now."""
         with self._lock:
             now = self._clock()
             was_in = self._back[url] <= now
@@ -92,19 +98,23 @@ class Servers:
             return was_in
 
     def restore(self, url: str) -> None:
-        """A server answered: it is in, and its failures are forgotten."""
+        """Take a server that answered into use again, and forget its failures."""
         with self._lock:
             self._back[url] = 0.0
             self._failures[url] = 0
 
 
 class VerifierClient:
-    """Scores chats at servers. Safe to use from one thread at a time; sends its own requests from several."""
+    """Scores chats by asking servers. It sends requests from several threads, but must be used from one at a time.
+
+    Raises:
+        ConfigError: a URL does not begin with http:// or https://, or ``api: vllm`` names no model.
+    """
 
     def __init__(self, section: VerifierSection, urls: Sequence[str]):
         self.section = section
         self.urls = tuple(url.rstrip("/") for url in urls)
-        for url in self.urls:  # those of the environment have not been checked
+        for url in self.urls:  # the configuration's are checked already, the environment's are not
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{URLS_VARIABLE}: expected http://HOST:PORT, got {url!r}")
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
@@ -118,20 +128,23 @@ class VerifierClient:
         self._vllm = VLLM(section) if section.api == "vllm" else None
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count something for the metrics."""
+        """Add ``by`` to the count ``name`` of the metrics."""
         with self._lock:
             self._counts[name] += by
 
     def take_counts(self) -> dict[str, int]:
-        """The counts since they were last taken."""
+        """The counts since the last call, which start again at 0."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return {name: taken[name] for name in COUNTED}
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str]) -> list[Outcome]:
-        """A score in [0, 1] of each chat's last message, or why it has none.
+        """A score in [0, 1] for the last message of each chat, in order.
 
-        Raises the failure of a server unless ``on_failure`` is ``label``.
+        With ``on_failure: label``, a chat that no server scored has the failure in the place of its score.
+
+        Raises:
+            VerifierFailure: no server scored a chat, and ``on_failure`` is not ``label``.
         """
         size = self.section.batch_size
         starts = range(0, len(chats), size)
@@ -144,7 +157,7 @@ class VerifierClient:
                 raise
 
     def _request(self, chats: Sequence[list[Message]], references: Sequence[str]) -> Sequence[Outcome]:
-        """One request, attempted until it is answered. Its id stays, so that no server scores it twice."""
+        """Try one request until it is answered. All tries have one id, so that a server does not score it twice."""
         request_id = uuid.uuid4().hex
         patient = self.section.on_failure == "wait"
         retrying = tenacity.Retrying(
@@ -186,7 +199,7 @@ class VerifierClient:
         return outcomes
 
     def _post(self, url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object that a server answers; anything else is a failure that names it."""
+        """Post ``body`` and return the JSON object of the answer. Any other answer is a failure."""
         answer = self._http.post(f"{url}{path}", json=body)
         if answer.status_code in (408, 429) or answer.status_code >= 500:
             after = answer.headers.get("retry-after", "")
@@ -213,7 +226,7 @@ class VerifierClient:
         return [self._outcome(url, result) for result in results]
 
     def _outcome(self, url: str, result: Any) -> Outcome:
-        """A result as the server describes it; one chat's own error is the others' business only if it stops the run."""
+        """The outcome for one chat. Its error is raised, and so stops the run, unless ``on_failure`` is ``label``."""
         error = result.get("error") if isinstance(result, dict) else None
         if error is None:
             return _score(url, result.get("score") if isinstance(result, dict) else result)
@@ -234,9 +247,14 @@ class VerifierClient:
 
 
 class VLLM:
-    """How a verifier is asked when ``vllm serve DIR --runner pooling`` serves it: token ids in, probabilities out.
+    """The requests to ``vllm serve DIR --runner pooling``, which takes token ids and answers with probabilities.
 
-    ``reward.verifier.model`` names the folder, for its tokenizer and temperature; vLLM must serve it under this name.
+    ``reward.verifier.model`` names the folder, whose tokenizer and temperature are used here. vLLM must serve the model
+    under that name.
+
+    Raises:
+        ConfigError: ``reward.verifier`` names no model.
+        VerifierError: the folder's record is damaged.
     """
 
     def __init__(self, section: VerifierSection):
@@ -249,11 +267,17 @@ class VLLM:
         self.temperature = temperature_of(read_record(section.model))
 
     def body(self, request_id: str, chats: Sequence[list[Message]]) -> dict[str, Any]:
-        """The request."""
+        """The body of a request for the scores of ``chats``."""
         return {"model": self.model, "request_id": request_id, "input": [encode(self.tokenizer, c) for c in chats]}
 
     def score(self, url: str, item: dict[str, Any]) -> float:
-        """The probability of being right: of the only class, or of the second of two; the temperature applied."""
+        """The probability that an answer is right, after the temperature.
+
+        It is the probability of the only class, or of the second of two.
+
+        Raises:
+            VerifierFailure: ``item`` holds no such probability.
+        """
         probabilities = item.get("probs")
         if not isinstance(probabilities, list) or len(probabilities) not in (1, 2):
             raise VerifierFailure(url, f"expected probabilities of one class or two, got {probabilities!r:.80}")
@@ -264,14 +288,14 @@ class VLLM:
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Seconds to the next attempt: exponential with jitter, and not before the server wants to be asked again."""
+    """Seconds until the next try: exponential with jitter, and at least what the server asked for."""
     error = state.outcome.exception() if state.outcome else None
     wanted = error.retry_after if isinstance(error, Unavailable) else 0.0
     return max(wanted, tenacity.wait_random_exponential(multiplier=0.2, max=10)(state))
 
 
 def _said(answer: httpx2.Response) -> str:
-    """What an error body says, in maporl's form if it has it."""
+    """The error in the body of an answer, or else the beginning of the body."""
     try:
         error = answer.json()["error"]
         field = f" at {error['field']}" if error.get("field") else ""

@@ -1,8 +1,8 @@
-"""A verifier that keeps learning while the agents do, from answers whose label a rule gives (Cooper, arXiv 2508.05613).
+"""A verifier that is trained while the agents are, on answers that a rule labels (Cooper, arXiv 2508.05613).
 
-Data flow: an update's graded answers -> for each question the first right and the first wrong one -> every k updates, a
-step of ``-log sigmoid(s+ - s-)`` over the pairs gathered, s being the verifier's output before temperature and sigmoid.
-Cooper has an assistant rewrite a right answer into a wrong one; here both are the agents' own.
+Data flow: an update's graded answers -> for each question its first right and its first wrong answer -> every k updates,
+steps on ``-log sigmoid(s+ - s-)`` over the gathered pairs, where s is the verifier's output before temperature and
+sigmoid. In Cooper an assistant rewrites a right answer into a wrong one; here the agents wrote both.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
 
 
 class CoTraining:
-    """Trains ``verifier`` in place, all its weights, every ``every`` updates."""
+    """Trains all weights of ``verifier`` in place, every ``every`` updates."""
 
     def __init__(self, verifier: Verifier, every: int, learning_rate: float):
         self.verifier, self.every = verifier, every
@@ -39,7 +39,7 @@ class CoTraining:
         self.optimizer = torch.optim.AdamW(verifier.model.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def after_update(self, update: int, dialogues: Iterable[Dialogue], task: Task) -> dict[str, float]:
-        """Gather this update's pairs, and learn from all gathered if it is time to; returns what to log."""
+        """Gather this update's pairs, of all processes, and train on all gathered ones if it is time to. Returns numbers to log."""
         self.pairs += distributed.all_gather_lists(self._pairs_of(dialogues, task))
         if update % self.every or not self.pairs:
             return {}
@@ -73,14 +73,18 @@ class CoTraining:
         return [(sides[True], sides[False]) for sides in found.values() if len(sides) == 2]
 
     def save(self, folder: Path) -> None:
-        """The verifier and what it takes to go on training it."""
+        """Write the verifier, and what is needed to go on training it, into ``folder``."""
         self.verifier.model.save_pretrained(folder)
         self.verifier.tokenizer.save_pretrained(folder)
         state = self.optimizer.state_dict()
         save_optimizer(state["state"], state["param_groups"], folder, {"pairs": self.pairs})
 
     def load(self, folder: Path) -> None:
-        """Inverse of :meth:`save`."""
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: the folder's weights or optimizer state cannot be read.
+        """
         load_weights(self.verifier.model, None, folder)
         state, record = read_optimizer(folder)
         self.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})

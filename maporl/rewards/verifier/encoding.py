@@ -1,23 +1,30 @@
-"""How a verifier reads a chat. Training, in-process scoring and the server all call :func:`encode`. No torch."""
+"""How a verifier reads a chat. Imports no torch.
 
+Training, scoring in a run and the server all call :func:`encode`, so that a verifier is used as it was trained.
+"""
+
+from maporl.errors import UserError
 from maporl.types import Message
 from trl_ext.chat import Tokenizer, render
 
 
-class TooLong(ValueError):
+class TooLong(UserError, ValueError):
     """A chat has more tokens than the verifier reads."""
 
 
 def chat_of(question: str, answer: str) -> list[Message]:
-    """The chat that a verifier judges: a question and one answer to it."""
+    """The chat that a verifier reads: a question and one answer to it."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def encode(tokenizer: Tokenizer, chat: list[Message], longest: int | None = None) -> list[int]:
-    """Ids of a whole chat, as the template writes it and without an opening for a next answer.
+    """The token ids of a whole chat as the template writes it, without an opening for a next answer.
 
-    The verifier's score is read at the last of them. A chat of more than ``longest`` tokens is refused, never cut:
-    half an answer is another answer.
+    The score is read at the last id. A chat of more than ``longest`` tokens is not cut, because half an answer is
+    another answer.
+
+    Raises:
+        TooLong: the chat has more than ``longest`` tokens.
     """
     ids = tokenizer.encode(render(tokenizer, chat, generate=False), add_special_tokens=False)
     if longest is not None and len(ids) > longest:
@@ -26,7 +33,10 @@ def encode(tokenizer: Tokenizer, chat: list[Message], longest: int | None = None
 
 
 def answer_start(tokenizer: Tokenizer, chat: list[Message]) -> int:
-    """Where the last message's own tokens begin in :func:`encode`: after the longest prefix shared with its opening."""
+    """The index of the first token of the last message in :func:`encode`.
+
+    It follows the longest prefix that the whole chat shares with the opening of its last message.
+    """
     whole = encode(tokenizer, chat)
     opening = tokenizer.encode(render(tokenizer, chat[:-1], generate=True), add_special_tokens=False)
     start = 0

@@ -1,4 +1,4 @@
-"""A verifier: a causal trunk with one output, read at the last token of a chat, as a probability that it is right."""
+"""A verifier: a causal model whose one output, at the last token of a chat, says how likely the answer is right."""
 
 import hashlib
 import json
@@ -16,18 +16,18 @@ from maporl.types import Message
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
 
 RECORD = "verifier.json"
-"""Beside the weights of a trained verifier: ``temperature`` and what it was trained on."""
+"""The file beside the weights of a trained verifier: its ``temperature``, its data and its measures."""
 
 
 class VerifierError(UserError, ValueError):
-    """A model that cannot serve as a verifier."""
+    """A model that cannot be used as a verifier."""
 
 
 @dataclass
 class Verifier:
-    """Scores chats between 0 and 1: ``sigmoid(output / temperature)`` at the last token.
+    """Scores a chat by ``sigmoid(output / temperature)`` at its last token, a number between 0 and 1.
 
-    ``longest``: most tokens of a chat; ``record``: what ``verifier.json`` says of the model, or nothing.
+    ``longest``: the most tokens of a chat. ``record``: the content of ``verifier.json``, or None for a model without it.
     """
 
     model: Any
@@ -72,12 +72,16 @@ class Verifier:
         return cls(model, tokenizer, source, temperature, context_of(model.config), batch_size, record)
 
     def score(self, chats: list[list[Message]]) -> list[float]:
-        """The probability that the last message of each chat is right, in order."""
+        """The probability that the last message of each chat is right, in order.
+
+        Raises:
+            TooLong: a chat has more tokens than the model reads.
+        """
         return self.score_ids([encode(self.tokenizer, chat, self.longest) for chat in chats])
 
     @torch.no_grad()
     def score_ids(self, rows: list[list[int]], batch_size: int | None = None) -> list[float]:
-        """Scores of encoded chats; rows of like length share a forward, and padding changes nothing."""
+        """The scores of encoded chats, in order. Rows of similar length share a forward; padding changes no score."""
         size = batch_size or self.batch_size
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores = [0.0] * len(rows)
@@ -89,7 +93,7 @@ class Verifier:
         return scores
 
     def digest(self) -> str:
-        """SHA-256 over the names and bytes of the weights: tells one verifier from another."""
+        """SHA-256 over the names and bytes of the weights, which tells one verifier from another."""
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
@@ -113,7 +117,7 @@ def read_record(source: str) -> dict[str, Any] | None:
 
 
 def temperature_of(record: dict[str, Any] | None) -> float:
-    """What outputs are divided by before the sigmoid."""
+    """The number by which outputs are divided before the sigmoid; 1 without a record."""
     return float((record or {}).get("temperature", 1.0))
 
 

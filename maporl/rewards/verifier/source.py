@@ -1,4 +1,4 @@
-"""The verifier as a reward source: scores of question and answer, checked before anything is learned from them."""
+"""The verifier as a reward source. Every score is checked before a policy learns from it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,11 @@ Scores = Callable[[list[list[Message]]], Sequence[float]]
 
 
 def load_verifier(section: VerifierSection) -> RewardSource:
-    """The source that ``reward.verifier`` describes: served if there are URLs, else in this process, loaded once."""
+    """The source that ``reward.verifier`` describes: servers if there are URLs, and else a model in this process.
+
+    Raises:
+        ConfigError: the section names neither servers nor a model, or the model cannot be loaded.
+    """
     urls = server_urls(section)
     if urls:
         return ServedVerifier(VerifierClient(section, urls), section.on_failure == "label")
@@ -31,7 +35,7 @@ def load_verifier(section: VerifierSection) -> RewardSource:
 
 
 def verifier_source(scores_of: Scores, name: str) -> RewardSource:
-    """A reward source of anything that scores chats; ``name`` names it in errors."""
+    """A reward source from a function that scores chats. ``name`` names it in errors."""
 
     def score(dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, u) for d in dialogues for u in d.utterances]
@@ -43,12 +47,17 @@ def verifier_source(scores_of: Scores, name: str) -> RewardSource:
 
 
 class ServedVerifier(RewardSource):
-    """A reward source that asks servers. ``label``: answers that no server scored get the grader's 1 or 0 instead."""
+    """A reward source that asks servers. ``label``: an answer that no server scored gets the grader's 1 or 0 instead."""
 
     def __init__(self, client: VerifierClient, label: bool):
         self.client, self.label = client, label
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """The servers' scores, or the grader's 1 or 0.
+
+        Raises:
+            RewardFailure: an answer has neither.
+        """
         asked = [(d, u) for d in dialogues for u in d.utterances]
         chats = [chat_of(task.question(d.example), u.words()) for d, u in asked]
         outcomes = self.client.scores(chats, [d.example.answer for d, _ in asked])
@@ -69,12 +78,12 @@ class ServedVerifier(RewardSource):
         return [[next(found) for _ in d.utterances] for d in dialogues]
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
-        """What happened since the last update: requests, retries, waits, ejected servers, answers labelled instead."""
+        """Counts since the last update: requests, retries, waits, servers left out, answers that the grader labelled."""
         return {f"verifier/{name}": float(value) for name, value in self.client.take_counts().items()}
 
 
 class LearningVerifier(RewardSource):
-    """A reward source in this process that learns from what it scored; see :mod:`maporl.rewards.verifier.cotraining`."""
+    """A verifier in this process that is trained on the answers it scored: :mod:`maporl.rewards.verifier.cotraining`."""
 
     learns = True
 
@@ -84,24 +93,32 @@ class LearningVerifier(RewardSource):
         self.learning = CoTraining(verifier, section.learn_every, section.learning_rate)
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
-        """The verifier's scores, as it is now."""
+        """The scores of the verifier as it is now."""
         return self.score(dialogues, task)
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
-        """Gather pairs of right and wrong answers, and learn from them where it is time to."""
+        """Gather pairs of right and wrong answers, and train on them if it is time to."""
         return self.learning.after_update(update, dialogues, task)
 
     def save(self, folder: Path) -> None:
-        """The verifier and what it takes to go on training it."""
+        """Write the verifier, and what is needed to go on training it, into ``folder``."""
         self.learning.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Inverse of :meth:`save`."""
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: the folder's weights or optimizer state cannot be read.
+        """
         self.learning.load(folder)
 
 
 def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], name: str) -> Sequence[float]:
-    """``scores`` if there is one for each answer and each is in [0, 1]; else an error that names the verifier."""
+    """``scores``, after checking that there is one for each answer and that each is in [0, 1].
+
+    Raises:
+        RewardFailure: they are not; names the verifier, and the answer with the wrong score.
+    """
     if len(scores) != len(asked):
         raise RewardFailure(f"verifier {name}: expected {len(asked)} scores, got {len(scores)}")
     for score, (dialogue, utterance) in zip(scores, asked, strict=True):

@@ -1,0 +1,170 @@
+"""Who may import whom: every module stands on a floor, and imports nothing from a floor above its own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+FLOORS = (  # from the ground up; rooms of one floor may import each other, but not in a circle
+    {"trl_ext"},
+    {"maporl.types", "maporl.errors", "maporl.text", "maporl.schedules"},
+    {"maporl.storage"},
+    {"maporl.config"},
+    {"maporl.evaluation"},
+    {"maporl.sandbox", "maporl.environments"},
+    {"maporl.tasks"},
+    {"maporl.protocols"},
+    {"maporl.report"},
+    {"maporl.rewards"},
+    {"maporl.advantages"},
+    {"maporl.team"},
+    {"maporl.engines"},
+    {"maporl.rollout"},
+    {"maporl.training"},
+    {"maporl.verifier"},
+    {"maporl.validation"},
+    {"maporl.runs"},
+    {"reward_server"},
+    {"maporl.cli"},
+)
+FRONT = {"maporl", "maporl.__main__"}
+"""The package's front, which loads names from all floors when they are asked for, and its command: nobody imports them."""
+LIGHT = (
+    "maporl.types", "maporl.errors", "maporl.text", "maporl.schedules", "maporl.storage", "maporl.config", "maporl.evaluation",
+    "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping", "maporl.rewards.rules", "maporl.rewards.build",
+    "trl_ext.ppo_options", "trl_ext.errors", "trl_ext.distributed",
+)  # fmt: skip
+"""Rooms and modules that import no torch."""
+HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
+OUTSIDE_TRL_EXT = HEAVY | {"safetensors", "numpy", "deepspeed"}
+
+
+class Import(NamedTuple):
+    """One import; ``where`` is the file and the line."""
+
+    module: str
+    where: str
+    imported: str
+
+
+def module_name(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_name(p): p for package in ("maporl", "trl_ext", "reward_server") for p in sorted((ROOT / package).rglob("*.py"))}  # fmt: skip
+
+
+def room_of(module):
+    return module if module in FRONT else ".".join(module.split(".")[: 2 if module.startswith("maporl.") else 1])
+
+
+def floor_of(module):
+    """The number of a module's floor, 0 at the ground; None for a module whose room stands on none."""
+    return next((number for number, rooms in enumerate(FLOORS) if room_of(module) in rooms), None)
+
+
+def imports_of(module):
+    """Every import in a module's file, those inside functions included; a name that is a module counts as that module."""
+    path = FILES[module]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+                base = ".".join(
+                    [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
+                )
+            names = [
+                f"{base}.{a.name}" if f"{base}.{a.name}" in FILES else base for a in node.names if base != "__future__"
+            ]
+        else:
+            continue
+        for name in sorted(set(names)):
+            yield Import(module, f"{path.relative_to(ROOT)}:{node.lineno}", name)
+
+
+IMPORTS = [found for module in FILES for found in imports_of(module)]
+INSIDE = [found for found in IMPORTS if found.imported in FILES]
+
+
+def said(floor):
+    return f"floor {floor} ({', '.join(sorted(FLOORS[floor]))})"
+
+
+def test_every_module_stands_on_a_floor():
+    homeless = [module for module in FILES if module not in FRONT and floor_of(module) is None]
+    assert not homeless, f"give these modules a floor in FLOORS: {', '.join(homeless)}"
+
+
+def test_no_module_imports_from_a_floor_above_its_own():
+    faults = []
+    for found in INSIDE:
+        if found.module in FRONT or (found.imported == "maporl" and found.module.startswith("maporl.")):
+            continue  # the next test looks at the front
+        own, other = floor_of(found.module), floor_of(found.imported)
+        if own is not None and other is not None and other > own:
+            faults.append(f"{found.where}: {found.module} of {said(own)} imports {found.imported} of {said(other)}")
+    assert not faults, f"{len(faults)} imports go upward:\n" + "\n".join(faults)
+
+
+def test_nothing_but_the_version_is_taken_from_the_front_of_the_package():
+    faults = []
+    for module in FILES:
+        for node in ast.walk(ast.parse(FILES[module].read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "maporl" and module != "maporl.__main__":
+                taken = [a.name for a in node.names if f"maporl.{a.name}" not in FILES and a.name != "__version__"]
+                faults += [
+                    f"{FILES[module].relative_to(ROOT)}:{node.lineno}: takes {name}; import it from its room"
+                    for name in taken
+                ]
+    assert not faults, "\n".join(faults)
+
+
+def test_no_rooms_import_each_other_in_a_circle():
+    """Modules of one room may. Every import that is part of a circle of rooms is named."""
+    steps = {(room_of(f.module), room_of(f.imported)): f for f in INSIDE}
+    steps = {(one, other): f for (one, other), f in steps.items() if one != other and not FRONT & {one, other}}
+
+    def reached(room):
+        found, left = set(), [room]
+        while left:
+            here = left.pop()
+            nearby = {other for one, other in steps if one == here} - found
+            found |= nearby
+            left += nearby
+        return found
+
+    faults = [
+        f"{f.where}: {one} imports {other} ({f.imported})" for (one, other), f in steps.items() if one in reached(other)
+    ]
+    assert not faults, "imports that close a circle of rooms:\n" + "\n".join(faults)
+
+
+def test_trl_ext_is_for_people_who_have_trl_alone():
+    allowed = OUTSIDE_TRL_EXT | {"trl_ext"} | set(sys.stdlib_module_names)
+    own = [found for found in IMPORTS if found.module.split(".")[0] == "trl_ext"]
+    faults = [f"{f.where}: imports {f.imported}" for f in own if f.imported.split(".")[0] not in allowed]
+    assert not faults, "\n".join(faults)
+
+
+def test_light_modules_import_no_torch():
+    """One interpreter imports them all, one after the other, and says which one brought what."""
+    light = [
+        m for m in FILES if any(m == room or m.startswith(f"{room}.") for room in LIGHT) and not m.endswith("__main__")
+    ]
+    assert len(light) > 60
+    code = f"""
+import importlib, sys
+for name in {light!r}:
+    before = {HEAVY!r} & set(sys.modules)
+    importlib.import_module(name)
+    if brought := sorted(({HEAVY!r} & set(sys.modules)) - before):
+        print(f"{{name}} imports {{', '.join(brought)}}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "", done.stdout
