@@ -58,7 +58,7 @@ class PPOOptions:
     kl_estimator: Literal["k1", "k2", "k3"] = option("k1", "Estimator of the KL penalty (trl_ext.maths.kl_estimate).")
     kl_in: Literal["reward", "loss"] = option(
         "reward",
-        "Where the KL penalty goes: subtracted from the rewards, or added to the loss (k2 or k3: they have a gradient).",
+        "Where the KL penalty goes: subtracted from the rewards, or added to the loss (k2 or k3 only).",
     )
     objective: str = option("ppo", "Policy loss, a name of trl_ext.losses.OBJECTIVES: ppo or reinforce.")
     ratio: Literal["token", "sequence", "sequence_mean"] = option(

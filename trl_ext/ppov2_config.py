@@ -71,9 +71,9 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         self.batch_size = self.local_batch_size * self.world_size
         if self.local_batch_size % self.num_mini_batches:
             raise ValueError(
-                f"num_mini_batches={self.num_mini_batches} does not divide the batch of {self.local_batch_size} completions "
-                f"(per_device_train_batch_size {self.per_device_train_batch_size} x gradient_accumulation_steps "
-                f"{self.gradient_accumulation_steps}); change one of the three"
+                f"num_mini_batches={self.num_mini_batches} does not divide the batch of {self.local_batch_size} "
+                f"completions (per_device_train_batch_size {self.per_device_train_batch_size} x "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps}); change one of the three"
             )
         self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
         self.mini_batch_size = self.local_mini_batch_size * self.world_size
