@@ -1,4 +1,4 @@
-"""Reading JSONL files that somebody may be writing. No torch."""
+"""Read JSONL files that another process may be writing. No torch."""
 
 import json
 from collections.abc import Iterator
@@ -9,12 +9,17 @@ from maporl.errors import UserError
 
 
 class DamagedRecord(UserError, RuntimeError):
-    """A line, not the last one, is no JSON; names the file and the line."""
+    """A line before the last one is not JSON. The message names the file and the line."""
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
-    """(byte after it, record) of each line of a JSONL file, from byte ``start`` on. A last line cut off by a crash, or not yet
-    written to its end, is passed over; any other damage is an error."""
+    """Yield the position after each line of a JSONL file and the line's record, from byte ``start`` on.
+
+    The last line is skipped if a crash has cut it off, or if it is still being written.
+
+    Raises:
+        DamagedRecord: another line is not JSON.
+    """
     with path.open("rb") as file:
         file.seek(start)
         for number, line in enumerate(file, 1):
@@ -23,6 +28,6 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
                 continue
             try:
                 yield start, json.loads(line)
-            except ValueError as error:  # no JSON, or no UTF-8
+            except ValueError as error:  # invalid JSON or invalid UTF-8
                 if line.endswith(b"\n"):
                     raise DamagedRecord(f"{path}: line {number} is damaged: {error}") from None

@@ -16,7 +16,10 @@ class RunExists(UserError, RuntimeError):
 
 
 class RunFolder:
-    """Writes records as they come; each line is whole or absent after a crash and a rewind. Only the main process writes."""
+    """Appends records to the files of a run folder. Only the main process writes.
+
+    A crash may cut off the last line of a file. :meth:`rewind` removes it.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -25,7 +28,11 @@ class RunFolder:
         self._checked = False
 
     def must_be_new(self) -> None:
-        """Raise if the folder holds records that this run did not write."""
+        """Check that the folder holds no records that another run wrote.
+
+        Raises:
+            RunExists: it holds another run's records.
+        """
         if not self._checked and distributed.is_main() and (self.metrics.exists() or self.dialogues.exists()):
             raise RunExists(
                 f"{self.path}: holds another run, and nothing is overwritten; go on with it (--resume, or "
@@ -34,27 +41,35 @@ class RunFolder:
         self._checked = True
 
     def add_metrics(self, step: int, values: dict[str, Any]) -> None:
-        """One line of numbers; a run that starts in another run's folder fails here at the latest."""
+        """Append a line of metrics. The first call checks that the folder holds no other run.
+
+        Raises:
+            RunExists: it holds another run's records.
+        """
         if not self._checked:
             self.must_be_new()
         self._append(self.metrics, [json.dumps({"step": step, **values})])
 
     def add_dialogues(self, step: int, dialogues: list[Dialogue]) -> None:
-        """One line for each dialogue."""
+        """Append one line for each dialogue.
+
+        Raises:
+            RunExists: the folder holds another run's records.
+        """
         if not self._checked:
             self.must_be_new()
         self._append(self.dialogues, [json.dumps({"step": step, **to_record(d)}) for d in dialogues])
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines of ``metrics.jsonl``."""
+        """Return the records of all complete lines of ``metrics.jsonl``."""
         return [record for _, record in whole_lines(self.metrics)]
 
     def read_dialogues(self) -> list[dict[str, Any]]:
-        """All whole lines of ``dialogues.jsonl``; none where there is no such file."""
+        """Return the records of all complete lines of ``dialogues.jsonl``, or an empty list if the file is missing."""
         return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
     def rewind(self, step: int) -> None:
-        """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
+        """Drop the records that a run wrote after ``step``, before it resumes from the checkpoint of that step."""
         self._checked = True
         for path in (self.metrics, self.dialogues):
             if path.exists() and distributed.is_main():
@@ -68,5 +83,5 @@ class RunFolder:
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(line + "\n" for line in lines)
-        except OSError as error:  # a write's own error names no file
+        except OSError as error:  # the error of a write does not name the file
             raise OSError(error.errno, error.strerror, str(path)) from error
