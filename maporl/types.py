@@ -14,7 +14,7 @@ Message = dict[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``."""
 
 
-class Stop(str, enum.Enum):
+class Stop(enum.StrEnum):
     """Why an answer ended."""
 
     EOS = "eos"

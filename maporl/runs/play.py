@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from maporl.config.schema import Config
-from maporl.errors import ConfigError
 from maporl.config.parse import resolved_text, to_yaml, unknown
+from maporl.config.schema import Config
 from maporl.engines.human import HumanEngine
+from maporl.errors import ConfigError
 from maporl.evaluation.metrics import majority_credit
 from maporl.protocols import speakers, turns_of
 from maporl.report.dialogues import game_of, outcome_of
 from maporl.runs.build import build_player
-from maporl.tasks import build_task
 from maporl.storage.run_folder import RunFolder
-from maporl.config.schema import WarmStartSection
-from maporl.types import Dialogue, Example
+from maporl.tasks import build_task
 from maporl.text import visible
+from maporl.types import Dialogue, Example
 
 
 class Game:

@@ -11,12 +11,12 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from maporl.team.pretrained import first_line
+from maporl.errors import RunError
 from maporl.report.failures import failures
 from maporl.report.page import payload, render, results
 from maporl.report.read import Run, read_run
-from maporl.errors import RunError
 from maporl.report.story import story
+from maporl.team.pretrained import first_line
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 TEXTS = (".json", ".md", ".jinja", ".txt")
