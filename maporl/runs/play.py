@@ -21,6 +21,9 @@ class Game:
     """The team of ``config`` with a person in the seat of ``person``; what is played is added to the run folder ``output``.
 
     ``show`` tells the person something, ``read`` waits for their answer.
+
+    Raises:
+        ConfigError: nobody of that name has a seat, or ``output`` holds something else.
     """
 
     def __init__(
