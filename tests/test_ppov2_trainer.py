@@ -548,7 +548,7 @@ def test_where_one_forward_holds_all_rows_the_first_step_does_not_repeat_it(tiny
         model.lm_head.register_forward_hook(lambda *_, count=count: count.append(1))
         rows = trainer.advantage(batch).token_batches
         if not keep:
-            learner._first = None
+            learner._kept_forward = None
         metrics = learner.accumulate(rows["policy"], torch.randperm(16))
         assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6)
         forwards.append(len(count))

@@ -1,7 +1,7 @@
-"""What TRL no longer has: a maintained single-policy PPOv2 trainer for current TRL and transformers 5.
+"""A maintained single-policy PPOv2 trainer for current TRL and transformers 5. TRL itself removed its own in 1.13.
 
-Names are loaded on first use, so that importing a light module of this package (``trl_ext.ppo_options``)
-does not import torch.
+Names are loaded on first use. Importing a light module of this package, such as ``trl_ext.ppo_options``, therefore does
+not import torch.
 """
 
 from importlib import import_module
@@ -17,6 +17,11 @@ __all__ = sorted(_EXPORTS)
 
 
 def __getattr__(name: str):
+    """Load the module of a public name on first use.
+
+    Raises:
+        AttributeError: the package has no public name ``name``.
+    """
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'trl_ext' has no attribute {name!r}; it has {', '.join(__all__)}")

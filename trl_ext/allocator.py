@@ -1,4 +1,4 @@
-"""Memory that a CPU process reuses instead of giving it back to the system after every operation."""
+"""Let a CPU process reuse freed memory. By default glibc returns large blocks to the system at once."""
 
 import ctypes
 import os
@@ -8,9 +8,12 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 
 def reuse_memory() -> bool:
-    """Let glibc keep what is freed: large tensors otherwise cost page faults every time (up to 1.4 times the seconds of a
-    forward and backward, ``DECISIONS.md``). For the whole process; ``MAPORL_REUSE_MEMORY=0`` leaves it alone. Whether it
-    was done."""
+    """Let glibc keep freed memory for reuse, in the whole process. Return whether the setting was changed.
+
+    Without it, every large tensor costs page faults. A forward and backward pass then takes up to 1.4 times as long
+    (``DECISIONS.md`` has the measurement). The setting stays as it is on systems without glibc, and where the
+    environment variable ``MAPORL_REUSE_MEMORY`` is 0.
+    """
     if platform.libc_ver()[0] != "glibc" or os.environ.get("MAPORL_REUSE_MEMORY") == "0":
         return False
     libc = ctypes.CDLL("libc.so.6")

@@ -1,7 +1,7 @@
-"""Files and folders that a reader sees whole or not at all. Imports no torch.
+"""Write files and folders atomically: a reader sees them whole or not at all. Imports no torch.
 
-What is written goes to a hidden name beside its place, is flushed to the disk, and gets its own name once it is complete. A
-process that is killed in between leaves the hidden name behind and never half a file.
+The content is first written under a hidden name beside its place and flushed to the disk. It gets its own name once it
+is complete. A process that is killed in between leaves the hidden name behind, and never half a file.
 """
 
 import os
@@ -12,12 +12,13 @@ from pathlib import Path
 
 
 def replace_file(file: Path, text: str) -> None:
-    """Write ``text`` as UTF-8. A reader of ``file`` sees the old one whole or the new one whole.
+    """Write ``text`` to ``file`` as UTF-8. A reader sees either the whole old content or the whole new content.
 
     Raises:
-        OSError: the file cannot be written; the old one is as it was.
+        OSError: the file cannot be written. The old content is unchanged.
     """
-    partial = file.with_name(f".partial-{os.getpid()}-{file.name}")  # two processes that write one file do not meet
+    # the process id keeps two processes that write the same file apart
+    partial = file.with_name(f".partial-{os.getpid()}-{file.name}")
     try:
         with partial.open("w", encoding="utf-8") as handle:
             handle.write(text)
@@ -31,13 +32,13 @@ def replace_file(file: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(target: Path, main: bool = True) -> Iterator[Path]:
-    """A hidden folder to write into. It becomes ``target`` when the block ends; an error in the block removes it.
+    """Yield a hidden folder to write into, and rename it to ``target`` when the block ends.
 
-    Where several processes enter together, only the ``main`` one makes the folder, flushes what is in it and renames it.
-    ``target`` may be there already as long as it is empty.
+    An error in the block removes the folder. If several processes enter together, only the ``main`` process makes the
+    folder, flushes its files and renames it. ``target`` may exist already if it is empty.
 
     Raises:
-        OSError: the folder cannot be written, or ``target`` is there and is not empty.
+        OSError: the folder cannot be written, or ``target`` exists and is not empty.
     """
     partial = target.with_name(f".partial-{target.name}")
     if main:

@@ -1,8 +1,8 @@
-"""Token-exact chat: a transcript grows by appending ids, and what was sampled is never tokenised again.
+"""Token-exact chat: a transcript grows by appending token ids, and sampled tokens are never tokenised again.
 
-Re-rendering a whole conversation at every turn may change tokens the model itself produced (templates strip
-reasoning, tokenizers merge differently across a boundary). Here the first prompt is rendered once; every later one is
-the *suffix* that the template puts after an assistant message, tokenised alone and appended.
+Rendering a whole conversation again at every turn may change tokens that the model itself produced: templates strip
+reasoning, and tokenizers merge differently across a boundary. Here the first prompt is rendered once. Every later
+prompt is the *suffix* that the template puts after an assistant message. It is tokenised alone and appended.
 """
 
 from typing import Any
@@ -21,28 +21,32 @@ FALLBACK_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""For base models without a chat template: plain ``User:`` and ``Assistant:`` paragraphs, ended by EOS."""
+"""A chat template for base models without one: plain ``User:`` and ``Assistant:`` paragraphs that end with EOS."""
 
-_MARK = "maporl-mark-7c1f"  # stands for the assistant's words while the suffix is cut out of a rendered template
+_MARK = "maporl-mark-7c1f"  # stands for the assistant's message while the suffix is cut out of the rendered text
 
 
 class ChatError(UserError, ValueError):
-    """A tokenizer, or its chat template, that no dialogue can be written with."""
+    """A tokenizer or its chat template cannot render the conversations of a dialogue."""
 
 
 class PromptTooLong(UserError, ValueError):
-    """A prompt and its answer do not fit the model's context."""
+    """A prompt and its completion do not fit the model's context."""
 
 
 def context_of(config: Any) -> int | None:
-    """Most tokens that a model with this Hugging Face ``config`` reads; None where the configuration does not say."""
+    """Return the context length, in tokens, of a model with this Hugging Face ``config``.
+
+    It is None if the configuration does not give one.
+    """
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def check_length(prompt: int, new: int, context: int | None, where: str, model: str, remedy: str) -> None:
-    """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more in ``context`` tokens (None: no bound).
+    """Check that ``prompt`` tokens leave room for ``new`` more tokens in a context of ``context`` tokens.
 
-    The other arguments are for the error: ``where`` names the prompt, ``model`` who reads it, ``remedy`` what to do.
+    A context of None has no limit. The other arguments are for the error message: ``where`` names the prompt, ``model``
+    names its reader, and ``remedy`` says what to do.
 
     Raises:
         PromptTooLong: the context is too short for both.
@@ -55,10 +59,10 @@ def check_length(prompt: int, new: int, context: int | None, where: str, model: 
 
 
 def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
-    """Check that ``tokenizer`` can serve: it needs an EOS token, a padding token and a chat template.
+    """Check that ``tokenizer`` has an EOS token, a padding token and a chat template.
 
     Raises:
-        ChatError: it lacks one of them; ``owner`` says whose tokenizer it is.
+        ChatError: one of them is missing. ``owner`` says in the message whose tokenizer it is.
     """
     if tokenizer.eos_token_id is None:
         raise ChatError(
@@ -77,22 +81,27 @@ def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
 
 
 def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True) -> str:
-    """The template's text for ``messages``; ``generate`` adds the opening of the next assistant message."""
+    """Return the text of ``messages`` by the chat template.
+
+    ``generate`` adds the opening of the next assistant message.
+    """
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
-    """Ids of a fresh conversation, ready for the model to speak. Templates write special tokens themselves."""
+    """Return the token ids of a new conversation, up to the opening of the model's next message."""
+    # templates write the special tokens themselves
     return tokenizer.encode(render(tokenizer, messages), add_special_tokens=False)
 
 
 def encode_continuation(
     tokenizer: Tokenizer, messages: list[Message], ended: bool, stop_ids: frozenset[int] | set[int]
 ) -> list[int]:
-    """Ids to append after a sampled assistant message so that ``messages`` follow and the model speaks again.
+    """Return the token ids that continue a conversation after a sampled assistant message.
 
-    ``ended`` says that the sampled message already closes with a token of ``stop_ids``; then the template's own
-    closing token is not repeated. A message cut by length is closed here, by tokens that are context and never
+    They hold the closing of that message, then ``messages``, then the opening of the model's next message. ``ended``
+    says that the sampled message already ends with a token of ``stop_ids``. In that case the template's own closing
+    token is left out. A message that was cut by length is closed here. The closing tokens are context and are never
     trained on.
 
     Raises:

@@ -1,8 +1,14 @@
-"""Checkpoints: whole or absent, no pickles, loadable by plain ``from_pretrained``.
+"""Write and read checkpoints. They are atomic, contain no pickles, and load with plain ``from_pretrained``.
 
-``checkpoint-N/`` holds, for each policy, ``policies/NAME/`` (a model or PEFT folder with its tokenizer, the critic's
-head and the optimizer's state), ``others/NAME/`` for whatever else learns, ``rng.safetensors`` and ``state.json``. It
-is written under a hidden name and renamed when complete; ``MANIFEST.json`` lists every file with its SHA-256.
+``checkpoint-N/`` holds these files:
+
+- ``policies/NAME/`` for each policy: a model or PEFT folder with its tokenizer, the critic's head and the optimizer's
+  state.
+- ``others/NAME/`` for everything else that learns.
+- ``rng.safetensors`` and ``state.json``.
+- ``MANIFEST.json``: every file with its SHA-256.
+
+A checkpoint is written under a hidden name and renamed when it is complete.
 """
 
 import errno
@@ -34,35 +40,45 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint is missing, incomplete, damaged, or of another run."""
+    """A checkpoint is missing, incomplete or damaged, or it belongs to another run."""
 
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
 
 class Saved(Protocol):
-    """Anything else that changes while a run goes on."""
+    """An object besides the learners that changes during a run, and therefore belongs in a checkpoint."""
 
     def save(self, folder: Path) -> None:
-        """Write everything into ``folder``, which exists."""
+        """Write the object's state into ``folder``, which exists."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Inverse of :meth:`save`."""
+        """Read the state that :meth:`save` wrote into ``folder``."""
         ...
 
 
 def write_checkpoint(
     target: Path, learners: dict[str, Learner], state: dict, others: Mapping[str, Saved] | None = None
 ) -> None:
-    """Write ``target`` atomically: a reader sees the whole checkpoint or none of it. Never overwrites.
+    """Write a checkpoint to ``target`` atomically.
 
-    All processes call this together and the main one writes; what is written does not depend on how many there are.
+    All processes call this together, and the main process writes. The content does not depend on the number of
+    processes.
+
+    Args:
+        target: the new folder ``checkpoint-N``.
+        learners: the learners by policy name.
+        state: what ``state.json`` holds, besides the random states of numpy and Python.
+        others: everything else that changes during the run, by name.
+
+    Raises:
+        CheckpointError: ``target`` exists, or the disk is full.
     """
     if distributed.is_main() and target.exists():
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
     if distributed.is_main():
-        for left in target.parent.glob(".partial-checkpoint-*"):  # by a run that was killed; never a checkpoint
+        for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
             shutil.rmtree(left)
     try:
         with new_folder(target, distributed.is_main()) as partial:
@@ -74,16 +90,16 @@ def write_checkpoint(
         if not out_of_space(error):
             raise
         raise CheckpointError(
-            f"{target}: no space to write it ({error}); it was removed, older checkpoints are whole. Free some, lower "
-            "save_total_limit, and resume"
+            f"{target}: no space to write it ({error}); it was removed, older checkpoints are whole. Free some space, "
+            "lower save_total_limit, and resume"
         ) from error
     distributed.barrier()
 
 
 def out_of_space(error: BaseException) -> bool:
-    """Whether a write failed because a disk is full, or a quota or limit is reached."""
+    """Return whether a write failed because the disk is full, or because a quota or size limit was reached."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    # safetensors has an error of its own, with the system's message
+    # safetensors raises its own error type, which contains the system's message
     return getattr(error, "errno", None) in full or any(os.strerror(n) in str(error) for n in full)
 
 
@@ -100,7 +116,13 @@ def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
 
 
 def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
-    """Verify ``folder``, put its weights, optimizers and random states in place, and return its ``state.json``."""
+    """Load the checkpoint ``folder`` and return its ``state.json``.
+
+    This verifies every file, then loads weights, optimizers, schedulers, ``others`` and random states.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete or damaged, or it lacks a policy of ``learners``.
+    """
     verify(folder)
     for name, learner in learners.items():
         if not (folder / "policies" / name).is_dir():
@@ -115,7 +137,11 @@ def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[
 
 
 def verify(folder: Path) -> None:
-    """Raise ``CheckpointError`` unless every file of ``folder`` is as its manifest says."""
+    """Check every file of a checkpoint against the hashes in its manifest.
+
+    Raises:
+        CheckpointError: the manifest or a file is missing, or a file is damaged.
+    """
     if not (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder}: no {MANIFEST}, so this is not a whole checkpoint; use another one")
     for name, digest in json.loads((folder / MANIFEST).read_text()).items():
@@ -125,13 +151,17 @@ def verify(folder: Path) -> None:
 
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first."""
+    """Return the complete checkpoints of a run, oldest first."""
     found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
     return sorted((p for p in found if (p / MANIFEST).is_file()), key=lambda p: int(p.name.split("-")[1]))
 
 
 def newest_whole(folders: list[Path]) -> Path:
-    """The last of ``folders`` that is undamaged; those passed over are named in a warning."""
+    """Return the last of ``folders`` that is undamaged. A warning names each damaged checkpoint.
+
+    Raises:
+        CheckpointError: every checkpoint is damaged.
+    """
     for folder in reversed(folders):
         try:
             verify(folder)
@@ -139,11 +169,13 @@ def newest_whole(folders: list[Path]) -> Path:
             logger.warning("%s; going on from an older one", error)
         else:
             return folder
-    raise CheckpointError(f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); start anew")
+    raise CheckpointError(
+        f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); start the run again"
+    )
 
 
 def remove_old(output_dir: Path, keep: int | None) -> None:
-    """Honour ``save_total_limit``: remove the oldest checkpoints beyond ``keep``."""
+    """Remove the oldest checkpoints beyond the last ``keep`` (``save_total_limit``). None keeps all of them."""
     if keep is not None and keep > 0:
         for folder in list_checkpoints(output_dir)[:-keep]:
             shutil.rmtree(folder)
@@ -153,7 +185,10 @@ def remove_old(output_dir: Path, keep: int | None) -> None:
 
 
 def save_policy(learner: Learner, folder: Path) -> None:
-    """The policy as a plain ``from_pretrained`` folder (model, or PEFT adapter) with tokenizer and critic."""
+    """Save the policy as a plain ``from_pretrained`` folder, with its tokenizer and its critic.
+
+    The folder is a model folder, or a PEFT adapter folder if the policy is an adapter.
+    """
     save_policy_weights(learner.model, learner.adapter, learner.tokenizer, folder)
     if learner.critic == "adapter":
         save_adapter(learner.model, str(learner.critic_adapter), folder / "critic")
@@ -166,7 +201,7 @@ def save_policy(learner: Learner, folder: Path) -> None:
 
 
 def save_policy_weights(model: Any, adapter: Any, tokenizer: Tokenizer, folder: Path) -> None:
-    """A model, or one adapter of it, with its tokenizer."""
+    """Save a model, or one ``adapter`` of a ``PeftModel``, together with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, PeftModel):
         save_adapter(model, adapter, folder)
@@ -176,8 +211,9 @@ def save_policy_weights(model: Any, adapter: Any, tokenizer: Tokenizer, folder: 
 
 
 def save_adapter(model: Any, adapter: str, folder: Path) -> None:
-    """One adapter as ``folder/adapter_config.json`` and weights, whatever its name (PEFT makes a subfolder of it)."""
+    """Save one adapter's configuration and weights directly in ``folder``, whatever the adapter's name."""
     model.save_pretrained(folder, selected_adapters=[adapter])
+    # PEFT saves every adapter that is not called "default" in a subfolder of its name
     nested = folder / adapter
     if nested.is_dir():
         for path in nested.iterdir():
@@ -186,7 +222,10 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
 
 
 def save_learner(learner: Learner, folder: Path) -> None:
-    """The policy, and what it takes to go on training it. All processes call this together; the main one writes."""
+    """Save a policy with its optimizer and scheduler, so that training can continue.
+
+    All processes call this together, and the main process writes.
+    """
     state = learner.strategy.optimizer_state()
     with learner.strategy.whole():
         if distributed.is_main():
@@ -197,13 +236,19 @@ def save_learner(learner: Learner, folder: Path) -> None:
 
 
 def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[str, Any]) -> None:
-    """An optimizer's ``state``, by number of the parameter, and its groups' options as safetensors and JSON; ``more`` goes
-    beside."""
+    """Save an optimizer as ``optimizer.safetensors`` and ``optimizer.json``.
+
+    Args:
+        state: the optimizer's state by parameter index.
+        groups: the options of its parameter groups.
+        folder: where the two files go.
+        more: further JSON values for ``optimizer.json``.
+    """
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, Any] = {}
     for index, entries in state.items():
         for key, value in entries.items():
-            if isinstance(value, dict):  # bitsandbytes keeps its tensors here, some of them one for all parameters
+            if isinstance(value, dict):  # bitsandbytes nests its tensors, and its parameters share some of them
                 tensors |= {f"{index}.{key}/{name}": entry.clone() for name, entry in value.items()}
             elif isinstance(value, torch.Tensor):
                 tensors[f"{index}.{key}"] = value.contiguous()
@@ -214,7 +259,7 @@ def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[st
 
 
 def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
-    """What :func:`save_optimizer` wrote: the state, and the record with the groups' options and whatever was beside."""
+    """Read what :func:`save_optimizer` wrote. Return the state, and the content of ``optimizer.json``."""
     record = json.loads((folder / "optimizer.json").read_text())
     state: State = {}
     for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
@@ -228,7 +273,7 @@ def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
-    """Inverse of :func:`save_learner`, into the weights that ``learner`` already holds."""
+    """Load what :func:`save_learner` wrote into ``learner``, whose models are already in memory."""
     with learner.strategy.whole(write=True):
         load_weights(learner.model, learner.adapter, folder)
         if learner.critic == "adapter":
@@ -244,7 +289,11 @@ def load_learner(learner: Learner, folder: Path) -> None:
 
 
 def load_weights(model: Any, adapter: Any, folder: Path) -> None:
-    """Weights saved by :func:`save_policy_weights` into a model (or one of its adapters) that is already in memory."""
+    """Load weights that :func:`save_policy_weights` wrote into a model, or into one of its adapters.
+
+    Raises:
+        CheckpointError: the saved adapter has weights that the model's adapter lacks.
+    """
     if isinstance(model, PeftModel):
         result: Any = set_peft_model_state_dict(model, load_peft_weights(str(folder)), adapter_name=adapter)
         if result.unexpected_keys:
@@ -263,7 +312,7 @@ RandomState = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def random_state() -> RandomState:
-    """The states of torch's, Python's and numpy's generators."""
+    """Return the states of the random generators of torch, Python and numpy."""
     return _rng_tensors(), _rng_numbers()
 
 
@@ -284,7 +333,7 @@ def _rng_numbers() -> dict:
 
 
 def set_random_state(state: RandomState) -> None:
-    """Inverse of :func:`random_state`."""
+    """Restore the random states that :func:`random_state` returned."""
     tensors, numbers = state
     torch.set_rng_state(tensors["torch"])
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The processes of a run: how many there are, and what they tell each other. With one process everything here is free.
+"""Communication between the processes of a run. With a single process, every function here returns at once.
 
 Importing this module does not import torch.
 """
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class WorldError(UserError, RuntimeError):
-    """The run is not spread over the processes that it was started with."""
+    """The processes that train together are not those that the launcher started."""
 
 
 def size() -> int:
-    """Processes that train together. From ``torch.distributed``: accelerate counts one under DeepSpeed on CPUs."""
+    """Return the number of processes that train together."""
+    # torch.distributed is asked because accelerate reports one process under DeepSpeed on CPUs
     if "torch" not in sys.modules:
         return 1
     import torch.distributed as dist
@@ -28,20 +29,20 @@ def size() -> int:
 
 
 def rank() -> int:
-    """This process's number."""
+    """Return the number of this process, from 0."""
     import torch.distributed as dist
 
     return dist.get_rank() if size() > 1 else 0
 
 
 def is_main() -> bool:
-    """Whether this process writes files and talks to the user."""
+    """Return whether this process is the one that writes files and prints messages."""
     return int(os.environ.get("RANK", "0")) == 0 if size() == 1 else rank() == 0
 
 
 def shutdown() -> None:
-    """Leave the processes that train together, once nothing is said any more: one that ends while its threads still listen to
-    others may be aborted by them."""
+    """Leave the process group at the end of a run."""
+    # a process that ends while its communication threads are still running may be aborted by them
     if size() > 1:
         import torch.distributed as dist
 
@@ -49,10 +50,13 @@ def shutdown() -> None:
 
 
 def check_launcher(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise unless this process is one of as many as a launcher has started.
+    """Check that as many processes train together as the launcher started.
 
-    ``accelerate launch --cpu --num_processes 2`` starts a single process and says nothing; such a one has the address of
-    others in its environment, and no number of its own.
+    ``accelerate launch --cpu --num_processes 2`` silently starts a single process. That process has a master address in
+    its environment, and no ``WORLD_SIZE``.
+
+    Raises:
+        WorldError: the numbers differ, or the launcher was asked for several processes and started one.
     """
     started = int(environment.get("WORLD_SIZE", "1"))
     if started != size():
@@ -68,57 +72,57 @@ def check_launcher(environment: Mapping[str, str] = os.environ) -> None:
         )
 
 
-def all_gather_lists(things: list[Any]) -> list[Any]:
-    """The lists of all processes, one after the other."""
-    return [thing for own in all_gather(things) for thing in own]
+def all_gather_lists(items: list[Any]) -> list[Any]:
+    """Return the lists of all processes, joined in the order of the processes."""
+    return [item for part in all_gather(items) for item in part]
 
 
-def all_gather(thing: Any) -> list[Any]:
-    """One thing from every process, in the order of their numbers."""
+def all_gather(value: Any) -> list[Any]:
+    """Return the values of all processes, in the order of the processes."""
     if size() == 1:
-        return [thing]
+        return [value]
     import torch.distributed as dist
 
-    found: list[Any] = [None] * size()
-    dist.all_gather_object(found, thing)
-    return found
+    values: list[Any] = [None] * size()
+    dist.all_gather_object(values, value)
+    return values
 
 
-def to_main(things: list[Any]) -> list[Any]:
-    """On the main process the lists of all processes, one after the other; elsewhere its own."""
+def to_main(items: list[Any]) -> list[Any]:
+    """Return the joined lists of all processes on the main process, and the process's own list elsewhere."""
     if size() == 1:
-        return things
+        return items
     import torch.distributed as dist
 
-    box: list[Any] | None = [None] * size() if rank() == 0 else None
-    dist.gather_object(things, box, dst=0)
-    return things if box is None else [thing for own in box for thing in own]
+    parts: list[Any] | None = [None] * size() if rank() == 0 else None
+    dist.gather_object(items, parts, dst=0)
+    return items if parts is None else [item for part in parts for item in part]
 
 
-def first_of_all(things: list[Any], count: int) -> list[Any]:
-    """On the main process the first ``count`` things of all processes, in the order of their numbers; elsewhere its own share of them.
+def first_of_all(items: list[Any], count: int) -> list[Any]:
+    """Return the first ``count`` items of all processes on the main process.
 
-    No more than ``count`` things travel, and to the main process alone.
+    Every other process returns its own share of them. At most ``count`` items are sent, and only to the main process.
     """
     if size() == 1:
-        return things[:count]
-    lengths: list[int] = all_gather(len(things))
-    return to_main(things[: max(0, count - sum(lengths[: rank()]))])[:count]
+        return items[:count]
+    lengths: list[int] = all_gather(len(items))
+    return to_main(items[: max(0, count - sum(lengths[: rank()]))])[:count]
 
 
-def broadcast_from_main(thing: Any) -> Any:
-    """The main process's value."""
+def broadcast_from_main(value: Any) -> Any:
+    """Return the main process's value on every process."""
     if size() == 1:
-        return thing
+        return value
     import torch.distributed as dist
 
-    box = [thing]
+    box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def barrier() -> None:
-    """Until all processes are here."""
+    """Wait until all processes have come here."""
     import torch.distributed as dist
 
     if size() > 1:
@@ -126,7 +130,7 @@ def barrier() -> None:
 
 
 def all_reduce_sum(numbers: list[float], device: "torch.device | str") -> list[float]:
-    """The sums over all processes."""
+    """Return each number's sum over all processes."""
     if size() == 1:
         return numbers
     import torch
@@ -138,7 +142,7 @@ def all_reduce_sum(numbers: list[float], device: "torch.device | str") -> list[f
 
 
 def all_reduce_max(number: int, device: "torch.device | str") -> int:
-    """The largest of all processes' numbers."""
+    """Return the largest of all processes' numbers."""
     if size() == 1:
         return number
     import torch
@@ -150,15 +154,15 @@ def all_reduce_max(number: int, device: "torch.device | str") -> int:
 
 
 def all_reduce_tensors(tensors: "list[torch.Tensor]") -> None:
-    """Replace each of ``tensors`` by its sum over all processes: one message for each dtype."""
+    """Replace each of ``tensors`` by its sum over all processes. Tensors of one dtype are sent in one message."""
     if size() == 1:
         return
     import torch
     import torch.distributed as dist
 
     for dtype in sorted({t.dtype for t in tensors}, key=str):
-        own = [t for t in tensors if t.dtype == dtype]
-        flat = torch.cat([t.flatten() for t in own])
+        alike = [t for t in tensors if t.dtype == dtype]
+        flat = torch.cat([t.flatten() for t in alike])
         dist.all_reduce(flat)
-        for tensor, summed in zip(own, flat.split([t.numel() for t in own]), strict=True):
+        for tensor, summed in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
             tensor.copy_(summed.view_as(tensor))

@@ -2,9 +2,10 @@
 
 
 class UserError(Exception):
-    """Something the user did, or the surroundings of the run, and not a fault of this library.
+    """An error that the user or the environment of the run caused, and not a fault of this library.
 
-    The command line prints its message as one line and ends with ``exit_status``; other exceptions keep their trace.
+    The command line prints its message as one line and ends with ``exit_status``. Other exceptions keep their
+    traceback.
     """
 
     exit_status = 1

@@ -1,4 +1,4 @@
-"""One forward of a causal language model that scores action tokens, and makes logits for nothing else."""
+"""Forward passes of a causal language model that compute logits at the sampled tokens only."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -15,18 +15,19 @@ from trl_ext import maths
 
 
 def base_of(model: Any) -> Any:
-    """The Hugging Face model itself: PEFT injects its layers in place, so calling the base runs the active adapter."""
+    """Return the Hugging Face model itself, without the PEFT wrapper."""
+    # PEFT puts its layers into the base model, so calling the base runs the active adapter
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def trunk_of(model: Any) -> nn.Module:
-    """The transformer below the head, which returns hidden states."""
+    """Return the transformer below the output head. It returns hidden states."""
     base = base_of(model)
     return getattr(base, base.base_model_prefix)
 
 
 def accepts(model: Any, name: str) -> bool:
-    """Whether the model's forward has a parameter of that name."""
+    """Return whether the model's ``forward`` has a parameter ``name``."""
     return name in inspect.signature(model.forward).parameters
 
 
@@ -42,11 +43,23 @@ def read_actions(
     entropy_gradient: bool = False,
     adapter_names: list[str] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Hidden states [M, H], log-probabilities [M] and entropies [M] (or None) of the M action tokens.
+    """Run one forward pass and evaluate it at M sampled tokens.
 
-    ``input_ids`` [P, T] are read; ``index`` [M] says at which of the P x T positions, flattened, each of ``targets`` [M] is
-    chosen. With ``chunk``, logits exist for so many tokens at a time and are made again in the backward pass.
-    ``adapter_names``: of a ``PeftModel``, the adapter of every row that is read.
+    Args:
+        model: a causal language model, or a ``PeftModel`` if ``adapter_names`` are given.
+        input_ids: the rows to read, [P, T].
+        index: for each sampled token, the position among the P x T flattened positions that predicts it, [M].
+        targets: the ids of the sampled tokens, [M].
+        temperature: the sampling temperature, by which logits are divided.
+        autocast: makes the context manager of mixed precision.
+        chunk: compute logits for at most this many tokens at a time, and recompute them in the backward pass. This
+            saves memory. None computes all of them at once.
+        entropies: whether to compute entropies.
+        entropy_gradient: whether the entropies have a gradient.
+        adapter_names: the adapter of every row, [P].
+
+    Returns:
+        Hidden states [M, H], log-probabilities [M], and entropies [M] or None.
     """
     base = base_of(model)
     options: Any = {} if adapter_names is None else {"adapter_names": adapter_names}
@@ -68,20 +81,21 @@ def read_actions(
     if whole:
         logprobs, entropy = scores(output[0], targets)
         return hidden, logprobs, entropy if entropies else None
-    pieces = [
+    scored = [
         checkpoint(tail, *part, use_reentrant=False) if torch.is_grad_enabled() else tail(*part)
         for part in zip(hidden.split(chunk or 1), targets.split(chunk or 1), strict=True)
     ]
-    logprobs = torch.cat([one for one, _ in pieces])
-    return hidden, logprobs, torch.cat([one for _, one in pieces]) if entropies else None
+    logprobs = torch.cat([part for part, _ in scored])
+    return hidden, logprobs, torch.cat([part for _, part in scored]) if entropies else None
 
 
 @contextmanager
 def _head_sees_only(head: nn.Module, index: Tensor, compute: bool) -> Iterator[dict[str, Tensor]]:
-    """Let the output head of a model see only the hidden states at ``index`` [M], as one row [1, M, H].
+    """Give the output head of a model only the hidden states at ``index`` [M], as one row [1, M, H].
 
-    The model's own forward then does whatever else it does to logits (soft caps, scales). Yields a dict that receives
-    ``hidden`` [M, H]. Without ``compute`` the head makes a single logit, for the caller to ignore.
+    The model's own ``forward`` still applies whatever it does to logits, such as soft caps and scales. This yields a
+    dict that receives ``hidden`` [M, H]. Without ``compute`` the head sees a single position, whose logits the caller
+    ignores.
     """
     seen: dict[str, Tensor] = {}
 
@@ -99,7 +113,7 @@ def _head_sees_only(head: nn.Module, index: Tensor, compute: bool) -> Iterator[d
 
 @contextmanager
 def _trunk_gives(model: Any, hidden: Tensor) -> Iterator[None]:
-    """Let the transformer below the head return ``hidden`` [M, H], so that only the head and what follows it run."""
+    """Let the transformer below the head return ``hidden`` [M, H], so that a forward runs only the head."""
     trunk: Any = trunk_of(model)
     kept = trunk.__dict__.get("forward")
     trunk.forward = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=hidden.unsqueeze(0))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: a run saves and ends. A second Ctrl-C ends it at once, without saving."""
+"""Handle SIGTERM and Ctrl-C: the run saves a checkpoint and ends. A second Ctrl-C ends it at once, without saving."""
 
 import signal
 import threading
@@ -7,21 +7,23 @@ from typing import Any
 
 
 class Discarded(BaseException):
-    """The update in progress was dropped before it changed anything, because the run is to end.
+    """The update in progress was dropped before it changed anything, because the run must end.
 
-    No ``Exception``: it is raised wherever the signal comes, and libraries catch those (Jinja, in the middle of a chat template).
+    This is not an ``Exception``. It is raised wherever the signal arrives, and libraries catch exceptions: Jinja does
+    so in the middle of a chat template.
     """
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the run was saved."""
+    """The user pressed Ctrl-C, and the run has been saved."""
 
 
 class Interruptions:
-    """While entered, notes SIGTERM and SIGINT in ``asked`` instead of letting them end the process.
+    """A context manager that records SIGTERM and SIGINT in ``asked`` instead of letting them end the process.
 
-    While ``droppable``, which says that the work in progress has changed nothing yet, :class:`Discarded` is raised at once.
-    In threads, which get no signals, it does nothing.
+    While ``droppable`` is true, a signal raises :class:`Discarded` at once. The caller sets ``droppable`` while its
+    work has not changed anything yet. Only the main thread receives signals, so the context manager does nothing in
+    other threads.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Attention states of conversations that may go on, so that a next turn reads only what is new.
+"""Keep the KV cache of conversations that may continue, so that the next turn reads only the new tokens.
 
-States hold for the weights that made them: they are dropped before weights change.
+Keys and values are valid only for the weights that computed them. They are dropped before the weights change.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,7 +14,11 @@ from transformers.cache_utils import DynamicLayer
 
 
 def plain_states(model: Any) -> str:
-    """Whether a model's states are keys and values that can be cut and joined: ``everywhere``, ``windowed`` or ``no``."""
+    """Return whether a model's cache consists of keys and values that can be cut and joined.
+
+    ``everywhere`` means that all layers do. ``windowed`` means that some layers have sliding windows. ``no`` means that
+    the model has another kind of state, such as a recurrent one.
+    """
     if not model._supports_default_dynamic_cache():
         return "no"
     layers: list[Any] = DynamicCache(config=model.config).layers
@@ -25,15 +29,20 @@ def plain_states(model: Any) -> str:
 
 @dataclass
 class Block:
-    """Keys and values of some conversations, layer by layer, each [B, heads, T, width], without padding among them: a row's
-    ``lengths`` states stand at the right end."""
+    """The keys and values of B conversations: for each layer a pair of tensors [B, heads, T, width].
+
+    The last ``lengths[b]`` positions of row ``b`` are its states. Padding stands to the left of them.
+    """
 
     layers: list[tuple[Tensor, Tensor]]
     lengths: list[int]
 
     @classmethod
     def of(cls, cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> "Block":
-        """The first ``lengths`` real states of ``rows`` of a batch; ``mask`` [B, T] says which of its columns are real."""
+        """Return a block with the first ``lengths`` states of ``rows`` of a batch.
+
+        ``mask`` [B, T] is 1 where a column of the batch holds a token, and 0 where it holds padding.
+        """
         width = max(lengths, default=0)
         if not rows or not width:
             return cls([], [])
@@ -50,7 +59,7 @@ class Block:
 
 
 class KVCache:
-    """Blocks by the tokens that were said; :meth:`take` gives a conversation's states away, :meth:`clear` drops all."""
+    """The kept states of conversations, by their names. A name holds a policy and the tokens of a conversation."""
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, tuple[Block, int]] = {}
@@ -59,38 +68,41 @@ class KVCache:
         return len(self._rows)
 
     def put(self, names: Sequence[Hashable], block: Block) -> None:
-        """Keep the rows of ``block`` under ``names``."""
+        """Keep the rows of ``block`` under ``names``, one name for each row."""
         self._rows.update({name: (block, row) for row, name in enumerate(names) if row < len(block.lengths)})
 
     def find(self, name: Hashable) -> tuple[Block, int] | None:
-        """The block that holds ``name``, and its row there."""
+        """Return the block that holds ``name`` and its row in the block, or None if ``name`` is not kept."""
         return self._rows.get(name)
 
     def drop(self, names: Sequence[Hashable]) -> None:
-        """Forget ``names``: a longer conversation takes their place."""
+        """Forget ``names``. The caller does this when longer conversations take their place."""
         for name in names:
             self._rows.pop(name, None)
 
     def clear(self) -> None:
-        """Drop everything: weights are about to change, or memory is wanted."""
+        """Forget everything, because the weights are about to change or the memory is needed."""
         self._rows.clear()
 
 
 def assemble(rows: Sequence[tuple[Block, int] | None], width: int, config: Any) -> DynamicCache:
-    """A cache of ``rows`` whose states stand at the right end of ``width`` columns; None is a row without any."""
-    places: dict[int, tuple[Block, list[int], list[int]]] = {}
+    """Return a cache of ``width`` columns with one row for each of ``rows``.
+
+    Each entry of ``rows`` is a block and a row of it, or None for an empty row. States stand at the right end.
+    """
+    sources: dict[int, tuple[Block, list[int], list[int]]] = {}
     for place, row in enumerate(rows):
         if row is not None:
-            _, here, there = places.setdefault(id(row[0]), (row[0], [], []))
+            _, here, there = sources.setdefault(id(row[0]), (row[0], [], []))
             here.append(place)
             there.append(row[1])
-    some = next(iter(places.values()))[0]
+    first = next(iter(sources.values()))[0]
     data = []
-    for layer, pair in enumerate(some.layers):
+    for layer, pair in enumerate(first.layers):
         joined = tuple(like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
-        for block, here, there in places.values():
-            for whole, values in zip(joined, block.layers[layer], strict=True):
+        for block, here, there in sources.values():
+            for target, values in zip(joined, block.layers[layer], strict=True):
                 shared = min(width, values.shape[2])
-                whole[here, :, width - shared :] = values[there][:, :, values.shape[2] - shared :]
+                target[here, :, width - shared :] = values[there][:, :, values.shape[2] - shared :]
         data.append(joined)
     return DynamicCache(data, config=config)

@@ -1,7 +1,7 @@
-"""A learner holds one policy and everything that trains it: critic, reference, optimizer, scheduler.
+"""A learner holds one policy and everything that trains it: critic, reference, optimizer and scheduler.
 
-``PPOv2Trainer`` has one learner; ``maporl.MultiAgentPPOTrainer`` has one per policy. Several learners may live on one
-base model, each with its own adapter.
+``PPOv2Trainer`` has one learner. ``maporl.MultiAgentPPOTrainer`` has one learner for each policy. Several learners may
+share one base model, each with its own adapter.
 """
 
 import copy
@@ -33,12 +33,15 @@ CRITICS = ("head", "adapter", "model", "none")
 
 
 class NonFiniteError(UserError, RuntimeError):
-    """A reward, log-probability, value or loss was NaN or infinite; the last checkpoint is untouched."""
+    """A reward, log-probability, value, loss or gradient is NaN or infinite. The last checkpoint is unchanged."""
 
 
 @dataclass
 class PolicyOutput:
-    """What one forward says of the M action tokens of some rows, in row-major order: each [M]."""
+    """What one forward computes at the M sampled tokens of its rows, in row-major order. Every tensor is [M].
+
+    ``values`` is None without a critic. ``entropies`` is None where they were not asked for.
+    """
 
     logprobs: Tensor
     values: Tensor | None
@@ -49,15 +52,23 @@ class Learner:
     """One policy with its critic, reference, optimizer and scheduler.
 
     Args:
-        name: names the policy in metrics, errors and checkpoints.
-        model: a causal language model, or a ``PeftModel`` (possibly shared between learners).
+        name: the policy's name in metrics, errors and checkpoints.
+        model: a causal language model, or a ``PeftModel``, which several learners may share.
         tokenizer: the policy's own tokenizer.
-        args: the options; ``learning_rate`` may be overridden for this policy.
-        critic: ``head`` (float32 linear head on the policy's own trunk), ``adapter`` (a second adapter on the same
-            trunk, with a head), ``model`` (a trunk of its own, ``value_model`` or a copy) or ``none``.
-        adapter: the adapter of ``model`` to train; needed where it has several.
-        reference: ``None`` means adapters off for a ``PeftModel``, else a frozen copy (none at ``kl_coef`` 0).
-        outputs: number of critic outputs (one per turn where asked).
+        args: the options.
+        critic: where values come from. ``head`` is a float32 linear head on the policy's own trunk. ``adapter`` is a
+            second adapter on the same trunk, with a head. ``model`` is a separate trunk: ``value_model``, or a copy of
+            the policy. ``none`` means that there are no values.
+        value_model: the separate critic. It may be a sequence-classification model, which has its own head.
+        adapter: the adapter of ``model`` to train. It is needed if ``model`` has several adapters.
+        reference: the reference model of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and
+            another model is copied and frozen. With ``kl_coef`` 0 a reference is not needed, and no copy is made.
+        ref_adapter: the adapter of ``model`` that serves as the reference, instead of adapters off.
+        outputs: the number of critic outputs, such as one for each turn.
+        learning_rate: this policy's learning rate. By default it is ``args.learning_rate``.
+
+    Raises:
+        ValueError: the parts do not fit each other. The message says which, and what to do.
     """
 
     def __init__(
@@ -99,9 +110,9 @@ class Learner:
         self.scheduler: Any = None
         self._accelerator: Any = None
         self.device = torch.device("cpu")
-        """Where this policy's rows belong."""
+        """The device of this policy's token batches."""
         self.strategy = Replicated({}, args, None)
-        self._first: tuple[TokenBatch, PolicyOutput] | None = None
+        self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         if args.objective not in OBJECTIVES:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
         self.objective: Objective = OBJECTIVES[args.objective]
@@ -128,7 +139,7 @@ class Learner:
             if self.critic_adapter not in self.model.peft_config:
                 self.model.add_adapter(self.critic_adapter, copy.deepcopy(self.model.peft_config[self.adapter]))
         trunk = self.model if self.value_model is None else self.value_model
-        if hasattr(trunk, "score"):  # a sequence-classification model brings its own head
+        if hasattr(trunk, "score"):  # a sequence-classification model has its own head
             return None
         return ValueHead(trunk.config.get_text_config().hidden_size, outputs)
 
@@ -145,7 +156,15 @@ class Learner:
         return reference
 
     def prepare(self, accelerator, updates: int, optimizer=None, scheduler=None, device=None) -> None:
-        """Move to ``device`` (default: the accelerator's) and make the optimizer and its schedule over ``updates`` updates."""
+        """Move the models to their device, and build the optimizer and its learning-rate schedule.
+
+        Args:
+            accelerator: accelerate's ``Accelerator``. Its configuration decides how weights are sharded.
+            updates: the number of updates of the run, over which the schedule runs.
+            optimizer: an optimizer to use. By default ``args.optim`` names one.
+            scheduler: a schedule to use. By default ``args.lr_scheduler_type`` names one.
+            device: the device. By default it is the accelerator's.
+        """
         self._accelerator = accelerator
         self.device = accelerator.device if device is None else device
         for module in (self.model, self.value_model, self.value_head, self.reference):
@@ -167,7 +186,7 @@ class Learner:
             groups = self.strategy.with_masters(groups, self._narrow_adapters())
         if optimizer is None:
             optimizer = build_optimizer(groups, self.args, kind)
-        optimizer.zero_grad(set_to_none=True)  # what is left of a warm start is no part of the first step
+        optimizer.zero_grad(set_to_none=True)  # a warm start leaves gradients, which must not enter the first step
         self.optimizer = optimizer
         self.scheduler = scheduler or get_scheduler(
             self.args.lr_scheduler_type,
@@ -179,14 +198,17 @@ class Learner:
         self.strategy.attach(optimizer)
 
     def _narrow_adapters(self) -> torch.dtype | None:
-        """Give this policy's adapters the dtype of a half-precision base, which PEFT otherwise converts activations for at every
-        layer and back; the optimizer then keeps them in float32. None where nothing is to be done."""
+        """Give this policy's adapters the dtype of a half-precision base, and return that dtype.
+
+        Otherwise PEFT converts the activations at every layer to float32 and back. The optimizer then keeps float32
+        copies of the adapters. This returns None and changes nothing if the base is in float32 or weights are sharded.
+        """
         names = [f".{name}." for name in (self.adapter, self.critic_adapter, self.ref_adapter) if name is not None]
         dtype = next(p.dtype for n, p in self.model.named_parameters() if "lora_" not in n and p.is_floating_point())
         if type(self.strategy) is not Replicated or dtype not in (torch.bfloat16, torch.float16):
             return None
         for name, parameter in self.model.named_parameters():
-            if "lora_" in name and any(own in name for own in names):
+            if "lora_" in name and any(adapter in name for adapter in names):
                 parameter.data = parameter.data.to(dtype)
         return dtype
 
@@ -210,16 +232,21 @@ class Learner:
 
     @contextmanager
     def active(self, adapter: str | None = None) -> Iterator[Any]:
-        """The Hugging Face model with this policy's adapter (or another of the same base) switched on."""
+        """Yield the Hugging Face model with this policy's adapter, or another ``adapter``, switched on."""
         wanted = adapter or self.adapter
         if wanted is not None and self.model.active_adapters != [wanted]:
             self.model.set_adapter(wanted)
-            self.let_learn()  # PEFT lets only the active adapter; the critic's own learns in the same backward
+            # set_adapter turns off gradients of other adapters, but the critic's learns in the same backward pass
+            self.let_learn()
         yield base_of(self.model)
 
     @contextmanager
     def reference_model(self) -> Iterator[Any]:
-        """The weights this policy started from: a frozen copy, another adapter, or the base with adapters off."""
+        """Yield the reference model: a frozen copy, another adapter, or the base with its adapters off.
+
+        Raises:
+            ValueError: this learner has no reference, because all its weights train and ``kl_coef`` is 0.
+        """
         if self.reference is not None:
             yield base_of(self.reference)
         elif self.ref_adapter is not None:
@@ -237,14 +264,17 @@ class Learner:
     # -- forward --------------------------------------------------------------------------------------------------
 
     def forward(self, rows: TokenBatch, entropies: bool = False) -> PolicyOutput:
-        """Log-probabilities and values of the action tokens of ``rows``, under the current weights."""
+        """Return log-probabilities, values and entropies at the sampled tokens of ``rows`` under the current weights.
+
+        ``entropies`` asks for entropies. They have a gradient if ``entropy_coef`` is not 0.
+        """
         wanted = entropies and self.args.entropy_coef != 0
         with self.active() as model:
             hidden, logprobs, entropy = self._read(model, rows, entropies, wanted)
         return PolicyOutput(logprobs, self.values_of(rows, hidden), entropy)
 
     def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
-        """Hidden states, log-probabilities and entropies of the action tokens of ``rows`` under ``model``."""
+        """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""
         read, index, _ = rows.to_read()
         return read_actions(
             model,
@@ -259,7 +289,11 @@ class Learner:
         )
 
     def values_of(self, rows: TokenBatch, hidden: Tensor) -> Tensor | None:
-        """The critic's values [M] at the action tokens, where the policy's forward had ``hidden`` [M, H]."""
+        """Return the critic's values [M] at the sampled tokens of ``rows``, or None without a critic.
+
+        ``hidden`` [M, H] are the hidden states of the policy's own forward there. A critic with other weights or
+        another context runs its own forward.
+        """
         if self.critic == "none":
             return None
         if self.critic == "head" and rows.critic is None:
@@ -271,30 +305,37 @@ class Learner:
         return self.value_head(hidden, rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
 
     def _critic_states(self, rows: TokenBatch) -> Tensor:
-        """Hidden states [M, H] of a forward of the critic's own: other weights, or other words than the policy's."""
+        """Return hidden states [M, H] of the critic's own forward, because its weights or its context differ."""
         read, index, _ = (rows.critic or rows).to_read()
         adapter = self.critic_adapter if self.critic == "adapter" else None
-        apart = self.critic == "head" and (self.args.detach_critic or rows.critic_only)
-        detached = torch.no_grad() if apart else nullcontext()
-        with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), detached:
+        detach = self.critic == "head" and (self.args.detach_critic or rows.critic_only)
+        gradients = torch.no_grad() if detach else nullcontext()
+        with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), gradients:
             trunk = trunk_of(self.model if self.value_model is None else self.value_model)
             return trunk(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
 
     def reference_logprobs(self, rows: TokenBatch) -> Tensor:
-        """Log-probabilities [M] of the action tokens under the reference, at the same temperature."""
+        """Return log-probabilities [M] of the sampled tokens under the reference, at the same temperature."""
         with self.reference_model() as model:
             return self._read(model, rows)[1]
 
     def autocast(self) -> Any:
-        """The accelerator's mixed precision."""
+        """Return a context manager with the accelerator's mixed precision."""
         return self._accelerator.autocast() if self._accelerator is not None else nullcontext()
 
     @torch.no_grad()
     def compute_old_logprobs_and_values(self, rows: TokenBatch) -> dict[str, float]:
-        """Fill in ``logprobs``, ``values`` and ``ref_logprobs`` under the weights that sampled; returns statistics.
+        """Fill in ``old_logprobs``, ``values`` and ``ref_logprobs`` of ``rows`` under the weights that sampled them.
 
-        The forward is the one of training, so that the first ratio of the first minibatch is 1. Where one forward holds
-        all rows, it is kept, graph and all, and the first step of the update does not repeat it.
+        This runs the same forward as training. The probability ratio of the first minibatch is therefore 1. If a single
+        forward reads all rows, its graph is kept, and the first optimizer step reuses it. All processes call this
+        together.
+
+        Returns:
+            The mean entropy per sampled token, over all processes.
+
+        Raises:
+            NonFiniteError: a log-probability or a value is NaN or infinite.
         """
         args = self.args
         parts = self._microbatches(rows, args.per_device_train_batch_size)
@@ -304,15 +345,16 @@ class Learner:
             and not args.gradient_checkpointing
             and distributed.size() == 1
         )
-        self._first = None
+        self._kept_forward = None
         logprobs, values, references, entropies = [], [], [], []
         for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
-            piece = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
-            reference = self._reference_of(piece) if args.kl_coef != 0 else None  # first: no graph is kept yet
+            microbatch = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
+            # the reference goes first, while memory holds no graph yet
+            reference = self._reference_logprobs(microbatch) if args.kl_coef != 0 else None
             with torch.set_grad_enabled(keep):
-                out = self.strategy.call(partial(self.forward, piece, entropies=True))
+                out = self.strategy.call(partial(self.forward, microbatch, entropies=True))
             references.append(out.logprobs.detach() if reference is None else reference)
-            self._first = (rows, out) if keep else None
+            self._kept_forward = (rows, out) if keep else None
             logprobs.append(out.logprobs.detach())
             entropies.append(cast(Tensor, out.entropies).detach())
             values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
@@ -322,12 +364,15 @@ class Learner:
             rows.values = _scatter(torch.cat(values[real]), rows.sampled_mask, order)
             rows.ref_logprobs = _scatter(torch.cat(references[real]), rows.sampled_mask, order)
         self._check_finite(rows, {"log-probability": rows.old_logprobs, "value": rows.values})
-        own = [float(sum(float(e.sum()) for e in entropies[: len(parts)])), float(rows.sampled_mask.sum())]
-        entropy, tokens = distributed.all_reduce_sum(own, rows.input_ids.device)
+        sums = [float(sum(float(e.sum()) for e in entropies[: len(parts)])), float(rows.sampled_mask.sum())]
+        entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
 
-    def _reference_of(self, rows: TokenBatch) -> Tensor:
-        """:meth:`reference_logprobs`; a frozen copy is nobody's shard."""
+    def _reference_logprobs(self, rows: TokenBatch) -> Tensor:
+        """Return :meth:`reference_logprobs`, through the strategy if the reference shares the policy's weights.
+
+        A frozen copy is whole on every process, so it needs no strategy.
+        """
         if self.reference is not None:
             return self.reference_logprobs(rows)
         return self.strategy.call(lambda: self.reference_logprobs(rows))
@@ -339,66 +384,86 @@ class Learner:
     # -- learning -------------------------------------------------------------------------------------------------
 
     def accumulate(self, rows: TokenBatch, index: Tensor) -> dict[str, float]:
-        """Add the gradient of the PPO loss over the minibatch ``index`` (token mean), in micro-batches; statistics.
+        """Add the gradient of the loss over the minibatch ``index`` of ``rows``, micro-batch by micro-batch.
 
-        Micro-batches are weighted by their tokens, so the result does not depend on how a minibatch is cut. All processes
-        call this together, also with nothing in ``index``; the statistics are those of all.
+        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. All
+        processes call this together, even with an empty ``index``.
+
+        Returns:
+            The statistics of the minibatch, over all processes.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
         """
         args = self.args
         totals = Totals.of(rows, index, args)
         sums: Metrics = {}
         device = rows.input_ids.device
-        first, self._first = self._first, None
-        whole = first is not None and first[0] is rows and len(index) == len(rows)
-        parts = self._microbatches(rows, args.per_device_train_batch_size, None if whole else index)
+        kept, self._kept_forward = self._kept_forward, None
+        reuse = kept is not None and kept[0] is rows and len(index) == len(rows)
+        parts = self._microbatches(rows, args.per_device_train_batch_size, None if reuse else index)
         rounds = self.strategy.rounds(len(parts), device)
         for number in range(rounds):
             last = number + 1 == rounds
             if number >= len(parts):
                 with self.active():
-                    self.strategy.backward(self.strategy.call(lambda: self._nothing(device)), last)
+                    self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device)), last)
                 continue
-            piece = rows.take(parts[number])
-            if whole and first is not None:
-                out = first[1]
+            microbatch = rows.take(parts[number])
+            if reuse and kept is not None:
+                out = kept[1]
             else:
-                out = self.strategy.call(partial(self.forward, piece, entropies=args.entropy_coef != 0))
-            loss, measures = micro_batch_loss(piece, out, totals, args, self.objective)
+                out = self.strategy.call(partial(self.forward, microbatch, entropies=args.entropy_coef != 0))
+            loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
             if not bool(torch.isfinite(loss)):
-                self.report_not_finite(piece, out, loss)
-            with self.active():  # the adapter must stay on until backward has recomputed what it needs
+                self.report_not_finite(microbatch, out, loss)
+            with self.active():  # the adapter must stay on, because backward may recompute activations
                 self.strategy.backward(loss, last)
             for key, value in measures.items():
                 sums[key] = sums.get(key, 0.0) + value
-        return self.everybodys(sums)
+        return self.sum_over_processes(sums)
 
-    def everybodys(self, sums: Metrics) -> Metrics:
-        """The statistics of a minibatch, added up over processes."""
-        everybody = distributed.all_gather(sums)
-        return {key: sum(own.get(key, 0.0) for own in everybody) for key in max(everybody, key=len)}
+    def sum_over_processes(self, sums: Metrics) -> Metrics:
+        """Return the statistics of a minibatch, summed over all processes."""
+        parts = distributed.all_gather(sums)
+        return {key: sum(part.get(key, 0.0) for part in parts) for key in max(parts, key=len)}
 
     def has_forward(self, rows: TokenBatch) -> bool:
-        """Whether the first step on ``rows`` has its forward already, from :meth:`annotate`."""
-        return self._first is not None and self._first[0] is rows
+        """Return whether :meth:`compute_old_logprobs_and_values` kept the forward of ``rows`` for the first step."""
+        return self._kept_forward is not None and self._kept_forward[0] is rows
 
     def let_learn(self) -> None:
-        """Let all that this learner trains take gradients, whichever adapter is active."""
+        """Turn on gradients for all parameters that this learner trains, whichever adapter is active."""
         for parameter in self._trainable:
             parameter.requires_grad_(True)
 
     def report_not_finite(self, rows: TokenBatch, out: PolicyOutput, loss: Tensor) -> NoReturn:
-        """Raise, naming the rows."""
+        """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows.
+
+        Raises:
+            NonFiniteError: always.
+        """
         logprobs = _scatter(out.logprobs.detach(), rows.sampled_mask)
         self._check_finite(rows, {"log-probability": logprobs, "advantage": rows.advantages})
         raise NonFiniteError(f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(rows.labels[:4])}")
 
-    def _nothing(self, device: torch.device) -> Tensor:
-        """A loss of 0 through the whole model, for a process that has no more to learn from while others do."""
+    def _zero_loss(self, device: torch.device) -> Tensor:
+        """Return a loss of 0 through the whole model.
+
+        A process without further micro-batches needs it, because sharded processes must run equally many forwards.
+        """
         out = self.forward(placeholder(device))
         return 0.0 * (out.logprobs.sum() + (0.0 if out.values is None else out.values.sum()))
 
     def step(self) -> float:
-        """Clip this policy's gradients, step its optimizer, clear; returns the gradient norm before clipping."""
+        """Clip this policy's gradients, step its optimizer and clear the gradients.
+
+        Returns:
+            The gradient norm before clipping.
+
+        Raises:
+            NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
+        """
         wanted = self.args.max_grad_norm
         norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
         if not math.isfinite(norm):
@@ -414,10 +479,10 @@ class Learner:
 
 
 def starting_point(model: Any, adapter: str) -> str | None:
-    """The name of a frozen copy of ``adapter`` as it is now, to serve as a reference; None where adapters off do.
+    """Return the name of a frozen copy of ``adapter`` that serves as the reference, or None if no copy is needed.
 
-    A fresh LoRA changes nothing (its B matrices are 0), so the model without it is where its training starts. One that
-    is loaded or warm-started does.
+    A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference.
+    A LoRA that was loaded or warm-started changes the model, so its present weights are copied to another adapter.
     """
     weights = get_peft_model_state_dict(model, adapter_name=adapter)
     if all(not bool(w.any()) for name, w in weights.items() if "lora_B" in name or "lora_embedding_B" in name):
@@ -434,7 +499,10 @@ def starting_point(model: Any, adapter: str) -> str | None:
 
 
 def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:
-    """[M] back to [N, T], zeros elsewhere; the rows of ``flat`` came in ``order`` (default: as they stand)."""
+    """Put the values [M] of sampled tokens back to [N, T], with zeros elsewhere.
+
+    The rows of ``flat`` are in ``order``. By default they are in the order of ``mask``.
+    """
     order = torch.arange(mask.shape[0], device=mask.device) if order is None else order
     full = torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device)
     sorted_rows = torch.zeros_like(full)
@@ -444,7 +512,7 @@ def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:
 
 
 def _quiet_dropout(model: nn.Module) -> None:
-    """No dropout anywhere: a ratio between two forwards must come from the weights alone."""
+    """Turn off all dropout, because the ratio of two forwards must come from the weights alone."""
     disable_dropout_in_model(model)
     for module in model.modules():
         for name in ("attention_dropout", "dropout"):

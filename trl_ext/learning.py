@@ -1,4 +1,4 @@
-"""Learning: everything that touches weights in an update, for one learner or several."""
+"""Everything that touches weights in an update, for one learner or several."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +17,11 @@ from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
 
 class Learning:
-    """The learners of a run by name, and the two things that an update asks of them.
+    """The learners of a run by name, and the two steps that an update needs of them.
 
-    Data flow: completions -> :meth:`token_batches` (old log-probabilities, reference log-probabilities and values, under the
-    weights as they are) -> advantages, which somebody else fills in -> :meth:`update` (losses, gradients, steps).
+    Data flow: completions -> :meth:`token_batches` -> advantages -> :meth:`update`. The first step computes old
+    log-probabilities, reference log-probabilities and values under the present weights. The caller fills in the
+    advantages. The last step computes losses and gradients and changes the weights.
     """
 
     def __init__(self, learners: dict[str, Learner], args: Any, device: torch.device):
@@ -29,56 +30,78 @@ class Learning:
     def token_batches(
         self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
     ) -> tuple[dict[str, TokenBatch], dict[str, Metrics]]:
-        """Token batches with old log-probabilities and values, and statistics of them; both by learner.
+        """Build each learner's token batch, with old log-probabilities and values.
 
-        ``critic_only``: the batches are for critics alone, and policies keep their weights. All processes call this together.
+        All processes call this together.
+
+        Args:
+            completions: what each learner is trained on.
+            critic_only: whether the batches train the critics only, while the policies keep their weights.
+
+        Returns:
+            The token batches and their statistics, both by learner.
+
+        Raises:
+            NonFiniteError: a log-probability or a value is NaN or infinite.
         """
         batches, metrics = {}, {}
-        for name, own in completions.items():
+        for name, sampled in completions.items():
             learner = self.learners[name]
             device = learner.device
-            batches[name] = build_token_batch(own, learner.tokenizer.pad_token_id or 0, device, critic_only)
+            batches[name] = build_token_batch(sampled, learner.tokenizer.pad_token_id or 0, device, critic_only)
             metrics[name] = learner.compute_old_logprobs_and_values(batches[name])
             distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batches[name]), device)
             if tokens:
                 metrics[name] |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
-            ended = distributed.all_reduce_sum([float(sum(c.ended for c in own))], device)[0]
+            ended = distributed.all_reduce_sum([float(sum(c.ended for c in sampled))], device)[0]
             metrics[name]["val/num_eos_tokens"] = ended
         return batches, metrics
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
-        """``num_ppo_epochs`` passes; in each, ``num_mini_batches`` optimizer steps of every learner.
+        """Train every learner: ``num_ppo_epochs`` passes over its batch, with ``num_mini_batches`` steps in each.
 
-        ``step`` is the number of updates made so far, by which minibatches are drawn. Returns the metrics of each learner, and
-        the learning rate of the first one before its schedule moved on.
+        Args:
+            batches: the token batches by learner, with advantages.
+            step: the number of updates made so far. Minibatches are drawn from it and from the run's seed.
+
+        Returns:
+            The metrics by learner, and the first learner's learning rate in this update.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
         """
         args = self.args
         collected: dict[str, list[Metrics]] = {name: [] for name in batches}
-        going = set(batches)
+        active = set(batches)  # learners that target_kl has not stopped
         for epoch in range(args.num_ppo_epochs):
-            cuts = {name: self.minibatches(batch, step, epoch) for name, batch in batches.items()}
+            minibatches = {name: self.minibatches(batch, step, epoch) for name, batch in batches.items()}
             for number in range(args.num_mini_batches):
-                stepping = [name for name in cuts if name in going and self._anything(cuts[name][number])]
-                indices = {name: cuts[name][number] for name in stepping}
+                stepping = [n for n in minibatches if n in active and self._any_rows(minibatches[n][number])]
+                indices = {name: minibatches[name][number] for name in stepping}
                 for name, measures in self._accumulated(batches, indices).items():
                     collected[name].append(measures)
-                for name in stepping:  # every loss first, then every step
+                for name in stepping:  # all gradients are computed before any weights change
                     collected[name][-1]["grad_norm"] = self.learners[name].step()
                     if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
-                        going.discard(name)
+                        active.discard(name)
         rate = float(next(iter(self.learners.values())).scheduler.get_last_lr()[0])
-        with warnings.catch_warnings():  # torch warns of a policy that had nothing to learn from yet
+        with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
             for learner in self.learners.values():
                 learner.scheduler.step()
         merged = {name: update_metrics(entries) for name, entries in collected.items()}
         if args.target_kl is not None:
             for name in merged:
-                merged[name]["policy/stopped_early"] = float(name not in going)
+                merged[name]["policy/stopped_early"] = float(name not in active)
         return merged, rate
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
-        """A seeded permutation of the shared-prefix groups of ``batch``, cut into ``num_mini_batches`` parts of nearly equal size."""
+        """Permute the shared-prefix groups of ``batch`` by seed and cut them into ``num_mini_batches`` nearly equal
+        parts.
+
+        Returns:
+            The row indices of each minibatch.
+        """
         members: dict[int, list[int]] = {}
         for row, group in enumerate(batch.prefix_group.tolist()):
             members.setdefault(group, []).append(row)
@@ -89,15 +112,18 @@ class Learning:
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Every process sees the whole weights of all learners, for generating and saving; all processes enter together."""
+        """Give every process the whole weights of all learners, to sample or to save. All processes enter together."""
         with ExitStack() as stack:
             for learner in self.learners.values():
                 stack.enter_context(learner.strategy.whole())
             yield
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
-        """Every learner's gradient of its minibatch; those of one base together where ``joint_adapters`` asks for it."""
-        index = {name: own.to(batches[name].input_ids.device) for name, own in minibatch.items()}
+        """Add every learner's gradient of its minibatch and return the statistics by learner.
+
+        With ``joint_adapters``, learners of one base are updated in one backward pass.
+        """
+        index = {name: rows.to(batches[name].input_ids.device) for name, rows in minibatch.items()}
         joint = self.args.joint_adapters
         alone = [name for name in index if not joint or self.learners[name].has_forward(batches[name])]
         groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
@@ -109,6 +135,6 @@ class Learning:
                 found |= accumulate_together(self.learners, batches, {name: index[name] for name in group})
         return found
 
-    def _anything(self, index: torch.Tensor) -> bool:
-        """Whether any process has rows in a minibatch."""
+    def _any_rows(self, index: torch.Tensor) -> bool:
+        """Return whether any process has rows in a minibatch."""
         return distributed.all_reduce_max(len(index), self.device) > 0

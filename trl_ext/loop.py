@@ -1,4 +1,4 @@
-"""The loop of PPO over any number of learners: what :class:`trl_ext.PPOv2Trainer` and trainers of teams share."""
+"""The loop of PPO over any number of learners. :class:`trl_ext.PPOv2Trainer` and trainers of teams share it."""
 
 import math
 import signal
@@ -42,20 +42,20 @@ Batch = TypeVar("Batch", bound=UpdateBatch)
 
 
 class PPOLoop(Trainer, Generic[Batch]):
-    """``train()`` is a loop over five seams, which exchange one :class:`trl_ext.update_batch.UpdateBatch`:
+    """A trainer whose ``train()`` passes one :class:`trl_ext.update_batch.UpdateBatch` through five seams:
 
         next_batch -> collect -> score -> advantage -> update -> finish_update
 
-    It is a ``transformers.Trainer`` for arguments, callbacks, logging, progress, the hub and model cards. What holds weights is
-    :class:`trl_ext.learning.Learning`; ``learners`` has the learners by name.
+    It is a ``transformers.Trainer`` for its arguments, callbacks, logging, progress bar, hub upload and model cards.
+    :class:`trl_ext.learning.Learning` holds the weights. ``learners`` has the learners by name.
 
-    A subclass calls :meth:`setup` in its constructor and defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
-    :meth:`advantage`. It may override the hooks, each of which says what it is for: :meth:`place`, :meth:`collected`,
-    :meth:`collect_ahead`, :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
+    A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
+    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`,
+    :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others` and :meth:`start_or_resume`.
     """
 
-    args: Any  # a PPOv2Config, with its counts filled in
+    args: Any  # a PPOv2Config; setup fills in its batch counts
     accelerator: Any
     train_dataset: Any
     eval_dataset: Any
@@ -64,11 +64,24 @@ class PPOLoop(Trainer, Generic[Batch]):
     def setup(
         self, learners: dict[str, Learner], args: PPOv2Config, train_dataset, eval_dataset, optimizers, callbacks
     ) -> None:
-        """Everything a trainer of any number of learners needs: Trainer's own set-up, batch sizes, optimizers."""
+        """Set up ``transformers.Trainer``, the batch sizes, the devices and every learner's optimizer.
+
+        Args:
+            learners: the learners by name.
+            args: the trainer's arguments.
+            train_dataset: the data set to train on, or a task.
+            eval_dataset: the data set to evaluate on, or a task.
+            optimizers: the first learner's optimizer and scheduler. None builds them from ``args``.
+            callbacks: further ``TrainerCallback`` objects.
+
+        Raises:
+            ValueError: the batch sizes do not fit each other.
+            WorldError: the processes are not those that the launcher started, or adapters of one base would be sharded.
+        """
         self.learners = learners
         self.folder = Path(str(args.output_dir))
         first = next(iter(learners.values()))
-        with _no_gradient_checkpointing(args):  # each learner turns it on for itself
+        with _no_gradient_checkpointing(args):  # each learner turns it on for its own models
             super().__init__(
                 model=first.model,
                 args=args,
@@ -78,7 +91,7 @@ class PPOLoop(Trainer, Generic[Batch]):
                 data_collator=cast(Any, list),
                 callbacks=callbacks,
             )
-        unset_hf_deepspeed_config()  # Trainer sets it: whatever is loaded from here on is whole, too
+        unset_hf_deepspeed_config()  # Trainer sets it, and from_pretrained would then shard what it loads
         distributed.check_launcher()
         if self.accelerator.device.type == "cpu":
             reuse_memory()
@@ -93,7 +106,7 @@ class PPOLoop(Trainer, Generic[Batch]):
         self.episodes = 0
 
     def place(self) -> dict[int, torch.device]:
-        """Hook: devices by ``id`` of the base model; models without one are on the accelerator's."""
+        """Hook: return devices by the ``id`` of the base model. Other models use the accelerator's device."""
         return {}
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -101,11 +114,13 @@ class PPOLoop(Trainer, Generic[Batch]):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:  # type: ignore[override]
         """Run all updates and return the last update's metrics.
 
-        ``resume_from_checkpoint``: a checkpoint folder, or True for the newest in ``args.output_dir``.
+        Args:
+            resume_from_checkpoint: a checkpoint folder, or True for the newest checkpoint in ``args.output_dir``.
 
         Raises:
-            CheckpointError: there is nothing to resume from, or the output folder holds another run.
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run.
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
+            Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
         """
         self.start_or_resume(resume_from_checkpoint)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
@@ -126,7 +141,8 @@ class PPOLoop(Trainer, Generic[Batch]):
     def _one_update(self, interruptions: Interruptions) -> Metrics:
         clock = Clock()
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-        interruptions.droppable = distributed.size() == 1  # several processes have to agree, at the end of an update
+        # several processes can only stop together, at the end of an update
+        interruptions.droppable = distributed.size() == 1
         with clock("collect"):
             batch = self.collected()
         with clock("score"):
@@ -141,7 +157,7 @@ class PPOLoop(Trainer, Generic[Batch]):
         return batch.metrics
 
     def _end_early(self, asked: int, state: dict) -> None:
-        """Save what the last whole update left, and end: SIGTERM with exit status 0, Ctrl-C as Ctrl-C."""
+        """Save the state after the last complete update, and end the process: SIGTERM with exit status 0, or Ctrl-C."""
         target, name = self._checkpoint_folder(), signal.Signals(asked).name
         if self.state.global_step and not distributed.broadcast_from_main(target.exists()):
             write_checkpoint(target, self.learners, state, self.checkpoint_others())
@@ -149,7 +165,7 @@ class PPOLoop(Trainer, Generic[Batch]):
         where = (
             f"in {target}; to go on: --resume, or train(resume_from_checkpoint=True)"
             if self.state.global_step
-            else "nothing yet: there was no update"
+            else "nothing yet, because no update was complete"
         )
         if distributed.is_main():
             print(f"{name}: stopped after update {self.state.global_step}; saved {where}", file=sys.stderr, flush=True)
@@ -158,7 +174,10 @@ class PPOLoop(Trainer, Generic[Batch]):
     # -- seams --------------------------------------------------------------------------------------------------------
 
     def next_batch(self, ahead: int = 0) -> Batch:
-        """The batch of the next update, or of the one ``ahead`` updates after it, with this process's examples."""
+        """Return the batch of the next update, with the examples of this process.
+
+        ``ahead`` asks for the batch so many updates later.
+        """
         raise NotImplementedError
 
     def collect(self, batch: Batch) -> Batch:
@@ -170,20 +189,27 @@ class PPOLoop(Trainer, Generic[Batch]):
         raise NotImplementedError
 
     def advantage(self, batch: Batch) -> Batch:
-        """Fill in ``token_batches``, with old log-probabilities, values, advantages and returns, and statistics of them.
+        """Fill in ``token_batches``, with old log-probabilities, values, advantages and returns, and add statistics.
 
-        A batch has what this process sampled; statistics are over all processes.
+        A batch holds what this process sampled. Statistics are over all processes.
         """
         raise NotImplementedError
 
     def update(self, batch: Batch) -> Batch:
-        """Train every learner on its token batch, and add what was measured to the metrics."""
+        """Train every learner on its token batch, and add statistics to the metrics.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
         metrics, rate = self.learning.update(batch.token_batches, self.state.global_step)
         batch.metrics |= self.named_metrics(metrics) | {"lr": rate}
         return batch
 
     def finish_update(self, batch: Batch, clock: Clock) -> None:
-        """Hook: count, log, evaluate and save, as the callbacks ask for; an override ends with ``super().finish_update``."""
+        """Hook: count the update, then log, evaluate and save where the callbacks ask for it.
+
+        An override ends with ``super().finish_update``.
+        """
         self.state.global_step += 1
         self.episodes += self.args.batch_size
         self.state.epoch = self.episodes / len(self.train_dataset)
@@ -207,55 +233,61 @@ class PPOLoop(Trainer, Generic[Batch]):
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     def collected(self) -> Batch:
-        """Hook: the batch of this update with its completions; sampled now, unless a subclass has sampled it ahead."""
+        """Hook: return the batch of this update with its completions. A subclass may have sampled it ahead."""
         with self.whole_weights():
             return self.collect(self.next_batch())
 
     def collect_ahead(self) -> None:
-        """Hook: begin to sample for the next update while this one goes on. By default, where the same weights sample, nothing."""
+        """Hook: begin to sample for the next update while this one is trained on.
+
+        By default this does nothing, because the weights that sample are the weights that change.
+        """
 
     def log_completions(self) -> None:
-        """Hook: write completions for people to read, where a subclass has any."""
+        """Hook: write completions for people to read. By default this writes nothing."""
 
     def named_metrics(self, metrics: dict[str, Metrics]) -> Metrics:
-        """Hook: the metrics of all learners as one flat record. By default there is one learner and nothing to tell apart."""
+        """Hook: return all learners' metrics as one flat record. By default there is one learner."""
         return dict(next(iter(metrics.values()), {}))
 
     def save_learner_policy(self, name: str, folder: Path) -> None:
-        """Hook: save the policy of one learner below ``folder``: there itself if it is alone, else under its name."""
+        """Hook: save one learner's policy: a single one in ``folder`` itself, others in ``folder/name``."""
         save_policy(self.learners[name], folder if len(self.learners) == 1 else folder / name)
 
     # -- pieces that seams share --------------------------------------------------------------------------------------
 
     def indices(self, size: int, ahead: int = 0) -> list[int]:
-        """Which of ``size`` examples this process works on in the next update, or in the one ``ahead`` updates after it."""
-        own = self.args.local_batch_size
+        """Return which of ``size`` examples this process works on in the next update, or ``ahead`` updates later."""
+        count = self.args.local_batch_size
         first = self.episodes + ahead * self.args.batch_size
-        everybody = shuffled_indices(size, self.args.seed, first, self.args.batch_size)
-        return everybody[distributed.rank() * own : (distributed.rank() + 1) * own]
+        batch = shuffled_indices(size, self.args.seed, first, self.args.batch_size)
+        return batch[distributed.rank() * count : (distributed.rank() + 1) * count]
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Every process sees the whole weights of all learners, for generating and saving; all processes enter together."""
+        """Give every process the whole weights of all learners, to sample or to save. All processes enter together."""
         with self.learning.whole_weights():
             yield
 
     # -- saving and resuming ------------------------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict:
-        """Hook: what a checkpoint records besides weights and optimizers; an override adds to it."""
+        """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
         return {"format": 1, "global_step": self.state.global_step, "episodes": self.episodes, "seed": self.args.seed}
 
     def checkpoint_others(self) -> dict[str, Saved]:
-        """Hook: what else a checkpoint holds, by name."""
+        """Hook: return the objects besides the learners that a checkpoint holds, by name."""
         return {}
 
     def restore_state(self, state: dict) -> None:
-        """Hook: inverse of :meth:`checkpoint_state`; an override begins with ``super().restore_state``."""
+        """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Each policy as a ``from_pretrained`` folder: ``output_dir`` itself for one, ``output_dir/NAME`` for several."""
+        """Save each policy as a ``from_pretrained`` folder.
+
+        A single policy goes into ``output_dir`` itself. Several go into ``output_dir/NAME``.
+        """
         folder = Path(output_dir or self.folder)
         with self.whole_weights():
             for name in self.learners if distributed.is_main() else ():
@@ -272,10 +304,13 @@ class PPOLoop(Trainer, Generic[Batch]):
         return self.folder / f"checkpoint-{self.state.global_step}"
 
     def start_or_resume(self, wanted: str | bool | None) -> None:
-        """Hook: count the updates of the run, and put a checkpoint in place where one is ``wanted`` (a folder, or True: the newest).
+        """Hook: count the updates of the run, and load the checkpoint that is ``wanted``.
+
+        ``wanted`` is a folder, or True for the newest checkpoint. None or False starts a new run.
 
         Raises:
-            CheckpointError: there is none, it is of another run, or the output folder holds what would be mixed up with this run.
+            CheckpointError: the checkpoint is missing, or its seed differs, or the output folder of a new run holds
+                records of an earlier run.
         """
         args = self.args
         self.state.max_steps = args.num_total_batches
@@ -295,7 +330,7 @@ class PPOLoop(Trainer, Generic[Batch]):
         self.restore_state(state)
 
     def _check_new(self, checkpoints: list[Path]) -> None:
-        """Raise where a run that starts would be mixed up with an earlier one."""
+        """Raise if the output folder of a new run holds records of an earlier run."""
         if self.state.global_step:
             return
         if (self.folder / COMPLETIONS).exists():

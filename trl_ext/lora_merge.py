@@ -1,4 +1,4 @@
-"""An adapter added into the weights for the time of a rollout, exactly undone."""
+"""Merge a LoRA adapter into the weights during a rollout, and restore the weights exactly afterwards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from peft.tuners.lora import LoraLayer
 
 
 def plain_lora(model: PeftModel, adapter: str) -> bool:
-    """Whether an adapter is a sum of low-rank products and nothing else."""
+    """Return whether an adapter is an ordinary LoRA: without DoRA and without fully trained modules."""
     config = model.peft_config[adapter]
     return isinstance(config, LoraConfig) and not config.use_dora and not config.modules_to_save
 
 
 def merges(model: Any, adapter: str | None) -> bool:
-    """Whether :func:`merged` can serve: plain LoRA on weights that are floating-point numbers."""
+    """Return whether :func:`merged` works for ``adapter``: it must be an ordinary LoRA on floating-point weights."""
     if not isinstance(model, PeftModel) or adapter is None:
         return False
     return plain_lora(model, adapter) and all(
@@ -25,10 +25,10 @@ def merges(model: Any, adapter: str | None) -> bool:
 
 @contextmanager
 def merged(model: PeftModel, adapter: str) -> Iterator[Any]:
-    """The base model with ``adapter`` in its weights: it samples as fast as without. Afterwards the weights are what they were.
+    """Yield the base model with ``adapter`` added to its weights. It samples as fast as the base model alone.
 
-    The sums are new tensors, put in the place of the weights, so nothing is subtracted again and half precision does not
-    drift; they take the memory of the layers that have an adapter.
+    The sums are new tensors that replace the weights. The old weights are put back at the end, so half precision does
+    not drift. The sums take as much memory as the layers that have an adapter.
     """
     kept = []
     try:

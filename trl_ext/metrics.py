@@ -1,4 +1,4 @@
-"""What a trainer measures of itself: seconds per phase, and means over the optimizer steps of an update."""
+"""Measurements of a trainer: seconds of each phase, means over optimizer steps, and peak memory."""
 
 import resource
 import time
@@ -11,7 +11,7 @@ Metrics = dict[str, float]
 
 
 class Clock:
-    """Seconds per named part of an update."""
+    """Measures the seconds of each named phase of an update: ``with clock("update"): ...``."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
@@ -25,11 +25,12 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def total(self) -> float:
+        """Return the seconds of all phases together."""
         return sum(self.seconds.values())
 
 
 def update_metrics(entries: list[Metrics]) -> Metrics:
-    """Means over all optimizer steps of an update, under TRL's names."""
+    """Return means over all optimizer steps of an update, under TRL's metric names."""
     if not entries:
         return {}
     mean = {key: sum(e[key] for e in entries) / len(entries) for key in entries[0]}
@@ -49,13 +50,13 @@ def update_metrics(entries: list[Metrics]) -> Metrics:
 
 
 def peak_memory(device: torch.device) -> float:
-    """GiB that this process has held at most: of the accelerator's memory, on CPUs of main memory."""
+    """Return the peak memory of this process in GiB: the GPU's memory, or main memory on CPUs."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def mean(values: list[float | None]) -> float:
-    """The mean of what is known; NaN where nothing is."""
+    """Return the mean of ``values`` without the entries that are None, or NaN if no entry is left."""
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else float("nan")

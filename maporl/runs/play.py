@@ -3,25 +3,27 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from maporl.config.schema import Config
-from maporl.errors import ConfigError
 from maporl.config.parse import resolved_text, to_yaml, unknown
+from maporl.config.schema import Config
 from maporl.engines.human import HumanEngine
+from maporl.errors import ConfigError
 from maporl.evaluation.metrics import majority_credit
 from maporl.protocols import speakers, turns_of
 from maporl.report.dialogues import game_of, outcome_of
 from maporl.runs.build import build_player
-from maporl.tasks import build_task
 from maporl.storage.run_folder import RunFolder
-from maporl.config.schema import WarmStartSection
-from maporl.types import Dialogue, Example
+from maporl.tasks import build_task
 from maporl.text import visible
+from maporl.types import Dialogue, Example
 
 
 class Game:
     """The team of ``config`` with a person in the seat of ``person``; what is played is added to the run folder ``output``.
 
     ``show`` tells the person something, ``read`` waits for their answer.
+
+    Raises:
+        ConfigError: nobody of that name has a seat, or ``output`` holds something else.
     """
 
     def __init__(

@@ -11,12 +11,12 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from maporl.team.pretrained import first_line
+from maporl.errors import RunError
 from maporl.report.failures import failures
 from maporl.report.page import payload, render, results
 from maporl.report.read import Run, read_run
-from maporl.errors import RunError
 from maporl.report.story import story
+from maporl.team.pretrained import first_line
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 TEXTS = (".json", ".md", ".jinja", ".txt")
@@ -75,8 +75,14 @@ class Pushed:
 
 
 def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
-    """Upload the team of a finished run as ``name``. With ``dry_run`` nothing leaves this machine. What a repository holds besides
-    stays. Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report."""
+    """Upload the team of a finished run as ``name``. With ``dry_run`` nothing leaves this machine.
+
+    Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report. Other files
+    that the repository holds stay there.
+
+    Raises:
+        RunError: the run has not ended, ``name`` is not a name on the hub, or the upload failed.
+    """
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -107,7 +113,12 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
 
 
 def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
-    """The repository: by path, a file's new content, or the file that goes there as it is; and what is to be noted."""
+    """The files of the repository by path, each as new content or as a file that goes there unchanged; and notes for the person who
+    pushes.
+
+    Raises:
+        RunError: the run's ``final`` folder holds no policy.
+    """
     final = run.folder / "final"
     policies = sorted(path.name for path in final.iterdir() if path.is_dir())
     if not policies:

@@ -9,12 +9,17 @@ from maporl.errors import UserError
 
 
 class DamagedRecord(UserError, RuntimeError):
-    """A line, not the last one, is no JSON; names the file and the line."""
+    """A whole line is not JSON; names the file and the line."""
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
-    """(byte after it, record) of each line of a JSONL file, from byte ``start`` on. A last line cut off by a crash, or not yet
-    written to its end, is passed over; any other damage is an error."""
+    """The records of a JSONL file from byte ``start`` on, each with the byte after its line.
+
+    A last line without its end is passed over: a crash has cut it off, or somebody is still writing it.
+
+    Raises:
+        DamagedRecord: any other line is not JSON.
+    """
     with path.open("rb") as file:
         file.seek(start)
         for number, line in enumerate(file, 1):
@@ -23,6 +28,6 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
                 continue
             try:
                 yield start, json.loads(line)
-            except ValueError as error:  # no JSON, or no UTF-8
+            except ValueError as error:  # not JSON, or not UTF-8
                 if line.endswith(b"\n"):
                     raise DamagedRecord(f"{path}: line {number} is damaged: {error}") from None

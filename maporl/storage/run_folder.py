@@ -25,7 +25,11 @@ class RunFolder:
         self._checked = False
 
     def must_be_new(self) -> None:
-        """Raise if the folder holds records that this run did not write."""
+        """Check that the folder holds no records of another run.
+
+        Raises:
+            RunExists: it holds records that this run did not write.
+        """
         if not self._checked and distributed.is_main() and (self.metrics.exists() or self.dialogues.exists()):
             raise RunExists(
                 f"{self.path}: holds another run, and nothing is overwritten; go on with it (--resume, or "
@@ -46,20 +50,24 @@ class RunFolder:
         self._append(self.dialogues, [json.dumps({"step": step, **to_record(d)}) for d in dialogues])
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines of ``metrics.jsonl``."""
+        """The records of all whole lines of ``metrics.jsonl``."""
         return [record for _, record in whole_lines(self.metrics)]
 
     def read_dialogues(self) -> list[dict[str, Any]]:
-        """All whole lines of ``dialogues.jsonl``; none where there is no such file."""
+        """The records of all whole lines of ``dialogues.jsonl``; none where there is no such file."""
         return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
     def rewind(self, step: int) -> None:
-        """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there."""
+        """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there. Other lines stay as they are."""
         self._checked = True
         for path in (self.metrics, self.dialogues):
             if path.exists() and distributed.is_main():
-                kept = [json.dumps(record) for _, record in whole_lines(path) if record["step"] <= step]
-                replace_file(path, "".join(line + "\n" for line in kept))
+                content, kept, start = path.read_bytes(), [], 0
+                for end, record in whole_lines(path):
+                    if record["step"] <= step:
+                        kept.append(content[start:end].strip().decode() + "\n")
+                    start = end
+                replace_file(path, "".join(kept))
 
     def _append(self, path: Path, lines: list[str]) -> None:
         if not distributed.is_main():

@@ -38,7 +38,11 @@ def solutions(team: Team, task: Task, opening: str, limit: int | None = None) ->
 
 
 def best_debates(file: Path, share: float) -> list[Dialogue]:
-    """The ``share`` of the dialogues in a ``dialogues.jsonl`` whose final answers score best on average."""
+    """The ``share`` of the dialogues in a ``dialogues.jsonl`` whose final answers score best on average.
+
+    Raises:
+        ConfigError: there is no such file, it holds no dialogues, an answer has no score, or ``share`` is not above 0 and at most 1.
+    """
     if not file.is_file():
         raise ConfigError(
             f"{file}: no such file; give a dialogues.jsonl that a run wrote (dialogues_logged sets how many)"
