@@ -1,4 +1,4 @@
-"""Two processes, started as users start them, train what one process trains: replicated, under DeepSpeed ZeRO, and sharded."""
+"""Two processes train what one process trains: replicated, under DeepSpeed ZeRO, and sharded. ``torchrun`` starts the replicated ones."""
 
 import json
 import os
