@@ -1,4 +1,4 @@
-"""Two processes train what one process trains: replicated, under DeepSpeed ZeRO, and sharded. ``torchrun`` starts the replicated ones."""
+"""Two processes train what one process trains: replicated (which ``torchrun`` starts), under DeepSpeed ZeRO, and sharded."""
 
 import json
 import os
