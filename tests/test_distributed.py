@@ -1,4 +1,4 @@
-"""Two processes train what one process trains: replicated (which ``torchrun`` starts), under DeepSpeed ZeRO, and sharded."""
+"""Two processes train what one trains: replicated (which ``torchrun`` starts), under DeepSpeed ZeRO, and sharded."""
 
 import json
 import os
@@ -44,9 +44,9 @@ def free_port():
 
 
 def launch(folder, number, environment=(), limit=300, torchrun=False, **options):
-    """Run the worker in ``number`` processes on a batch of 8 dialogues in all; returns what ended, or the first that failed.
+    """Run the worker in ``number`` processes on a batch of 8 dialogues in all; gives what ended, or the first failed.
 
-    ``torchrun`` starts them as users do. Otherwise they are forks with the variables that it sets, which begin seconds earlier.
+    ``torchrun`` starts them as users do. Otherwise they are forks with the variables that it sets, which start faster.
     """
     folder.mkdir(parents=True, exist_ok=True)
     args = ARGS | {

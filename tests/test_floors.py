@@ -67,7 +67,7 @@ def floor_of(module):
 
 
 def imports_of(module):
-    """Every import in a module's file, those inside functions included; a name that is a module counts as that module."""
+    """Every import in a module's file, those inside functions included."""
     path = FILES[module]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
