@@ -13,18 +13,22 @@ class TeamProgress(TrainerCallback):
         self.bar = None
 
     def on_train_begin(self, args, state, control, **kwargs):
+        """Open the bar, in the main process."""
         if state.is_world_process_zero:
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="update", dynamic_ncols=True)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
+        """Show the numbers of an update."""
         if self.bar is not None and logs and "tokens_per_second" in logs:  # an update's, not an evaluation's
             self.bar.set_postfix_str(bar_text(logs), refresh=False)
 
     def on_step_end(self, args, state, control, **kwargs):
+        """Move the bar to the update that has ended."""
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
     def on_train_end(self, args, state, control, **kwargs):
+        """Close the bar."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None

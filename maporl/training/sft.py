@@ -41,7 +41,7 @@ def best_debates(file: Path, share: float) -> list[Dialogue]:
     """The ``share`` of the dialogues in a ``dialogues.jsonl`` whose final answers score best on average.
 
     Raises:
-        ConfigError: there is no such file, it holds no dialogues, an answer has no score, or ``share`` is not above 0 and at most 1.
+        ConfigError: the file does not exist or holds no dialogues, an answer has no score, or ``share`` is not above 0 and at most 1.
     """
     if not file.is_file():
         raise ConfigError(
