@@ -16,4 +16,4 @@ class ConfigError(UserError, ValueError):
 
 
 class RunError(UserError, RuntimeError):
-    """The folder is no run, or one that cannot be read; names the file and the line."""
+    """The folder is not a run, or it cannot be read; names the file and the line."""

@@ -46,7 +46,7 @@ class Ask:
     """What a protocol wants said next: ``messages`` are those that are *new* to the speaker.
 
     ``parents`` are ids of utterances whose words appear in the messages; ``caller`` the one that called this one.
-    ``answers=False``: what is said is no answer to the question (a summary, a hint): it is not graded, and its worth is
+    ``answers=False``: what is said does not answer the question (a summary, a hint): it is not graded, and its worth is
     that of the utterances it is a parent of. ``fresh=True``: it is asked apart from the agent's conversation, which
     neither shows in the prompt nor remembers the reply. ``tags`` are copied to the utterance: ``game``, ``seed`` and
     ``state`` are columns that advantages may be grouped by.

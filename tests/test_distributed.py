@@ -1,4 +1,4 @@
-"""Two processes train what one trains: replicated (which ``torchrun`` starts), under DeepSpeed ZeRO, and sharded."""
+"""Two processes, started as users start them, train what one process trains: replicated, under DeepSpeed ZeRO, and sharded."""
 
 import json
 import os
@@ -44,9 +44,11 @@ def free_port():
 
 
 def launch(folder, number, environment=(), limit=300, torchrun=False, **options):
-    """Run the worker in ``number`` processes on a batch of 8 dialogues in all; gives what ended, or the first failed.
+    """Run the worker in ``number`` processes on a batch of 8 dialogues in all; returns what ended, or the first that
+    failed.
 
-    ``torchrun`` starts them as users do. Otherwise they are forks with the variables that it sets, which start faster.
+    ``torchrun`` starts them as users do. Otherwise they are forks with the variables that it sets, which begin seconds
+    earlier.
     """
     folder.mkdir(parents=True, exist_ok=True)
     args = ARGS | {
@@ -160,7 +162,7 @@ def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path
     refused = launch(tmp_path / "cut", 2, STRATEGIES["Sharded"], lora="shared")
     assert refused.returncode != 0
     assert (
-        "policies 'ann' and 'bob' are adapters of one base, which Sharded would cut up once for each" in refused.stderr
+        "policies 'ann' and 'bob' are adapters of one base, which Sharded would shard once for each" in refused.stderr
     )
 
 

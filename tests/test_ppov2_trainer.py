@@ -322,7 +322,7 @@ def test_a_reward_that_is_not_finite_stops_the_run(tiny, tmp_path, bad):
     trainer = PPOv2Trainer(
         config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=lambda p, c, **k: [bad] * len(c)
     )
-    with pytest.raises(NonFiniteError, match=r"value (nan|inf) for answer 0"):
+    with pytest.raises(NonFiniteError, match=r"value (nan|inf) for completion 0"):
         trainer.train()
 
 
@@ -336,7 +336,7 @@ def test_failing_rewards_are_errors_never_zero(tiny, tmp_path):
         r"'broken' raised KeyError: 'label'": broken,
         r"expected a list of 16 numbers or None, got 1 values": lambda p, c, **k: [1.0],
         r"got float": lambda p, c, **k: 1.0,
-        r"answer 0 was scored by none": lambda p, c, **k: [None] * len(c),
+        r"no source of \['<lambda>'\] scored completion 0": lambda p, c, **k: [None] * len(c),
     }
     for message, function in cases.items():
         trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=function)
@@ -459,7 +459,7 @@ def test_a_padding_collator_of_transformers_serves(tiny, tmp_path):
         ([{"prompt": "1+1="}, {"question": "x"}], "a row of the data set has no prompt"),
         (
             [{"prompt": "1" * 126}],
-            r"prompt '1111.*: the prompt has 126 tokens and the answer may have 6, but the model reads at most 128; .*response_length",
+            r"prompt '1111.*: the prompt has 126 tokens and the completion may have 6, but the model reads at most 128; .*response_length",
         ),
     ],
 )
@@ -486,7 +486,7 @@ def test_a_reward_that_is_no_number_is_named(tiny, tmp_path):
     model, tokenizer = tiny()
     text = lambda prompts, completions, **columns: ["good"] * len(completions)  # noqa: E731
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=text)
-    with pytest.raises(RewardError, match="expected numbers or None, got 'good' for answer 0"):
+    with pytest.raises(RewardError, match="expected numbers or None, got 'good' for completion 0"):
         trainer.train()
 
 

@@ -38,3 +38,26 @@ def test_another_runs_records_and_damage_are_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')
     with pytest.raises(DamagedRecord, match="line 1 is damaged"):
         RunFolder(tmp_path).rewind(1)
+
+
+def test_a_run_whose_configuration_has_fewer_keys_than_today_goes_on_and_one_with_another_value_does_not(tmp_path):
+    from maporl.runs.train import train
+    from maporl.validation.load import from_dict
+    from trl_ext.checkpoint import CheckpointError
+
+    def config(**changes):
+        tiny = {"hidden_size": 16, "layers": 1, "heads": 2}
+        return from_dict({
+            "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum", "largest": 9}, "agents": {"ann": {"tiny": tiny}},
+            "protocol": {"name": "debate", "turns": 1}, "updates": 1, "ppo": {"response_length": 2},
+            "training": {"use_cpu": True}, "evaluation": {"questions": 0}, **changes,
+        })  # fmt: skip
+
+    train(config(), resume=False, quiet=True)
+    file = tmp_path / "run" / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "engine_options" not in line))
+    assert len(file.read_text()) < sum(map(len, lines))
+    train(config(), resume=True, quiet=True)
+    with pytest.raises(CheckpointError, match=r"started with another configuration \(was 'seed: 0', is 'seed: 1'\)"):
+        train(config(seed=1), resume=True, quiet=True)

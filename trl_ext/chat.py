@@ -53,7 +53,7 @@ def check_length(prompt: int, new: int, context: int | None, where: str, model: 
     """
     if context is not None and prompt + new > context:
         raise PromptTooLong(
-            f"{where}: the prompt has {prompt} tokens and the answer may have {new}, but {model} reads at most "
+            f"{where}: the prompt has {prompt} tokens and the completion may have {new}, but {model} reads at most "
             f"{context}; {remedy}"
         )
 
@@ -66,7 +66,7 @@ def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
     """
     if tokenizer.eos_token_id is None:
         raise ChatError(
-            f"{owner}: the tokenizer has no EOS token, so an answer could never end; set tokenizer.eos_token"
+            f"{owner}: the tokenizer has no EOS token, so a completion could never end; set tokenizer.eos_token"
         )
     if tokenizer.pad_token_id is None:
         raise ChatError(

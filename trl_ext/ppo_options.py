@@ -1,5 +1,7 @@
-"""The options of PPO and of learners, declared once, with no torch behind them: YAML sections and the bases of
-:class:`trl_ext.PPOv2Config` are these dataclasses."""
+"""The options of PPO and of learners, declared once. Imports no torch.
+
+These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.PPOv2Config`.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -7,51 +9,59 @@ from typing import Literal
 
 
 def option(default, help: str):
+    """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class PPOOptions:
-    """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``."""
+    """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``.
 
-    total_episodes: int | None = option(None, "Answers to train on in all; default: num_train_epochs over the data.")
+    Raises:
+        ValueError: an option is out of its range, or two options exclude each other.
+    """
+
+    total_episodes: int | None = option(
+        None, "Completions to train on in the whole run; default: num_train_epochs over the data."
+    )
     num_ppo_epochs: int = option(4, "Passes over each collected batch.")
     num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
-    local_rollout_forward_batch_size: int = option(64, "Rows per call of generate, and of a reward model.")
+    local_rollout_forward_batch_size: int = option(64, "Rows per batch of sampling, and per batch of a reward model.")
     max_tokens_per_generate: int | None = option(
-        None, "Most tokens, padding included, that a batch of generate may come to hold; rows beside the above."
+        None, "Most tokens, padding included, in a batch of sampling; local_rollout_forward_batch_size limits its rows."
     )
     keep_states: bool = option(
-        True, "Keep what was read of a conversation between its turns (memory for speed; not with sliding windows)."
+        True, "Keep the KV cache of a conversation between its turns (memory for speed; not with sliding windows)."
     )
     max_tokens_per_microbatch: int | None = option(
         None,
-        "Most tokens, padding included, that one forward of training reads; rows beside per_device_train_batch_size. A "
-        "longer row is read alone.",
+        "Most tokens, padding included, that one forward of training reads; per_device_train_batch_size limits its "
+        "rows. A longer row is read alone.",
     )
     joint_adapters: bool = option(
         False, "Update adapters of one base in one forward and backward (plain LoRA, critic head or none)."
     )
     logits_chunk: int | None = option(
-        None, "Logits of so many tokens at a time, made again in the backward pass; None: those of a forward at once."
+        None, "Compute logits for this many tokens at a time, and again in the backward pass; None: for all at once."
     )
-    response_length: int = option(53, "Most tokens an answer may have.")
+    response_length: int = option(53, "Most tokens of a completion.")
     stop_token: Literal["eos", "none"] | None = option(
         None,
         "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
     )
     stop_token_id: int | list[int] | None = option(None, "Stop at this id, or one of these, instead.")
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
-    missing_eos_penalty: float | None = option(None, "Subtracted from the score of an answer without end of sequence.")
+    missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that does not end.")
     kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")
     kl_estimator: Literal["k1", "k2", "k3"] = option("k1", "Estimator of the KL penalty (trl_ext.maths.kl_estimate).")
     kl_in: Literal["reward", "loss"] = option(
-        "reward", "Where the KL penalty goes: off the rewards, or onto the loss (k2 or k3, which have a gradient)."
+        "reward",
+        "Where the KL penalty goes: subtracted from the rewards, or added to the loss (k2 or k3 only).",
     )
     objective: str = option("ppo", "Policy loss, a name of trl_ext.losses.OBJECTIVES: ppo or reinforce.")
     ratio: Literal["token", "sequence", "sequence_mean"] = option(
         "token",
-        "Ratio of new to old probability: of each token, of the whole answer (product over its tokens), or its "
+        "Ratio of new to old probability: of each token, of the whole completion (product over its tokens), or its "
         "length-normalised form, the geometric mean (GSPO).",
     )
     cliprange: float = option(0.2, "Clip range of the policy ratio.")
@@ -62,12 +72,12 @@ class PPOOptions:
     )
     engine_tis_cap: float | None = option(
         None,
-        "Weigh every token by the trainer's over the engine's probability of it, at most this much; None: no weights.",
+        "Weigh every token by the trainer's probability over the engine's, at most by this cap; None: no weights.",
     )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"] = option(
         "token_mean",
-        "Mean of the policy loss: over tokens, over answers of their token means, over answers of their token sums, or "
-        "of token means per answer that nobody called (MATPO).",
+        "Mean of the policy loss: over tokens, over the completions' token means, over their token sums, or of token "
+        "means per completion without a caller (MATPO).",
     )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus.")
     value_loss: Literal["clipped", "huber"] = option("clipped", "Critic's loss: squared or Huber, both clipped.")
@@ -113,10 +123,14 @@ class PPOOptions:
 
 @dataclass
 class LearnerOptions:
-    """How a policy and its critic learn, besides PPO itself: shared by the YAML section ``training:`` and by every trainer.
+    """How a policy and its critic learn. The YAML section ``training:`` and every trainer share these options.
 
-    The learning rate is that of TRL 1.12's ``PPOConfig``, which scripts written for it rely on. It suits training all weights; an
-    adapter usually wants ten to a hundred times as much, and the configurations that come with maporl set their own.
+    The default learning rate is that of TRL 1.12's ``PPOConfig``, because scripts written for it rely on that. It suits
+    training all weights. An adapter usually needs a rate ten to a hundred times as high, and the configurations that
+    come with maporl set their own.
+
+    Raises:
+        ValueError: an option is out of its range.
     """
 
     learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
@@ -124,8 +138,8 @@ class LearnerOptions:
     lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
     critic: Literal["head", "adapter", "model", "none"] = option(
         "head",
-        "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a model of "
-        "its own, or none (the advantage is the whitened return).",
+        "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a separate "
+        "model, or none (the advantage is the whitened return).",
     )
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
 

@@ -1,4 +1,4 @@
-"""Arguments of :class:`trl_ext.PPOv2Trainer`: TRL 1.12's ``PPOConfig``, on the current ``TrainingArguments``."""
+"""Arguments of :class:`trl_ext.PPOv2Trainer`: TRL 1.12's ``PPOConfig`` on the current ``TrainingArguments``."""
 
 import math
 import os
@@ -12,22 +12,25 @@ from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
 
 @dataclass
 class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
-    """PPO options (:class:`PPOOptions`) and a learner's (:class:`LearnerOptions`) plus everything ``transformers.TrainingArguments`` has.
+    """The options of PPO (:class:`PPOOptions`), of a learner (:class:`LearnerOptions`) and ``TrainingArguments``.
 
-    One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` answers; training steps through
-    them ``num_ppo_epochs * num_mini_batches`` times, ``per_device_train_batch_size`` rows per forward and backward.
-    ``max_grad_norm``, ``bf16``, ``gradient_checkpointing`` and the learning-rate schedule (counted in updates) apply.
-    ``output_dir``, ``save_steps``, ``eval_steps`` and ``logging_steps`` count updates.
+    One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` completions. It then makes
+    ``num_ppo_epochs * num_mini_batches`` optimizer steps, with ``per_device_train_batch_size`` rows in each forward and
+    backward pass. ``max_grad_norm``, ``bf16``, ``gradient_checkpointing`` and the learning-rate schedule apply. The
+    schedule, ``save_steps``, ``eval_steps`` and ``logging_steps`` count updates.
+
+    Raises:
+        ValueError: an option is out of its range or not supported here.
     """
 
     logging_steps: float = option(1, "Log every so many updates.")
     model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
     ref_adapter_name: str | None = option(None, "Adapter that serves as reference; default: adapters off.")
     num_sample_generations: int = option(
-        10, "How often in a run greedy answers to the evaluation set go to completions.jsonl; 0: never."
+        10, "How often in a run greedy completions of the evaluation set go to completions.jsonl; 0: never."
     )
     dataset_num_proc: int | None = option(
-        None, "Unused here: rows are tokenised as they are drawn; kept for scripts written for TRL."
+        None, "Unused here: each batch is tokenised when it is sampled; kept for scripts written for TRL."
     )
     sft_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
     reward_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
@@ -47,7 +50,7 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         LearnerOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        unset_hf_deepspeed_config()  # models are loaded whole and cut afterwards, each for its own engine
+        unset_hf_deepspeed_config()  # models are loaded whole, and each engine shards its own afterwards
         if self.fp16:
             raise ValueError("fp16: loss scaling is not supported here; use bf16=True, which has float32's range")
         for name in ("save_strategy", "eval_strategy"):
@@ -57,16 +60,20 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
                 )
 
     def count_batches(self, processes: int, rows: int) -> int:
-        """Fill in TRL's batch counts for a data set of ``rows``; returns the number of updates."""
+        """Fill in TRL's batch counts for a data set of ``rows`` rows, and return the number of updates.
+
+        Raises:
+            ValueError: ``num_mini_batches`` does not divide the batch.
+        """
         self.world_size = processes
         self.local_batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.batch_size = self.local_batch_size * self.world_size
         if self.local_batch_size % self.num_mini_batches:
             raise ValueError(
-                f"num_mini_batches={self.num_mini_batches} does not divide the batch of {self.local_batch_size} answers "
-                f"(per_device_train_batch_size {self.per_device_train_batch_size} x gradient_accumulation_steps "
-                f"{self.gradient_accumulation_steps}); change one of the three"
+                f"num_mini_batches={self.num_mini_batches} does not divide the batch of {self.local_batch_size} "
+                f"completions (per_device_train_batch_size {self.per_device_train_batch_size} x "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps}); change one of the three"
             )
         self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
         self.mini_batch_size = self.local_mini_batch_size * self.world_size

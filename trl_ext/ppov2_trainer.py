@@ -1,6 +1,7 @@
-"""PPOv2 for one policy, on current TRL and transformers: the trainer that TRL removed in 1.13, maintained.
+"""PPOv2 for one policy on current TRL and transformers. TRL removed its own trainer in 1.13, and this one is
+maintained.
 
-:class:`trl_ext.loop.PPOLoop` is the loop; this is what one policy does at its seams.
+:class:`trl_ext.loop.PPOLoop` is the loop. This module defines its seams for one policy.
 """
 
 import json
@@ -31,25 +32,31 @@ from trl_ext.update_batch import UpdateBatch
 class PPOv2Trainer(PPOLoop[UpdateBatch]):
     """Proximal policy optimisation of one causal language model.
 
-    Constructor-compatible with ``trl.experimental.ppo.PPOTrainer`` of TRL 1.12; the differences are additions:
+    The constructor takes the arguments of ``trl.experimental.ppo.PPOTrainer`` in TRL 1.12, and a few more.
 
     Args:
         args: a :class:`PPOv2Config`.
-        processing_class: the policy's tokenizer; its padding token may equal its EOS token.
-        model: the policy: a causal LM, or a trainable ``PeftModel``.
-        ref_model: the reference of the KL penalty; None: adapters off for PEFT, else a frozen copy.
-        reward_model: a sequence-classification model with one output; optional where ``reward_funcs`` are given.
-        train_dataset: rows with ``input_ids``, ``prompt`` (text or messages) or ``messages``; other columns reach the
-            reward functions.
-        value_model: a critic of its own (sequence classification); None: ``args.critic`` decides, by default a head
-            on the policy's trunk.
-        data_collator: applied to the list of rows of one batch, where rows need work; returns rows, or a padded batch
-            with an attention mask (``DataCollatorWithPadding``).
+        processing_class: the policy's tokenizer. Its padding token may equal its EOS token.
+        model: the policy: a causal language model, or a trainable ``PeftModel``.
+        ref_model: the reference of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and
+            another model is copied and frozen.
+        reward_model: a sequence-classification model with one output. It is optional if ``reward_funcs`` are given.
+        train_dataset: rows with ``input_ids``, ``prompt`` (text or messages) or ``messages``. The reward functions
+            receive the other columns.
+        value_model: a separate critic (sequence classification). By default ``args.critic`` decides.
+        data_collator: a function from the list of rows of a batch to a list of rows, or to a padded batch with an
+            attention mask, such as ``DataCollatorWithPadding``.
         eval_dataset: rows for ``evaluate()``.
+        optimizers: an optimizer and a scheduler. None builds them from ``args``.
+        callbacks: further ``TrainerCallback`` objects.
         peft_config: wraps ``model`` in a new adapter.
         reward_funcs: one or several ``f(prompts, completions, **columns) -> list[float | None]``, plain or async.
-        reward_weights: one weight per source, in the order reward model, functions; default 1.
-        reward_processing_class: the reward model's tokenizer where it differs from the policy's.
+        reward_weights: one weight for each source: first the reward model, then the functions. The default is 1.
+        reward_processing_class: the reward model's tokenizer, if it differs from the policy's.
+
+    Raises:
+        ValueError: a data set, a source of reward or an option is missing or does not fit. The message says which.
+        WorldError: the processes are not those that the launcher started.
     """
 
     def __init__(
@@ -101,33 +108,41 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
 
     def next_batch(self, ahead: int = 0) -> UpdateBatch:
-        """This process's rows of the next update, in seeded order without replacement within an epoch."""
+        """Return this process's rows of the next update. They are in seeded order, without replacement in an epoch."""
         step = self.state.global_step
         rows = [self.train_dataset[i] for i in self.indices(len(self.train_dataset), ahead)]
         return UpdateBatch(step + 1 + ahead, step, rows)
 
     def collect(self, batch: UpdateBatch) -> UpdateBatch:
-        """Sample one completion per row from the current policy."""
+        """Sample one completion for each row from the current policy.
+
+        Raises:
+            PromptTooLong: a prompt and its completion do not fit the model's context.
+        """
         batch.completions = self._sample(batch.examples, self.args.temperature)
         return batch
 
     def score(self, batch: UpdateBatch) -> UpdateBatch:
-        """Give every completion its scalar score; the named parts are kept in ``self.rewards``.
+        """Give every completion its scalar score. ``self.rewards`` keeps each source's values by name.
 
         Raises:
-            RewardError: a reward source raised, or left a completion without any score.
+            RewardError: a reward source failed, or left a completion without a score.
             NonFiniteError: a reward is NaN or infinite.
         """
         self._score(batch.completions)
         return batch
 
     def advantage(self, batch: UpdateBatch) -> UpdateBatch:
-        """Fill in the token batch of the policy, with old log-probabilities, values, advantages and returns."""
+        """Fill in the token batch of the policy, with old log-probabilities, values, advantages and returns.
+
+        Raises:
+            NonFiniteError: a log-probability or a value is NaN or infinite.
+        """
         batches, metrics = self.learning.token_batches({"policy": batch.completions})
         has_critic = self.learners["policy"].critic != "none"
-        everybody = GlobalBatch.of(batches["policy"])
-        metrics["policy"] |= assign_advantages(everybody.rows, self.args, has_critic)
-        batch.token_batches = {"policy": everybody.back(batches["policy"])}
+        gathered = GlobalBatch.of(batches["policy"])
+        metrics["policy"] |= assign_advantages(gathered.rows, self.args, has_critic)
+        batch.token_batches = {"policy": gathered.back(batches["policy"])}
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
@@ -160,50 +175,56 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         )
         first = self.episodes + distributed.rank() * self.args.local_batch_size
         keys = [(self.args.seed, first + number) for number in range(len(prompts))]
-        joined = merges(learner.model, learner.adapter) and self.accelerator.device.type == "cpu"
-        with merged(learner.model, learner.adapter) if joined else learner.active() as model:
-            found = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
+        merge = merges(learner.model, learner.adapter) and self.accelerator.device.type == "cpu"
+        with merged(learner.model, learner.adapter) if merge else learner.active() as model:
+            sampled = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
         return [
             Completion(
                 prompt_ids=prompt.ids,
-                response_ids=one.ids,
-                ended=one.ids[-1] in self._stop_ids,
-                sampled_logprobs=one.logprobs,
-                label=f"update {self.state.global_step + 1}, answer {number}",
+                response_ids=response.ids,
+                ended=response.ids[-1] in self._stop_ids,
+                sampled_logprobs=response.logprobs,
+                label=f"update {self.state.global_step + 1}, completion {number}",
                 prompt=prompt,
-                text=learner.tokenizer.decode(one.ids, skip_special_tokens=True),
+                text=learner.tokenizer.decode(response.ids, skip_special_tokens=True),
             )
-            for number, (prompt, one) in enumerate(zip(prompts, found, strict=True))
+            for number, (prompt, response) in enumerate(zip(prompts, sampled, strict=True))
         ]
 
     def _check_lengths(self, prompts: list[Prompt]) -> None:
-        """Check that every prompt and its answer fit the model's context."""
+        """Check that every prompt and its completion fit the model's context."""
         longest = max(prompts, key=lambda p: len(p.ids))
         context = context_of(base_of(self.learners["policy"].model).config)
         where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
         check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
 
-    def _score_by_model(self, answers: list[Completion]) -> list[float]:
+    def _score_by_model(self, completions: list[Completion]) -> list[float]:
         reward = self._reward_model
         if reward.tokenizer is None:
-            return reward.score_ids([a.prompt_ids + a.response_ids for a in answers])
+            return reward.score_ids([c.prompt_ids + c.response_ids for c in completions])
         tokenizer = self.learners["policy"].tokenizer
-        return reward.score_texts([tokenizer.decode(a.prompt_ids, skip_special_tokens=True) + a.text for a in answers])
+        prompts = [tokenizer.decode(c.prompt_ids, skip_special_tokens=True) for c in completions]
+        return reward.score_texts([prompt + c.text for prompt, c in zip(prompts, completions, strict=True)])
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Mean of every reward source over greedy answers to the evaluation set; the weights do not change."""
+        """Return every reward source's mean over greedy completions of the evaluation set. The weights do not change.
+
+        Raises:
+            ValueError: the evaluation set is missing or empty.
+            RewardError: a reward source failed, or left a completion without a score.
+        """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         check_dataset(dataset, "eval_dataset")
-        own = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
+        rows = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
         with self.whole_weights():
-            completions = self._sample(own, temperature=0.0) if own else []
-            if own:
+            completions = self._sample(rows, temperature=0.0) if rows else []
+            if rows:
                 self._score(completions)
         numbers = distributed.all_gather_lists([(c.score, float(c.ended)) for c in completions])
-        found = distributed.all_gather(self.rewards if own else {})
-        rewards = {name: [v for part in found for v in part.get(name, [])] for name in found[0]}
+        parts = distributed.all_gather(self.rewards if rows else {})
+        rewards = {name: [v for part in parts for v in part.get(name, [])] for name in parts[0]}
         metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in rewards.items()}
         metrics[f"{metric_key_prefix}_score"] = mean([score for score, _ in numbers])
         metrics[f"{metric_key_prefix}_ended"] = mean([ended for _, ended in numbers])
@@ -212,26 +233,32 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         return metrics
 
     def log_completions(self) -> None:
-        """Write greedy answers to the evaluation set, ``num_sample_generations`` times in a run."""
+        """Write greedy completions of the evaluation set to a file, ``num_sample_generations`` times in a run."""
         times = self.args.num_sample_generations
         every = max(1, self.args.num_total_batches // times) if times > 0 else 0
         if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
             return
         with self.whole_weights():
-            answers = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
+            completions = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
         if not distributed.is_main():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:
-            for answer in answers:
-                record = {"step": self.state.global_step, "prompt": answer.prompt.prompt, "completion": answer.text}
+            for done in completions:
+                record = {"step": self.state.global_step, "prompt": done.prompt.prompt, "completion": done.text}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def generate_completions(self, sampling: bool = False) -> list[str]:
-        """Answers to the evaluation set, greedy unless ``sampling``; kept for scripts written for TRL."""
+        """Return the texts of completions of the evaluation set. They are greedy unless ``sampling``.
+
+        Scripts that were written for TRL call this method.
+
+        Raises:
+            ValueError: the evaluation set is missing or empty.
+        """
         check_dataset(self.eval_dataset, "eval_dataset")
         rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
-        return [a.text for a in self._sample(rows, self.args.temperature if sampling else 0.0)]
+        return [c.text for c in self._sample(rows, self.args.temperature if sampling else 0.0)]
 
 
 def _as_list(functions) -> list[RewardFunction]:

@@ -1,4 +1,4 @@
-"""Prompts: from tokenised, text or chat rows to token ids, in a seeded order that can be resumed at any row."""
+"""Turn tokenised, text or chat rows into token ids, in a seeded order that can resume at any row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PROMPT_COLUMNS = ("input_ids", "prompt", "messages")
 
 @dataclass
 class Prompt:
-    """One row of the data set: its ids, its readable prompt (text, or a list of messages), its other columns."""
+    """One row of the data set: its token ids, its readable prompt (text or messages), and its other columns."""
 
     ids: list[int]
     prompt: Any
@@ -21,7 +21,13 @@ class Prompt:
 
 
 def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
-    """Accepts ``input_ids``, ``prompt`` (text or messages) or ``messages`` (a closing assistant message is dropped)."""
+    """Read a row's prompt from ``input_ids``, ``prompt`` (text or messages) or ``messages``.
+
+    If the last message is the assistant's, it is dropped.
+
+    Raises:
+        ValueError: the row has none of these columns, or they are empty.
+    """
     if not any(row.get(column) is not None and len(row[column]) for column in PROMPT_COLUMNS):
         raise ValueError(
             f"a row of the data set has no prompt: expected one of {', '.join(PROMPT_COLUMNS)}, got {row!r:.200}"
@@ -40,7 +46,11 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
 
 
 def rows_of(batch: Any) -> list[dict[str, Any]]:
-    """What a data collator returned, as rows: a list of rows, or a padded batch with an attention mask."""
+    """Return the rows of what a data collator returned: a list of rows, or a padded batch with an attention mask.
+
+    Raises:
+        ValueError: the collator returned anything else.
+    """
     if isinstance(batch, list):
         return batch
     if not isinstance(batch, Mapping) or "input_ids" not in batch or "attention_mask" not in batch:
@@ -59,7 +69,11 @@ def rows_of(batch: Any) -> list[dict[str, Any]]:
 
 
 def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
-    """Raise unless ``dataset`` has rows and one of the prompt columns."""
+    """Check that ``dataset`` has rows and one of the prompt columns.
+
+    Raises:
+        ValueError: it is missing, is empty, or lacks a prompt column. ``name`` is its name in the message.
+    """
     if dataset is None or len(dataset) == 0:
         raise ValueError(f"{name}: expected at least one row, got {'None' if dataset is None else 'an empty data set'}")
     if not any(column in dataset[0] for column in PROMPT_COLUMNS):
@@ -70,9 +84,9 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
 
 
 def shuffled_indices(size: int, seed: int, start: int, count: int) -> list[int]:
-    """Rows ``start .. start + count`` of an endless stream of seeded permutations of ``range(size)``.
+    """Return entries ``start`` to ``start + count`` of an endless sequence of seeded permutations of ``range(size)``.
 
-    The position alone determines the rows, so that a resumed run needs nothing else.
+    The position alone determines the entries, so a resumed run needs no other state.
     """
     indices: list[int] = []
     for position in range(start, start + count):

@@ -1,8 +1,9 @@
-"""Sampling from one policy, or from several adapters of one base: token ids in, token ids out.
+"""Sample from one policy, or from several adapters of one base: token ids in, token ids out.
 
-Prompts are sorted by length and cut into batches; equal prompts are read once; rows that have ended leave their batch; and
-the states of a conversation may be kept (:class:`trl_ext.kv_cache.KVCache`), so that its next turn reads only what is new.
-What a row draws depends on its own key alone: not on who is in the batch with it, nor on how many processes there are.
+Prompts are sorted by length and cut into batches. Equal prompts are read once. Rows that have ended leave their batch.
+The KV cache of a conversation may be kept (:class:`trl_ext.kv_cache.KVCache`), so that its next turn reads only the new
+tokens. A row's random numbers depend only on its own key. They do not depend on the other rows of the batch, or on the
+number of processes.
 """
 
 import hashlib
@@ -24,11 +25,16 @@ from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: ``temperature`` 0 is greedy.
+    """How to sample.
 
-    ``batch_size`` is in rows, ``batch_tokens`` in tokens that a batch may come to hold, padding included (a longer row is
-    alone). ``top_p`` below 1 truncates the distribution; PPO leaves it at 1, so that log-probabilities of the training
-    forward are those of the sampler.
+    Args:
+        max_new_tokens: the most tokens of a completion.
+        temperature: the sampling temperature; 0 is greedy.
+        stop_ids: the token ids that end a completion.
+        batch_size: the most rows of a batch.
+        top_p: the probability mass to sample from. PPO leaves it at 1, because a truncated distribution would have
+            other log-probabilities than the training forward.
+        batch_tokens: the most tokens of a batch, padding included. A longer row forms a batch of its own.
     """
 
     max_new_tokens: int
@@ -41,7 +47,10 @@ class Sampling:
 
 @dataclass
 class Sampled:
-    """An answer: its ids, up to and including the first stop id, and where it was sampled their log-probabilities."""
+    """A completion: its token ids, up to and including the first stop id, and their log-probabilities.
+
+    ``logprobs`` is None for a greedy completion, and where the model's state is recurrent.
+    """
 
     ids: list[int]
     logprobs: list[float] | None = None
@@ -50,7 +59,15 @@ class Sampled:
 def stop_ids_of(
     model: PreTrainedModel, tokenizer: Tokenizer, stop_token: str | None, stop_id: int | list[int] | None
 ) -> frozenset[int]:
-    """The ids that end an answer: as asked for, else the EOS list of the model's generation config and tokenizer."""
+    """Return the token ids that end a completion.
+
+    ``stop_id`` has precedence. ``stop_token`` "none" means that completions always have their full length, and "eos"
+    means the tokenizer's EOS token. By default they are the EOS ids of the tokenizer and of the model's generation
+    config.
+
+    Raises:
+        ValueError: neither the tokenizer nor the generation config has an EOS id.
+    """
     if stop_id is not None:
         return frozenset([stop_id] if isinstance(stop_id, int) else stop_id)
     if stop_token == "none":
@@ -68,8 +85,8 @@ def stop_ids_of(
 
 
 def generate(model: Any, prompts: list[list[int]], pad_id: int, sampling: Sampling) -> list[list[int]]:
-    """The ids alone of :func:`sample`."""
-    return [one.ids for one in sample(model, prompts, pad_id, sampling)]
+    """Return the token ids of :func:`sample`, without log-probabilities."""
+    return [completion.ids for completion in sample(model, prompts, pad_id, sampling)]
 
 
 @torch.no_grad()
@@ -84,20 +101,26 @@ def sample(
     known: Sequence[int] | None = None,
     owners: Sequence[str] | None = None,
 ) -> list[Sampled]:
-    """One answer per prompt, in order.
+    """Sample one completion for each prompt, in order.
 
-    ``model`` is the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, one per prompt.
-    ``keys``: what each row's random numbers are drawn from (default: torch's random state). ``states`` keeps the states of
-    every conversation and gives back those of the first ``known`` tokens of each prompt, where it has them; ``owners``
-    name whose weights made them (default: the adapters).
+    Args:
+        model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``.
+        prompts: the token ids of the prompts.
+        pad_id: the padding id.
+        sampling: how to sample.
+        keys: the key of each row's random numbers. By default they come from torch's random state.
+        adapters: the adapter of each row.
+        states: the KV cache of conversations. It is read for each prompt, and filled with the new conversations.
+        known: the number of tokens at the beginning of each prompt whose states may be in ``states``.
+        owners: the policy of each row, whose weights computed the states. By default it is the adapter.
     """
     if keys is None:
-        drawn = int(torch.randint(2**62, (1,)))
-        keys = [(drawn, row) for row in range(len(prompts))]
+        seed = int(torch.randint(2**62, (1,)))
+        keys = [(seed, row) for row in range(len(prompts))]
     plain = plain_states(base_of(model))
     if states is not None and plain != "everywhere":
-        states = None  # windows count columns, and kept states leave padding among them
-    rows = [_Row(ids, _draws(key, sampling)) for ids, key in zip(prompts, keys, strict=True)]
+        states = None  # sliding windows count columns, and kept states have padding between them
+    rows = [_Row(ids, _uniforms(key, sampling)) for ids, key in zip(prompts, keys, strict=True)]
     for row, adapter in zip(rows, adapters or (), strict=bool(adapters)):
         row.adapter = row.owner = adapter
     for row, owner in zip(rows, owners or (), strict=bool(owners)):
@@ -110,7 +133,7 @@ def sample(
     with _clean_generation(model):
         for batch in _batches(rows, sampling):
             if plain == "no":
-                _by_the_library(model, batch, pad_id, sampling)
+                _generate_by_transformers(model, batch, pad_id, sampling)
             else:
                 _Batch(model, batch, pad_id, sampling, states).run()
     return [Sampled(row.ids, row.logprobs if sampling.temperature > 0 and plain != "no" else None) for row in rows]
@@ -122,7 +145,7 @@ def sample(
 @dataclass
 class _Row:
     prompt: list[int]
-    draws: Tensor | None
+    uniforms: Tensor | None
     adapter: str | None = None
     owner: str | None = None
     past: tuple[Block, int] | None = None
@@ -133,12 +156,12 @@ class _Row:
 
     @property
     def read(self) -> int:
-        """How many tokens of the prompt have been read before."""
+        """Return how many tokens of the prompt were read in an earlier turn."""
         return 0 if self.past is None else self.past[0].lengths[self.past[1]]
 
 
-def _draws(key: tuple, sampling: Sampling) -> Tensor | None:
-    """Uniform random numbers in [0, 1), one for each token, from ``key`` alone."""
+def _uniforms(key: tuple, sampling: Sampling) -> Tensor | None:
+    """Return uniform random numbers in [0, 1), one for each token. They depend on ``key`` only."""
     if sampling.temperature <= 0:
         return None
     generator = np.random.Generator(np.random.Philox(key=number_of(key)))
@@ -146,12 +169,12 @@ def _draws(key: tuple, sampling: Sampling) -> Tensor | None:
 
 
 def number_of(key: tuple) -> int:
-    """128 bits from ``key``."""
+    """Return a number of 128 bits that depends on ``key`` only, for seeding a random generator."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:16], "little")
 
 
 def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
-    """From long to short, so that the largest batch shows first whether memory is enough."""
+    """Yield batches from long rows to short ones, so that a lack of memory shows in the first batch."""
     batch: list[_Row] = []
     for row in sorted(rows, key=lambda row: -len(row.prompt)):
         longest = len((batch or [row])[0].prompt) + sampling.max_new_tokens
@@ -165,7 +188,7 @@ def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
 
 
 class _Batch:
-    """Rows that are decoded together, token by token. ``rows`` are those still speaking, in the order of the cache."""
+    """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
 
     def __init__(self, model: Any, rows: list[_Row], pad_id: int, sampling: Sampling, states: KVCache | None):
         self.model, self.base, self.pad_id, self.sampling, self.states = model, base_of(model), pad_id, sampling, states
@@ -173,61 +196,65 @@ class _Batch:
         self.rows = rows
         self.cache = DynamicCache(config=self.base.config)
         self.mask = torch.zeros(0)
-        self.draws = None if rows[0].draws is None else torch.stack([row.draws for row in rows]).to(self.device)  # type: ignore[misc]
+        uniforms = [row.uniforms for row in rows if row.uniforms is not None]  # without any if sampling is greedy
+        self.uniforms = torch.stack(uniforms).to(self.device) if uniforms else None
         self.position_ids = accepts(self.base, "position_ids")
 
     def run(self) -> None:
         logits = self._prefill()
-        speaking = list(range(len(self.rows)))  # places in the cache
+        running = list(range(len(self.rows)))  # the positions in the batch that have not ended
         ended = [False] * len(self.rows)
         for step in range(self.sampling.max_new_tokens):
             tokens = self._choose(logits, step, ended)
-            for place in speaking:
-                ended[place] = tokens[place] in self.sampling.stop_ids
-            speaking = [place for place in speaking if not ended[place]]
-            if not speaking or step + 1 == self.sampling.max_new_tokens:
+            for position in running:
+                ended[position] = tokens[position] in self.sampling.stop_ids
+            running = [position for position in running if not ended[position]]
+            if not running or step + 1 == self.sampling.max_new_tokens:
                 break
-            if len(speaking) <= 0.75 * len(self.rows):
-                self._keep_only(speaking)
-                tokens = [tokens[place] for place in speaking]
-                speaking, ended = list(range(len(speaking))), [False] * len(speaking)
+            if len(running) <= 0.75 * len(self.rows):
+                self._keep_only(running)
+                tokens = [tokens[position] for position in running]
+                running, ended = list(range(len(running))), [False] * len(running)
             logits = self._forward(torch.tensor(tokens, device=self.device).unsqueeze(1))
         self._keep_only([])
 
     # -- the model ------------------------------------------------------------------------------------------------
 
     def _prefill(self) -> Tensor:
-        """Read what is new of every different prompt; the logits that follow it, for each row."""
+        """Read the new tokens of every different prompt. Return the next token's logits for each row, [B, V]."""
         first: dict[tuple, int] = {}
-        place = [first.setdefault((row.adapter, *row.prompt), len(first)) for row in self.rows]
-        everybody, unique = self.rows, list(dict(zip(place, self.rows, strict=True)).values())
+        unique_of = [first.setdefault((row.adapter, *row.prompt), len(first)) for row in self.rows]
+        all_rows, unique = self.rows, list(dict(zip(unique_of, self.rows, strict=True)).values())
         past = max(row.read for row in unique)
         new = [row.prompt[row.read :] for row in unique]
         width = max(map(len, new))
         ids = torch.full((len(unique), width), self.pad_id)
         self.mask = torch.zeros(len(unique), past, dtype=torch.long)
         fresh = torch.zeros(len(unique), width, dtype=torch.long)
-        for number, (row, words) in enumerate(zip(unique, new, strict=True)):
-            ids[number, width - len(words) :] = torch.tensor(words)
-            fresh[number, width - len(words) :] = 1
+        for number, (row, tokens) in enumerate(zip(unique, new, strict=True)):
+            ids[number, width - len(tokens) :] = torch.tensor(tokens)
+            fresh[number, width - len(tokens) :] = 1
             self.mask[number, past - row.read :] = 1
         self.mask = self.mask.to(self.device)
         if past:
             self.cache = assemble([row.past for row in unique], past, self.base.config)
-        for row in everybody:
-            row.past = None  # the memory is free once the last row has taken its part
+        for row in all_rows:
+            row.past = None  # a block's memory is freed once its last row is copied
         self.rows = unique
         logits = self._forward(ids.to(self.device), fresh.to(self.device))
-        self.rows = everybody
-        if len(unique) == len(everybody):
+        self.rows = all_rows
+        if len(unique) == len(all_rows):
             return logits
-        index = torch.tensor(place, device=self.device)
+        index = torch.tensor(unique_of, device=self.device)
         self.cache.batch_select_indices(index)
         self.mask = self.mask[index]
         return logits[index]
 
     def _forward(self, ids: Tensor, fresh: Tensor | None = None) -> Tensor:
-        """Append ``ids`` [B, n], of which ``fresh`` marks those that are no padding; the logits after the last, [B, V]."""
+        """Append ``ids`` [B, n] to the cache and return the logits of the next token, [B, V].
+
+        ``fresh`` [B, n] is 1 at tokens and 0 at padding. By default all are tokens.
+        """
         fresh = torch.ones_like(ids) if fresh is None else fresh
         self.mask = torch.cat([self.mask, fresh], 1)
         options: dict[str, Any] = {}
@@ -245,7 +272,7 @@ class _Batch:
     # -- choosing tokens ------------------------------------------------------------------------------------------
 
     def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> list[int]:
-        """The next token of every row; rows that have ended get one too, which nobody reads."""
+        """Choose the next token of every row. Rows that have ended get a token too, which is ignored."""
         if self.sampling.temperature <= 0:
             chosen = logits.argmax(-1).tolist()
             logprobs = None
@@ -253,52 +280,52 @@ class _Batch:
             probabilities = torch.softmax(logits / self.sampling.temperature, -1)
             if self.sampling.top_p < 1:
                 probabilities = _nucleus(probabilities, self.sampling.top_p)
-            assert self.draws is not None  # there is a temperature
-            tokens = _inverse(probabilities, self.draws[:, step])
+            assert self.uniforms is not None  # the temperature is above 0
+            tokens = _inverse_cdf(probabilities, self.uniforms[:, step])
             logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log().tolist()
             chosen = tokens.tolist()
-        for place, row in enumerate(self.rows):
-            if not ended[place]:
-                row.ids.append(chosen[place])
+        for position, row in enumerate(self.rows):
+            if not ended[position]:
+                row.ids.append(chosen[position])
                 if logprobs is not None:
-                    row.logprobs.append(logprobs[place])
+                    row.logprobs.append(logprobs[position])
         return chosen
 
-    def _keep_only(self, places: list[int]) -> None:
-        """Let all other rows leave; what was read of them is kept where it may be needed again."""
+    def _keep_only(self, positions: list[int]) -> None:
+        """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
         if self.states is not None:
-            leaving = sorted(set(range(len(self.rows))) - set(places))
+            leaving = sorted(set(range(len(self.rows))) - set(positions))
             self.states.put(
                 [(self.rows[p].owner, *self.rows[p].prompt, *self.rows[p].ids) for p in leaving],
                 Block.of(self.cache, self.mask, leaving, [len(self.rows[p].prompt) + len(self.rows[p].ids) - 1 for p in leaving]),
             )  # fmt: skip
-        if places:
-            index = torch.tensor(places, device=self.device)
+        if positions:
+            index = torch.tensor(positions, device=self.device)
             self.cache.batch_select_indices(index)
             self.mask = self.mask[index]
-            self.rows = [self.rows[p] for p in places]
-            self.draws = None if self.draws is None else self.draws[index]
+            self.rows = [self.rows[p] for p in positions]
+            self.uniforms = None if self.uniforms is None else self.uniforms[index]
 
 
-def _inverse(probabilities: Tensor, draws: Tensor) -> Tensor:
-    """The token of each row at which the cumulated ``probabilities`` [B, V] pass ``draws`` [B]."""
+def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the token of each row at which the cumulated ``probabilities`` [B, V] pass ``uniforms`` [B]."""
     cumulated = probabilities.cumsum(-1)
-    wanted = draws.to(cumulated.dtype).unsqueeze(1) * cumulated[:, -1:]
+    wanted = uniforms.to(cumulated.dtype).unsqueeze(1) * cumulated[:, -1:]
     found = torch.searchsorted(cumulated, wanted, right=True).squeeze(1)
     return found.clamp(max=probabilities.shape[1] - 1)
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Without the tail beyond ``top_p``; the likeliest token always stays."""
+    """Return ``probabilities`` [B, V] without the tail beyond ``top_p``. The likeliest token always stays."""
     ordered, index = probabilities.sort(-1, descending=True)
     ordered = torch.where(ordered.cumsum(-1) - ordered < top_p, ordered, 0.0)
     return torch.zeros_like(probabilities).scatter(1, index, ordered / ordered.sum(-1, keepdim=True))
 
 
-def _by_the_library(model: Any, rows: list[_Row], pad_id: int, sampling: Sampling) -> None:
-    """For models whose states are no keys and values (recurrent ones): ``generate``, in one left-padded batch.
+def _generate_by_transformers(model: Any, rows: list[_Row], pad_id: int, sampling: Sampling) -> None:
+    """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
 
-    It draws from torch's random state, which is set from the first row's numbers for its duration.
+    ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
     """
     greedy = sampling.temperature <= 0
     config = GenerationConfig(
@@ -318,23 +345,23 @@ def _by_the_library(model: Any, rows: list[_Row], pad_id: int, sampling: Samplin
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
     options = {} if rows[0].adapter is None else {"adapter_names": [row.adapter for row in rows]}
     with torch.random.fork_rng():
-        if rows[0].draws is not None:
-            torch.manual_seed(int(float(rows[0].draws[0]) * 2**53))
+        if rows[0].uniforms is not None:
+            torch.manual_seed(int(float(rows[0].uniforms[0]) * 2**53))
         output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, **options)
-    for row, answer in zip(rows, output[:, width:].tolist(), strict=True):
-        stop = next((i for i, token in enumerate(answer) if token in sampling.stop_ids), len(answer) - 1)
-        row.ids = answer[: stop + 1]
+    for row, ids_after in zip(rows, output[:, width:].tolist(), strict=True):
+        stop = next((i for i, token in enumerate(ids_after) if token in sampling.stop_ids), len(ids_after) - 1)
+        row.ids = ids_after[: stop + 1]
 
 
 def _checkpoints(model: Any) -> bool:
-    """Whether activations are recomputed; transformers renames this in version 6."""
+    """Return whether the model recomputes activations. Transformers 6 renames the attribute."""
     new = getattr(model, "is_activation_checkpointing", None)
     return bool(getattr(model, "is_gradient_checkpointing", False) if new is None else new)
 
 
 @contextmanager
 def _clean_generation(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradient checkpointing, and none of the model's own sampling defaults (top_k, ...)."""
+    """Switch off training mode, gradient checkpointing and the model's own sampling defaults, such as top_k."""
     base = base_of(model)
     kept_config, was_training = base.generation_config, base.training
     checkpointing = _checkpoints(base)

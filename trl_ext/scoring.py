@@ -1,4 +1,4 @@
-"""Scores for answers: reward functions (plain or async) and reward models. A failed reward is an error, never 0."""
+"""Score completions with reward functions (plain or async) and reward models. A failed reward is an error, never 0."""
 
 import asyncio
 import inspect
@@ -14,19 +14,29 @@ from trl_ext.errors import UserError
 from trl_ext.learner import NonFiniteError
 
 RewardFunction = Callable[..., Any]
-"""``f(prompts, completions, **columns) -> list[float | None]``, plain or ``async``; None: does not apply."""
+"""``f(prompts, completions, **columns) -> list[float | None]``, plain or ``async``.
+
+None means that the function does not apply to a completion.
+"""
 
 
 class RewardError(UserError, RuntimeError):
-    """A reward source raised, returned something else than asked for, or left an answer without any score."""
+    """A reward source failed, returned values of the wrong kind, or left a completion without a score."""
 
 
 def call_reward_functions(
     functions: Sequence[RewardFunction], prompts: list, completions: list, columns: dict[str, list]
 ) -> dict[str, list[float | None]]:
-    """Each function's values by its name; async ones run concurrently. ``columns`` are the data set's other columns."""
+    """Call each function on all completions and return its values by its name. Async functions run concurrently.
 
-    # plain functions run here, outside any event loop, so that they may use one of their own
+    ``columns`` are the other columns of the data set, which the functions receive as keyword arguments.
+
+    Raises:
+        RewardError: a function failed, or returned anything but one number or None for each completion.
+        NonFiniteError: a value is NaN or infinite.
+    """
+
+    # plain functions run here, outside any event loop, so that they may start one
     results = [_call(f, prompts, completions, columns) for f in functions]
 
     async def gather() -> list:
@@ -42,33 +52,41 @@ def call_reward_functions(
             if value is None:
                 continue
             if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
-                raise RewardError(f"reward {name!r}: expected numbers or None, got {value!r:.80} for answer {row}")
+                raise RewardError(f"reward {name!r}: expected numbers or None, got {value!r:.80} for completion {row}")
             if not math.isfinite(value):
-                raise NonFiniteError(f"reward {name!r}: value {value} for answer {row} ({completions[row]!r:.80})")
+                raise NonFiniteError(f"reward {name!r}: value {value} for completion {row} ({completions[row]!r:.80})")
         named[_unused(name, named)] = [None if v is None else float(v) for v in values]
     return named
 
 
 def weighted_scores(named: dict[str, list[float | None]], weights: Sequence[float]) -> list[float]:
-    """The weighted sum over those sources that apply; an answer that no source scored is an error."""
+    """Return each completion's weighted sum over the sources that apply to it.
+
+    Raises:
+        RewardError: every source returned None for a completion.
+        NonFiniteError: a value is NaN or infinite.
+    """
     scores: list[float] = []
     for name, source in named.items():
         for row, value in enumerate(source):
             if value is not None and not math.isfinite(value):
-                raise NonFiniteError(f"reward {name!r}: value {value} for answer {row}")
+                raise NonFiniteError(f"reward {name!r}: value {value} for completion {row}")
     for row in range(len(next(iter(named.values())))):
         given = [(w, source[row]) for w, source in zip(weights, named.values(), strict=True)]
         values = [(w, v) for w, v in given if v is not None]
         if not values:
-            raise RewardError(f"answer {row} was scored by none of {list(named)}; every source returned None")
+            raise RewardError(f"no source of {list(named)} scored completion {row}; every source returned None")
         scores.append(sum(w * v for w, v in values))
     return scores
 
 
 class ModelReward:
-    """Scores by a sequence-classification model with one output, read at the last token of prompt and answer.
+    """Scores from a sequence-classification model with one output, at the last token of prompt and completion.
 
-    ``tokenizer`` is the reward model's own: texts are scored, so it need not be the policy's.
+    ``tokenizer`` is the reward model's own. It may differ from the policy's, because texts are scored.
+
+    Raises:
+        ValueError: the model has more than one output.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, batch_size: int = 64):
@@ -79,7 +97,7 @@ class ModelReward:
 
     @torch.no_grad()
     def score_ids(self, rows: list[list[int]]) -> list[float]:
-        """Score token rows that are already in the reward model's own vocabulary."""
+        """Return one score for each row of token ids. The ids belong to the reward model's own vocabulary."""
         device = next(self.model.parameters()).device
         trunk = getattr(self.model, self.model.base_model_prefix)
         scores: list[float] = []
@@ -88,17 +106,18 @@ class ModelReward:
             width = max(map(len, chunk))
             ids = torch.tensor([r + [0] * (width - len(r)) for r in chunk], device=device)
             last = torch.tensor([len(r) - 1 for r in chunk], device=device)
-            # right padding: causal attention keeps it out of every real token's sight
+            # the padding is on the right, where causal attention hides it from every real token
             hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
             scores += self.model.score(hidden[torch.arange(len(chunk), device=device), last]).squeeze(-1).tolist()
         return scores
 
     def score_texts(self, texts: list[str]) -> list[float]:
-        """Score texts with the reward model's own tokenizer."""
+        """Return one score for each text, tokenised by the reward model's own tokenizer."""
         return self.score_ids([self.tokenizer.encode(text, add_special_tokens=False) for text in texts])
 
 
 def reward_name(function: RewardFunction) -> str:
+    """Return the name of a reward function in metrics and errors: its own name, or that of its class."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -119,7 +138,7 @@ async def _finished(function: RewardFunction, result):
 
 
 def _run(coroutine):
-    """Run to the end, also inside a notebook whose event loop is already running."""
+    """Run a coroutine to its end. This works in a notebook too, whose event loop is already running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

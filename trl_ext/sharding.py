@@ -1,11 +1,13 @@
-"""How a learner's weights, gradients and optimizer lie over the processes of a run.
+"""Strategies that distribute a learner's weights, gradients and optimizer over the processes of a run.
 
-``Replicated``: every process holds everything and gradients are summed before a step, in one message per dtype. No wrapper
-stands around the model, processes may have different amounts of work, and adapters may share a base.
-``Zero``: DeepSpeed ZeRO, an engine of its own for each learner. ``Sharded``: PyTorch's FSDP2 (``fully_shard``).
+- ``Replicated``: every process holds everything. Gradients are summed before a step, in one message for each dtype. The
+  model has no wrapper, processes may have different amounts of work, and adapters may share a base.
+- ``Zero``: DeepSpeed ZeRO, with a separate engine for each learner.
+- ``Sharded``: PyTorch's FSDP2 (``fully_shard``).
 
-Which one is the launcher's choice: a DeepSpeed or FSDP configuration of accelerate, or neither. Losses are parts of the mean
-over the minibatch of *all* processes (:class:`trl_ext.losses.Totals`), so gradients are summed, never averaged.
+The launcher chooses the strategy by a DeepSpeed or FSDP configuration of accelerate, or by neither. Each process
+computes its share of the mean loss over the minibatch of *all* processes (:class:`trl_ext.losses.Totals`). Gradients
+are therefore summed, never averaged.
 """
 
 import copy
@@ -28,27 +30,41 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Whole(nn.Module):
-    """Everything of a learner that trains, as one module, whose forward is whatever it is told to run."""
+    """All trainable modules of a learner as one module. Its forward runs a given function.
+
+    DeepSpeed and FSDP wrap a single module and hook into its forward.
+    """
 
     def __init__(self, parts: dict[str, nn.Module]):
         super().__init__()
         self.parts = nn.ModuleDict(parts)
 
     def forward(self, function: Callable[[], Result]) -> Result:
+        """Return ``function()``."""
         return function()
 
 
 class Replicated:
-    """Every process holds everything."""
+    """The strategy in which every process holds all weights. It is also the base class of the other strategies.
+
+    Args:
+        parts: the learner's trainable modules by name.
+        args: the trainer's arguments.
+        accelerator: accelerate's ``Accelerator``.
+    """
 
     sharded = False
+    """Whether the weights are distributed over the processes."""
 
     def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
         self.optimizer: Any = None
         self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []
 
     def with_masters(self, groups: list[dict], dtype: torch.dtype | None) -> list[dict]:
-        """``groups`` with float32 copies in place of parameters of ``dtype``, so that steps too small for it add up."""
+        """Return the optimizer's ``groups`` with float32 copies in place of the parameters of ``dtype``.
+
+        A step that is too small for half precision then still accumulates in float32.
+        """
 
         def master(parameter: nn.Parameter) -> nn.Parameter:
             if parameter.dtype != dtype:
@@ -60,7 +76,7 @@ class Replicated:
         return [group | {"params": [master(p) for p in group["params"]]} for group in groups]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take charge of the optimizer; the main process's weights count."""
+        """Take over the optimizer, and broadcast the main process's weights to all processes."""
         self.optimizer = optimizer
         if distributed.size() > 1:
             for parameter in self._parameters():
@@ -68,31 +84,42 @@ class Replicated:
         self._from_masters()
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Run a forward (and nothing else) of the learner's models."""
+        """Run ``function``, which makes forward passes of the learner's models, and return its result."""
         return function()
 
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[None]:
-        """Every process sees the whole weights, for generating, saving, or (``write``) loading; all enter together."""
+        """Give every process the whole weights, to sample or to save. With ``write``, weights may be loaded.
+
+        All processes enter together.
+        """
         yield
 
     def rounds(self, number: int, device: torch.device) -> int:
-        """How many forwards every process makes where this one has work for ``number``: as many where they make them together."""
+        """Return how many forwards this process must make if it has ``number`` micro-batches.
+
+        Sharded processes must make equally many forwards, so it is then the largest number of all processes.
+        """
         return distributed.all_reduce_max(number, device) if self.sharded else number
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Add the gradient of ``loss``; ``last`` says that a step comes next."""
+        """Add the gradient of ``loss``. ``last`` says that an optimizer step follows."""
         loss.backward()
 
     def step(self, largest_norm: float) -> float:
-        """Sum gradients over processes, clip, step, clear; the norm before clipping. A norm that is no number: no step."""
+        """Sum gradients over processes, clip them, step the optimizer and clear the gradients.
+
+        No step is taken if the gradient norm is NaN or infinite.
+
+        Returns:
+            The gradient norm before clipping.
+        """
         parameters = self._parameters()
         for parameter, master in self.masters:
             master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
-        if (
-            not self.sharded and distributed.size() > 1
-        ):  # everybody has the same gradients in the message, whatever it worked on
+        if not self.sharded and distributed.size() > 1:
+            # a parameter without a gradient here may have one in another process, and messages must match
             for parameter in parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -111,7 +138,10 @@ class Replicated:
             parameter.copy_(master)
 
     def optimizer_state(self) -> State:
-        """The optimizer's state by number of the parameter, whole, on every process; ``master`` is a float32 copy."""
+        """Return the optimizer's whole state by parameter index, on every process.
+
+        The entry ``master`` is a parameter's float32 copy.
+        """
         state = {index: dict(entries) for index, entries in self.optimizer.state_dict()["state"].items()}
         numbers = {id(p): index for index, p in enumerate(self._parameters())}
         for _, master in self.masters:
@@ -119,11 +149,11 @@ class Replicated:
         return state
 
     def optimizer_groups(self) -> list[dict]:
-        """The options of the optimizer's groups, each with the numbers of its parameters."""
+        """Return the options of the optimizer's groups, each with the indices of its parameters."""
         return self.optimizer.state_dict()["param_groups"]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        """Inverse of :meth:`optimizer_state` and :meth:`optimizer_groups`, after the weights have been loaded."""
+        """Load what :meth:`optimizer_state` and :meth:`optimizer_groups` returned, after the weights were loaded."""
         parameters = self._parameters()
         with torch.no_grad():
             for parameter, master in self.masters:
@@ -139,7 +169,7 @@ class Replicated:
 
 
 class Sharded(Replicated):
-    """PyTorch's FSDP2: every transformer block, and the rest, is a group of its own."""
+    """PyTorch's FSDP2. Every transformer block is one group, and everything else is another group."""
 
     sharded = True
 
@@ -166,7 +196,7 @@ class Sharded(Replicated):
     def whole(self, write: bool = False) -> Iterator[None]:
         from torch.distributed.fsdp import FSDPModule
 
-        self.root(lambda: None)  # FSDP takes for the root what runs first
+        self.root(lambda: None)  # FSDP takes the first module that runs for the root
         groups = [module for module in self.root.modules() if isinstance(module, FSDPModule)]
         for group in groups:
             group.set_reshard_after_forward(False, recurse=False)
@@ -174,7 +204,7 @@ class Sharded(Replicated):
         loaded: dict[str, Tensor] = {}
         kept = [(hooks, dict(hooks)) for module in self.root.modules() for hooks in _state_dict_hooks(module)]
         for hooks, _ in kept:
-            hooks.clear()  # of FSDP: state_dict() and load_state_dict() would cut the weights again
+            hooks.clear()  # FSDP's hooks would make state_dict() and load_state_dict() shard the weights again
         try:
             yield
             if write:
@@ -226,7 +256,7 @@ def _state_dict_hooks(module: nn.Module) -> tuple[dict, ...]:
 
 
 class Zero(Replicated):
-    """DeepSpeed ZeRO: an engine for this learner alone, configured as accelerate was."""
+    """DeepSpeed ZeRO, with a separate engine for this learner and accelerate's DeepSpeed configuration."""
 
     sharded = True
 
@@ -242,12 +272,12 @@ class Zero(Replicated):
         import deepspeed
 
         self.optimizer = optimizer
-        self.own = self._parameters()  # DeepSpeed puts flat ones in their place
+        self.own = self._parameters()  # DeepSpeed replaces the optimizer's parameters by flat ones
         self.numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
         self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        # past DeepSpeed, which looks for tensors in what a forward returns and knows few types
+        # results bypass the engine, which searches a forward's result for tensors and supports few types
         results: list[Result] = []
         self.engine(lambda: results.append(function()))
         return results[0]
@@ -269,7 +299,7 @@ class Zero(Replicated):
             finally:
                 if self.stage == 3:
                     add_hooks(self.engine)
-        for parameter, value in zip(self.own, loaded, strict=bool(loaded)):  # the optimizer's own copies
+        for parameter, value in zip(self.own, loaded, strict=bool(loaded)):  # update the optimizer's float32 copies
             deepspeed.utils.safe_set_full_fp32_param(parameter, value.float())
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -313,12 +343,15 @@ class Zero(Replicated):
                 safe_set_full_optimizer_state(self.own[index], entries[key].to(self.own[index].device), key)
 
     def _flat(self) -> list[Tensor]:
-        """This process's parts of the weights as the optimizer sees them, a tensor for each group."""
+        """Return this process's shards of the weights as the optimizer sees them, one flat tensor for each group."""
         names = "fp32_partitioned_groups_flat" if self.stage == 3 else "single_partition_of_fp32_groups"
         return list(getattr(self.engine.optimizer, names))
 
     def _link(self) -> None:
-        """Let DeepSpeed find its optimizer's state by parameter: by itself it looks after the first group's first step."""
+        """Link DeepSpeed's parameters to the optimizer's state.
+
+        DeepSpeed itself makes these links at the first step only, which is too late for saving and loading.
+        """
         from deepspeed.utils import lazy_init_hp_params_optimizer_state
 
         if self.stage < 3:
@@ -327,7 +360,10 @@ class Zero(Replicated):
 
 
 def deepspeed_config(given: dict[str, Any], args: Any, module: nn.Module) -> dict[str, Any]:
-    """The launcher's DeepSpeed configuration, completed: what accelerate would fill in, and what belongs to the trainer."""
+    """Return the launcher's DeepSpeed configuration with the entries that the trainer decides.
+
+    These are the batch sizes, gradient clipping and precision. Accelerate would otherwise fill them in.
+    """
     config = {key: copy.deepcopy(value) for key, value in given.items() if key not in ("optimizer", "scheduler")}
     zero = config.get("zero_optimization", {"stage": 2})
     config["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
@@ -346,18 +382,28 @@ def deepspeed_config(given: dict[str, Any], args: Any, module: nn.Module) -> dic
 
 
 def build_optimizer(groups: list[dict], args: Any, kind: type[Replicated]) -> torch.optim.Optimizer:
-    """The optimizer that ``args.optim`` names, a name of ``transformers.training_args.OptimizerNames``, over ``groups``."""
+    """Build the optimizer ``args.optim`` over the parameter ``groups``.
+
+    The names are those of ``transformers.training_args.OptimizerNames``.
+
+    Raises:
+        ValueError: the strategy ``kind`` cannot shard this optimizer's state.
+    """
     if kind.sharded and args.optim not in ("adamw_torch", "adamw_torch_fused"):
         raise ValueError(
-            f"optim: {args.optim.value!r} keeps a state that {kind.__name__} cannot cut; expected adamw_torch or adamw_torch_fused, or "
-            "start without DeepSpeed and FSDP"
+            f"optim: {args.optim.value!r} keeps a state that {kind.__name__} cannot shard; expected adamw_torch or "
+            "adamw_torch_fused, or start without DeepSpeed and FSDP"
         )
-    made, options = Trainer.get_optimizer_cls_and_kwargs(args)
-    return made(groups, **(options | {"weight_decay": args.weight_decay}))
+    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(args)
+    return optimizer(groups, **(options | {"weight_decay": args.weight_decay}))
 
 
 def check_bases(models: dict[str, Any], accelerator: Any) -> None:
-    """Raise if weights would be cut for two policies at once."""
+    """Check that no base model is shared by policies if weights are sharded.
+
+    Raises:
+        WorldError: two policies are adapters of one base, which each policy's strategy would shard.
+    """
     owners: dict[int, list[str]] = {}
     for name, model in models.items():
         owners.setdefault(id(base_of(model)), []).append(name)
@@ -365,13 +411,17 @@ def check_bases(models: dict[str, Any], accelerator: Any) -> None:
     if shared and strategy_of(accelerator).sharded:
         raise distributed.WorldError(
             f"policies {' and '.join(map(repr, shared))} are adapters of one base, which {strategy_of(accelerator).__name__} "
-            "would cut up once for each; start without DeepSpeed or FSDP (every process then holds the base, and only "
-            "adapters have gradients), or give each policy a model of its own"
+            "would shard once for each; start without DeepSpeed or FSDP (every process then holds the base, and only "
+            "adapters have gradients), or give each policy a separate model"
         )
 
 
 def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replicated]:
-    """The strategy that the launcher was configured for."""
+    """Return the strategy that the launcher was configured for.
+
+    Raises:
+        WorldError: the launcher asks for DeepSpeed, but accelerate has turned it off.
+    """
     state = getattr(accelerator, "state", None)
     wanted = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if getattr(state, "deepspeed_plugin", None) is not None:
@@ -381,7 +431,7 @@ def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replica
             "the launcher asks for DeepSpeed, which accelerate turns off with use_cpu: true; set training.use_cpu: false "
             "(a machine without accelerators trains on its CPU anyway; DS_ACCELERATOR=cpu tells DeepSpeed)"
         )
-    # accelerate drops its FSDP plugin on CPUs and goes on with whole copies, so its environment is asked
+    # accelerate drops its FSDP plugin on CPUs and replicates the weights, so its environment is asked
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         return Sharded
     return Replicated

@@ -1,4 +1,4 @@
-"""From scores and log-probabilities to token advantages: the PPO path."""
+"""Compute PPO's token advantages from scores, log-probabilities and values."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from trl_ext.token_batch import TokenBatch
 
 
 def assign_advantages(rows: TokenBatch, options: PPOOptions, has_critic: bool = True) -> dict[str, float]:
-    """Fill in ``advantages`` and ``returns`` of annotated ``rows``; returns statistics.
+    """Fill in ``advantages`` and ``returns`` of ``rows``, and return statistics.
 
-    Token rewards are the KL penalty plus the score at the last action token; GAE runs over each row's action tokens;
-    advantages are whitened within each ``rows.group`` (spec: per agent and turn). Without a critic the advantage is
-    the whitened return (lambda 1, values 0).
+    ``rows`` have old log-probabilities and values. Token rewards are the KL penalty plus the score at the last sampled
+    token. GAE runs over each row's sampled tokens. Advantages are whitened within each ``rows.group``. Without a
+    critic, lambda is 1 and values are 0, so the advantage is the whitened return.
     """
     token_gae(rows, options, has_critic)
     metrics = row_metrics(rows, options)
@@ -24,7 +24,7 @@ def assign_advantages(rows: TokenBatch, options: PPOOptions, has_critic: bool = 
 
 
 def token_gae(rows: TokenBatch, options: PPOOptions, has_critic: bool) -> None:
-    """Fill in ``advantages``, not yet whitened, and ``returns`` by GAE within each row; without a critic, lambda is 1."""
+    """Fill in ``advantages`` (not whitened) and ``returns`` by GAE within each row. Without a critic, lambda is 1."""
     rewards = token_rewards(rows, options)
     if options.whiten_rewards:
         rewards = _whitened([rewards], [rows], shift_mean=False)[0]
@@ -34,26 +34,29 @@ def token_gae(rows: TokenBatch, options: PPOOptions, has_critic: bool) -> None:
 
 
 def token_rewards(rows: TokenBatch, options: PPOOptions) -> Tensor:
-    """[N, T]: the KL penalty, where it goes into the rewards, and the score at the last action token."""
+    """Return token rewards [N, T]: the score at the last sampled token, minus the KL penalty if ``kl_in`` is reward."""
     kl_coef = options.kl_coef if options.kl_in == "reward" else 0.0
     return maths.kl_penalised_rewards(token_kl(rows, options.kl_estimator), rows.score, rows.sampled_mask, kl_coef)
 
 
 def token_kl(rows: TokenBatch, estimator: str) -> Tensor:
-    """The estimate of the KL to the reference at every action token [N, T], 0 elsewhere."""
+    """Return the estimated KL divergence from the reference at every sampled token [N, T], and 0 elsewhere."""
     return torch.where(rows.sampled_mask, maths.kl_estimate(rows.old_logprobs, rows.ref_logprobs, estimator), 0.0)
 
 
-def whiten_groups(pieces: Sequence[TokenBatch]) -> None:
-    """Whiten ``advantages`` within each ``group``, over the action tokens of all ``pieces`` (of several policies)."""
-    for rows, whitened in zip(pieces, _whitened([r.advantages for r in pieces], pieces), strict=True):
+def whiten_groups(batches: Sequence[TokenBatch]) -> None:
+    """Whiten ``advantages`` within each ``group``, over the sampled tokens of all ``batches``.
+
+    The batches may belong to several policies.
+    """
+    for rows, whitened in zip(batches, _whitened([r.advantages for r in batches], batches), strict=True):
         rows.advantages = whitened
 
 
-def _whitened(values: Sequence[Tensor], pieces: Sequence[TokenBatch], shift_mean: bool = True) -> list[Tensor]:
+def _whitened(values: Sequence[Tensor], batches: Sequence[TokenBatch], shift_mean: bool = True) -> list[Tensor]:
     results = [torch.zeros_like(v) for v in values]
-    for group in torch.cat([r.group for r in pieces]).unique().tolist():
-        masks = [r.sampled_mask & (r.group == group).unsqueeze(1) for r in pieces]
+    for group in torch.cat([r.group for r in batches]).unique().tolist():
+        masks = [r.sampled_mask & (r.group == group).unsqueeze(1) for r in batches]
         flat = torch.cat([v[m] for v, m in zip(values, masks, strict=True)])
         whitened = maths.masked_whiten(flat, torch.ones_like(flat, dtype=torch.bool), shift_mean)
         parts = whitened.split([int(m.sum()) for m in masks])
@@ -63,7 +66,7 @@ def _whitened(values: Sequence[Tensor], pieces: Sequence[TokenBatch], shift_mean
 
 
 def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
-    """What is logged of rows whose returns are known: entropy, scores, KL, and how much of the returns the critic explains."""
+    """Return the logged statistics of rows with returns: entropy, scores, KL, and the critic's explained variance."""
     kl = token_kl(rows, options.kl_estimator)
     penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
     known = rows.value_mask
@@ -73,7 +76,7 @@ def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
         "objective/rlhf_reward": float(penalty + rows.score.mean()),
         "val/explained_variance": _explained_variance(rows.values[known], rows.returns[known]),
     }
-    if options.kl_coef == 0:  # there is no reference to be far from
+    if options.kl_coef == 0:  # without a reference the KL is unknown
         return metrics
     for kind in ("k1", "k3"):
         metrics[f"objective/kl_{kind}"] = float(token_kl(rows, kind).sum(1).mean())
@@ -81,6 +84,6 @@ def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
 
 
 def _explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(R - V) / Var(R): 1 is a perfect critic, 0 one no better than the mean."""
+    """Return 1 - Var(R - V) / Var(R). It is 1 for a perfect critic, and 0 for one that predicts the mean return."""
     spread = float(returns.float().var(unbiased=False))
     return 1.0 - float((returns - values).float().var(unbiased=False)) / spread if spread > 0 else 0.0

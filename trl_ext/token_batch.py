@@ -1,4 +1,4 @@
-"""Token rows: what a learner is trained on. One row is one answer with the prompt it was given."""
+"""Token batches: what a learner is trained on. One row is one completion after its prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,12 +13,21 @@ from trl_ext import distributed
 
 @dataclass
 class Completion:
-    """One sampled answer, before it becomes tensors.
+    """One sampled completion, before it becomes a row of a :class:`TokenBatch`.
 
-    ``group`` names the rows whose advantages are whitened together; ``head`` is the critic's output (the turn);
-    ``label`` says in errors whose answer this is; ``score`` is filled in by the reward step; ``weight`` is how often it
-    counts in the loss. ``critic_prompt_ids``: what the critic reads before the answer, where that is not the policy's own
-    prompt. ``sampled_logprobs``: the engine's own log-probabilities of the answer's tokens, where it gives them.
+    Args:
+        prompt_ids: the token ids that the policy read.
+        response_ids: the token ids that it sampled.
+        ended: whether the completion ended by itself, with a stop token.
+        label: the completion's name in errors.
+        prompt: the readable prompt, for reward functions and logs.
+        text: the decoded completion.
+        group: completions of the same group have their advantages whitened together.
+        head: the critic's output for this row, such as the turn.
+        score: the scalar score, which the reward step fills in.
+        weight: how often the row counts in the loss.
+        critic_prompt_ids: the critic's prompt, if it differs from the policy's.
+        sampled_logprobs: the log-probabilities of ``response_ids`` from the engine that sampled them, if it gives them.
     """
 
     prompt_ids: list[int]
@@ -37,64 +46,65 @@ class Completion:
 
 @dataclass
 class TokenBatch:
-    """Right-padded rows [N, T] and what is known of each token.
+    """N right-padded rows of T tokens, with the training values of each token.
 
-    Everything stored per token sits at *that token's own column*: its log-probability given all before it, the value
-    of the state it was chosen in, its reward, advantage and return. ``sampled_mask`` is true where the policy sampled
-    the token; column 0 is never an action. Positions outside the mask hold zeros. ``value_mask`` is true where the critic
-    is trained. ``critic``: the same answers after what the critic reads, where that differs; only its ids and masks are
-    used. ``family``: rows that begin alike to the end of the shorter one, such as the turns of one conversation, are read
-    by one forward of the longest.
+    Every value of a token is in *that token's own column*: its log-probability given all tokens before it, the value of
+    the state in which it was chosen, its advantage and its return. Positions outside ``sampled_mask`` hold zeros. The
+    policy never samples column 0.
+
+    A shared-prefix group is a set of rows in which each row begins a longer one, such as the turns of one conversation.
+    One forward of its longest row serves the whole group.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    sampled_mask: Tensor
+    input_ids: Tensor  # [N, T]
+    attention_mask: Tensor  # [N, T] true at tokens, false at padding
+    sampled_mask: Tensor  # [N, T] true where the policy sampled the token
     score: Tensor  # [N]
-    head: Tensor  # [N]
+    head: Tensor  # [N] the critic's output for the row
     group: Tensor  # [N] index of the whitening group
-    prefix_group: Tensor  # [N]
+    prefix_group: Tensor  # [N] index of the shared-prefix group
     weight: Tensor  # [N] how often a row counts in the loss
-    value_mask: Tensor
+    value_mask: Tensor  # [N, T] true where the critic is trained
     labels: list[str]
-    sampler_logprobs: Tensor  # [N, T] the engine's log-probabilities of what it sampled; NaN where unknown
-    sample: Tensor  # [N] the completion that each row was made of, by its place in what build_token_batch was given
-    # [N, T]; zeros until annotate and assign_advantages fill them in
+    sampler_logprobs: Tensor  # [N, T] the sampling engine's log-probabilities; NaN where they are unknown
+    sample: Tensor  # [N] the index of the row's completion among those that build_token_batch received
+    # [N, T]; zeros until compute_old_logprobs_and_values and assign_advantages fill them in
     old_logprobs: Tensor
     ref_logprobs: Tensor
     values: Tensor
     advantages: Tensor
     returns: Tensor
-    critic: "TokenBatch | None" = None
-    critic_only: bool = False
+    critic: "TokenBatch | None" = None  # the completions after the critic's prompts, if these differ
+    critic_only: bool = False  # whether only the critic is trained
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
 
     def microbatches(self, index: Tensor, most_rows: int, most_tokens: int | None = None) -> list[Tensor]:
-        """``index`` cut into parts for one forward each, from short to long, so that they hold little padding.
+        """Cut the rows ``index`` into micro-batches of one forward each, from short rows to long ones.
 
-        A forward reads at most ``most_rows`` rows, families counting once, and ``most_tokens`` tokens with padding; one
-        that is longer by itself is read alone.
+        Rows of similar length need little padding. A forward reads at most ``most_rows`` rows and ``most_tokens``
+        tokens, padding included. A shared-prefix group counts as one row. A row that is longer than ``most_tokens`` is
+        read alone.
         """
-        lengths, family = self.attention_mask.sum(1).tolist(), self.prefix_group.tolist()
+        lengths, groups = self.attention_mask.sum(1).tolist(), self.prefix_group.tolist()
         members: dict[int, list[int]] = {}
         for row in index.tolist():
-            members.setdefault(family[row], []).append(row)
-        width = {f: max(lengths[row] for row in rows) for f, rows in members.items()}
+            members.setdefault(groups[row], []).append(row)
+        width = {group: max(lengths[row] for row in rows) for group, rows in members.items()}
         parts: list[list[int]] = []
         read = 0
-        for one in sorted(members, key=width.__getitem__):
-            full = read == most_rows or (most_tokens is not None and (read + 1) * width[one] > most_tokens)
+        for group in sorted(members, key=width.__getitem__):
+            full = read == most_rows or (most_tokens is not None and (read + 1) * width[group] > most_tokens)
             if not parts or full:
                 parts.append([])
                 read = 0
-            parts[-1] += members[one]
+            parts[-1] += members[group]
             read += 1
         return [torch.tensor(part, device=self.input_ids.device) for part in parts]
 
     def take(self, index: Tensor) -> "TokenBatch":
-        """The rows at ``index``, cut to the longest of them."""
+        """Return the rows at ``index``, without the columns that are padding in all of them."""
         width = int(self.attention_mask[index].sum(1).max()) if len(index) else 1
         chosen: dict[str, Any] = {}
         for f in fields(self):
@@ -105,59 +115,65 @@ class TokenBatch:
         return replace(self, **chosen, labels=[self.labels[i] for i in index.tolist()], critic=critic)
 
     def to_read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a forward must read, [P, T-1]; where in it, flattened, each action token is chosen: [M], in row-major order
-        of the rows; and which rows are read, [P].
+        """Return what one forward over these rows must read.
 
-        Of every family only the longest row is read. Nothing is predicted from the last column, so it is not read either.
+        Only the longest row of every shared-prefix group is read. The last column predicts no token, so it is left out.
+
+        Returns:
+            The ids to read, [P, T-1]. For each sampled token, the flattened position that predicts it, [M], in
+            row-major order of the rows. The indices of the rows that are read, [P].
         """
-        family = self.prefix_group.tolist()
-        longest = {family[row]: row for row in torch.argsort(self.attention_mask.sum(1), stable=True).tolist()}
-        place = {name: position for position, name in enumerate(longest)}
+        groups = self.prefix_group.tolist()
+        longest = {groups[row]: row for row in torch.argsort(self.attention_mask.sum(1), stable=True).tolist()}
+        position = {group: number for number, group in enumerate(longest)}
         rows = torch.tensor(list(longest.values()), device=self.input_ids.device)
         read = self.input_ids[rows, :-1]
         row, column = self.sampled_mask.nonzero(as_tuple=True)
-        places = torch.tensor([place[name] for name in family], device=read.device)
-        return read, places[row] * read.shape[1] + column - 1, rows
+        positions = torch.tensor([position[group] for group in groups], device=read.device)
+        return read, positions[row] * read.shape[1] + column - 1, rows
 
 
 def build_token_batch(
-    answers: Sequence[Completion], pad_id: int, device: torch.device | str, critic_only: bool = False
+    completions: Sequence[Completion], pad_id: int, device: torch.device | str, critic_only: bool = False
 ) -> TokenBatch:
-    """``answers`` as right-padded tensors; groups are numbered in order of first appearance.
+    """Return ``completions`` as right-padded tensors. Groups are numbered in order of first appearance.
 
-    Right padding needs no attention mask in a causal model: no real token can see a later column.
+    Right padding needs no attention mask in a causal model, because no real token can see a later column.
+
+    Raises:
+        ValueError: a completion has an empty prompt or no tokens.
     """
-    sequences = [a.prompt_ids + a.response_ids for a in answers]
+    sequences = [c.prompt_ids + c.response_ids for c in completions]
     width = max(map(len, sequences), default=1)
-    shape = (len(answers), width)
+    shape = (len(completions), width)
     input_ids = torch.full(shape, pad_id, dtype=torch.long)
     attention = torch.zeros(shape, dtype=torch.bool)
-    action = torch.zeros(shape, dtype=torch.bool)
-    sampled = torch.full(shape, float("nan"))
+    sampled = torch.zeros(shape, dtype=torch.bool)
+    sampler_logprobs = torch.full(shape, float("nan"))
     groups: dict[tuple, int] = {}
-    for row, answer in enumerate(answers):
-        if not answer.prompt_ids or not answer.response_ids:
-            raise ValueError(f"{answer.label}: a row needs at least one prompt token and one answer token")
-        start, end = len(answer.prompt_ids), len(sequences[row])
+    for row, completion in enumerate(completions):
+        if not completion.prompt_ids or not completion.response_ids:
+            raise ValueError(f"{completion.label}: a row needs at least one prompt token and one completion token")
+        start, end = len(completion.prompt_ids), len(sequences[row])
         input_ids[row, :end] = torch.tensor(sequences[row])
         attention[row, :end] = True
-        action[row, start:end] = True
-        if answer.sampled_logprobs is not None:
-            sampled[row, start:end] = torch.tensor(answer.sampled_logprobs)
-        groups.setdefault(answer.group, len(groups))
+        sampled[row, start:end] = True
+        if completion.sampled_logprobs is not None:
+            sampler_logprobs[row, start:end] = torch.tensor(completion.sampled_logprobs)
+        groups.setdefault(completion.group, len(groups))
     rows = TokenBatch(
         input_ids=input_ids,
         attention_mask=attention,
-        sampled_mask=action,
-        score=torch.tensor([float("nan") if a.score is None else a.score for a in answers]),
-        head=torch.tensor([a.head for a in answers]),
-        group=torch.tensor([groups[a.group] for a in answers]),
+        sampled_mask=sampled,
+        score=torch.tensor([float("nan") if c.score is None else c.score for c in completions]),
+        head=torch.tensor([c.head for c in completions]),
+        group=torch.tensor([groups[c.group] for c in completions]),
         prefix_group=torch.tensor(_prefix_groups(sequences)),
-        weight=torch.tensor([a.weight for a in answers]),
-        value_mask=action.clone(),
-        labels=[a.label for a in answers],
-        sampler_logprobs=sampled,
-        sample=torch.arange(len(answers)),
+        weight=torch.tensor([c.weight for c in completions]),
+        value_mask=sampled.clone(),
+        labels=[c.label for c in completions],
+        sampler_logprobs=sampler_logprobs,
+        sample=torch.arange(len(completions)),
         old_logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),
         values=torch.zeros(shape),
@@ -166,28 +182,31 @@ def build_token_batch(
         critic_only=critic_only,
     )
     rows = _moved(rows, device)
-    if any(a.critic_prompt_ids is not None for a in answers):
-        seen = [replace(a, prompt_ids=a.critic_prompt_ids or a.prompt_ids, critic_prompt_ids=None) for a in answers]
+    if any(c.critic_prompt_ids is not None for c in completions):
+        seen = [replace(c, prompt_ids=c.critic_prompt_ids or c.prompt_ids, critic_prompt_ids=None) for c in completions]
         rows.critic = build_token_batch(seen, pad_id, device, critic_only)
     return rows
 
 
 def _prefix_groups(sequences: list[list[int]]) -> list[int]:
-    """For each sequence the index of one that it is the beginning of and that is the beginning of no other.
+    """Return each sequence's shared-prefix group, which is the index of the group's longest sequence.
 
-    In alphabetical order, what begins with a sequence follows right after it.
+    A sequence that begins another one joins that one's group.
     """
-    family = list(range(len(sequences)))
-    order = sorted(family, key=sequences.__getitem__)
-    for one, after in reversed(list(pairwise(order))):
-        if sequences[after][: len(sequences[one])] == sequences[one]:
-            family[one] = family[after]
-    return family
+    group = list(range(len(sequences)))
+    # in sorted order, a sequence stands right before the sequences that begin with it
+    order = sorted(group, key=sequences.__getitem__)
+    for index, after in reversed(list(pairwise(order))):
+        if sequences[after][: len(sequences[index])] == sequences[index]:
+            group[index] = group[after]
+    return group
 
 
 def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
-    """The rows of all ``parts``, one after the other, padded to the widest; families stay within their part. What critics
-    read is left out."""
+    """Return the rows of all ``parts``, joined and padded to the widest part.
+
+    Shared-prefix groups stay within their part. The critics' own rows are left out.
+    """
     width = max(part.input_ids.shape[1] for part in parts)
     columns: dict[str, Any] = {}
     for f in fields(TokenBatch):
@@ -202,13 +221,16 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
 
 
 def placeholder(device: torch.device | str) -> TokenBatch:
-    """A row of two tokens, for forwards that a process makes only because others do."""
+    """Return a row of two tokens, for a forward that a process makes only because other processes make one."""
     return build_token_batch([Completion([0], [0], True, "placeholder")], 0, device)
 
 
 @dataclass
 class GlobalBatch:
-    """The rows of all processes, for statistics over all of them; ``process`` and ``row`` [N] say where each is."""
+    """The rows of all processes, for statistics over all of them.
+
+    ``process`` [N] and ``row`` [N] say which process each row belongs to, and which row it is there.
+    """
 
     rows: TokenBatch
     process: Tensor
@@ -216,7 +238,10 @@ class GlobalBatch:
 
     @classmethod
     def of(cls, own: TokenBatch, device: torch.device | None = None) -> "GlobalBatch":
-        """All processes call this together. What the critic reads stays where it is."""
+        """Gather the rows of all processes. All processes call this together.
+
+        The critics' own rows are not sent. ``device``: where the rows must be, if a single process has several devices.
+        """
         if distributed.size() == 1 and (device is None or own.input_ids.device == device):
             return cls(own, torch.zeros(len(own), dtype=torch.long), torch.arange(len(own)))
         parts: list[TokenBatch] = distributed.all_gather(_moved(replace(own, critic=None), "cpu"))
@@ -225,24 +250,26 @@ class GlobalBatch:
         return cls(rows, process, torch.cat([torch.arange(len(part)) for part in parts]))
 
     def take(self, index: Tensor) -> "GlobalBatch":
-        """Those at ``index``."""
+        """Return the rows at ``index``."""
         if len(index) == len(self.rows):
             return self
         return GlobalBatch(self.rows.take(index), self.process[index], self.row[index])
 
     def back(self, own: TokenBatch) -> TokenBatch:
-        """This process's rows that are left, with what was worked out for them here."""
+        """Return this process's rows among these, with the advantages that were computed here.
+
+        ``own`` is the process's token batch as it was before it was gathered.
+        """
         if distributed.size() == 1 and self.rows.input_ids.device == own.input_ids.device:
             return self.rows
         index = (self.process == distributed.rank()).nonzero().flatten()
         found = _moved(self.rows.take(index), own.input_ids.device)
-        worked_out = ("advantages", "returns", "group", "weight", "value_mask")
-        here = own.take(self.row[index].to(own.input_ids.device))
-        values: Any = {name: getattr(found, name) for name in worked_out}
-        return replace(here, **values)
+        computed = ("advantages", "returns", "group", "weight", "value_mask")
+        values: Any = {name: getattr(found, name) for name in computed}
+        return replace(own.take(self.row[index].to(own.input_ids.device)), **values)
 
 
 def _moved(rows: TokenBatch, device: torch.device | str) -> TokenBatch:
     tensors: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(rows)}
-    there: Any = {name: v.to(device) for name, v in tensors.items() if isinstance(v, Tensor)}
-    return replace(rows, **there)
+    moved: Any = {name: v.to(device) for name, v in tensors.items() if isinstance(v, Tensor)}
+    return replace(rows, **moved)

@@ -1,4 +1,4 @@
-"""What one update works on, from sampling to the optimizer's step."""
+"""The data of one update, from sampling to the optimizer step."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,15 +9,16 @@ from trl_ext.token_batch import Completion, TokenBatch
 
 @dataclass
 class UpdateBatch:
-    """One batch on its way through the seams of :class:`trl_ext.loop.PPOLoop`; each seam fills in its part.
+    """One batch on its way through the seams of :class:`trl_ext.loop.PPOLoop`. Each seam fills in its part.
 
     Args:
-        number: which batch of the run this is, from 1. Whatever is drawn at random for it depends on this number.
-        version: how many updates the weights had had when it was sampled; ``number - 1`` unless sampling runs ahead.
-        examples: what this process asks of the policy: rows of a data set, or questions of a task.
-        completions: what was sampled, and after scoring each one's scalar score (trainers of one policy).
-        token_batches: by learner, what it is trained on: token rows with old log-probabilities, values and advantages.
-        metrics: what was measured on the way.
+        number: the number of the batch in the run, from 1. All random numbers of the batch are drawn from it.
+        version: the number of updates that the sampling weights have had. It is ``number - 1`` unless sampling runs
+            ahead.
+        examples: this process's rows of a data set, or questions of a task.
+        completions: the sampled completions, with their scores after scoring. Only trainers of one policy use it.
+        token_batches: the rows that each learner is trained on, with old log-probabilities, values and advantages.
+        metrics: the statistics of the update.
     """
 
     number: int

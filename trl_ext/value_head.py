@@ -1,13 +1,14 @@
-"""The critic's head: a float32 linear map from the trunk's hidden states to one value per output."""
+"""The critic's head: a float32 linear map from hidden states to values."""
 
 import torch
 from torch import Tensor, nn
 
 
 class ValueHead(nn.Module):
-    """``V = W h + b`` in float32, whatever the trunk's precision; several outputs for one critic per turn.
+    """The linear map ``V = W h + b`` in float32, whatever the precision of the hidden states.
 
-    Starts at zero, so that the first advantages are the returns themselves rather than noise.
+    It may have several outputs, for example one for each turn. It starts at zero, so that the first advantages are the
+    returns rather than noise.
     """
 
     def __init__(self, hidden_size: int, outputs: int = 1):
@@ -17,7 +18,10 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor, output: Tensor | None = None) -> Tensor:
-        """``hidden`` [M, H] -> values [M]; ``output`` [M] picks each row's output (the turn), default output 0."""
+        """Return the values [M] of hidden states [M, H].
+
+        ``output`` [M] picks each row's output, such as its turn. By default output 0 is taken.
+        """
         with torch.autocast(hidden.device.type, enabled=False):
             values = self.linear(hidden.to(self.linear.weight.dtype))
         if output is None:

@@ -71,15 +71,6 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def resolved_text(file: Path) -> str:
-    """What :func:`to_yaml` says today of the configuration in ``file``, which an earlier version may have written with fewer keys.
-
-    Raises:
-        ConfigError: the file is no configuration of this version.
-    """
-    return to_yaml(parse_config(read_yaml(file), str(file)))
-
-
 def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     """``values`` as an instance of the dataclass ``kind``; every fault becomes one line of a ``ConfigError``."""
     for key in values:  # plain dataclasses (a task, a protocol) let unknown keys pass

@@ -342,7 +342,7 @@ class TrainingOptions(LearnerOptions):
     gradient_accumulation_steps: Positive = option(
         1, "Dialogues of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
     )
-    warmup_steps: NotNegative = option(0, "Updates in which the learning rate rises.")
+    warmup_steps: NotNegative = option(0.0, "Updates in which the learning rate rises.")
     max_grad_norm: NotNegative = option(1.0, "Norm that the gradient of a policy is clipped to; 0: no clipping.")
     weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
     adam_beta2: Share = option(0.999, "Second beta of AdamW.")

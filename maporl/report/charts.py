@@ -14,7 +14,7 @@ Numbers = list[float | None]
 
 @dataclass
 class Series:
-    """A line: a number for each of the chart's updates, None where there is no number. ``low`` and ``high`` are a 95% interval.
+    """A line: a number for each of the chart's updates, or None. ``low`` and ``high`` are a 95% interval.
     ``colour`` is a place in the page's palette; by default it follows from the order of the lines."""
 
     name: str

@@ -92,14 +92,14 @@ class LivePage(ThreadingHTTPServer):
     It answers this machine only, and only at its address, which has a secret token in it.
 
     Raises:
-        RunError: the folder is no run, or the port cannot be used.
+        RunError: the folder is not a run, or the port cannot be used.
     """
 
     daemon_threads = True
 
     def __init__(self, folder: str | Path, port: int = 8600, seat: PageSeat | None = None):
         self.reader, self.seat = RunReader(folder, keep=MOST), seat
-        self.reader.read()  # a folder that is no run is refused before anything listens
+        self.reader.read()  # refuses a folder that is not a run before anything listens
         self.token = secrets.token_urlsafe(12)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -118,9 +118,11 @@ class LivePage(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """The address of the page."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def page(self) -> bytes:
+        """The live page, which asks for its data."""
         return render({"title": self.reader.folder.resolve().name, "runs": []}, live=True).encode()
 
     def data(self, epoch: int, after: int) -> dict[str, Any]:

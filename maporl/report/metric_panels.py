@@ -38,7 +38,7 @@ class Panel:
     ``whole``: the axis goes from 0 to 1. ``limit`` is the section and key of the configuration that bounds what is drawn.
     ``debate``: the chart says nothing of a game; ``voters`` is how many agents it needs at least. ``in_game`` is its title and
     sentence in a game. ``from_dialogues``: evaluations before and after training are the ends of its held-out lines, and lines of
-    training have intervals over questions. ``absent_if_zero``: zeros throughout mean that there is no such thing.
+    training have intervals over questions. ``absent_if_zero``: zeros throughout mean that the run does not have it.
     ``picture`` is a file and the words on its axis. ``terminal``: the view in a terminal shows it.
     """
 
@@ -225,8 +225,8 @@ METRICS = (
     Metric("POLICY/loss/kl_avg", "KL loss, averaged over the update's steps. It is logged only with `kl_in: loss`.", "loss"),
     Metric("POLICY/grad_norm", "Norm of the gradient of the policy and its critic before clipping, averaged over the update's steps.", "norm",
            Panel("Gradient norm", "Norm of the gradient before it is cut to its limit.", "health", limit=("training", "max_grad_norm"), comparisons=MEAN)),
-    Metric("POLICY/val/explained_variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 is no better than the mean.", "share of variance",
-           Panel("Critic", "Explained variance of the returns: 1 is a perfect critic, 0 is no better than the mean.", "health", absent_if_zero=True, comparisons=MEAN)),
+    Metric("POLICY/val/explained_variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 is as good as the mean.", "share of variance",
+           Panel("Critic", "Explained variance of the returns: 1 is a perfect critic, 0 is as good as the mean.", "health", absent_if_zero=True, comparisons=MEAN)),
     Metric("POLICY/val/clipfrac_avg", "Tokens whose value was clipped.", "share"),
     Metric("POLICY/val/ratio", "Mean ratio of the new probability of a token to the old one.", "ratio"),
     Metric("POLICY/val/ratio_var", "Variance of that mean over the update's steps.", "ratio squared"),

@@ -184,7 +184,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     run and ``comparison.html`` in the working directory for several.
 
     Raises:
-        RunError: a folder is no run, or the file cannot be written, or it exists and is not a report. Only an earlier report is
+        RunError: a folder is not a run, or the file cannot be written, or it exists and is not a report. Only an earlier report is
             ever overwritten.
     """
     runs = [read_run(folder) for folder in folders]
@@ -194,7 +194,9 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     if output.is_dir():
         raise RunError(f"{output}: is a folder; give --output a file's name")
     if output.exists() and f'content="{GENERATOR}"' not in output.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise RunError(f"{output}: exists and is no report of maporl; nothing was overwritten. Give another --output")
+        raise RunError(
+            f"{output}: exists and is not a report of maporl; nothing was overwritten. Give another --output"
+        )
     page = render(payload(runs, most))
     try:
         replace_file(output, page)

@@ -51,6 +51,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The name of the run's folder."""
         return self.folder.resolve().name
 
     def updates(self) -> list[dict[str, Any]]:
@@ -66,7 +67,7 @@ class Run:
         return self.config.get("agents") or {}
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the configuration, empty where there is none."""
+        """A section of the configuration; empty where the configuration lacks it."""
         found = self.config.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -75,7 +76,7 @@ def read_run(folder: str | Path) -> Run:
     """The run in ``folder``.
 
     Raises:
-        RunError: the folder is no run, or a file in it cannot be read.
+        RunError: the folder is not a run, or a file in it cannot be read.
     """
     return RunReader(folder).read()
 
@@ -84,7 +85,7 @@ class RunReader:
     """Reads a run again and again while it grows, each time only what is new.
 
     ``keep`` bounds how many dialogues of training are kept: the newest. ``epoch`` counts how often the run was set back to an
-    earlier checkpoint; everything is then read and numbered anew.
+    earlier checkpoint; everything is then read and numbered again.
     """
 
     def __init__(self, folder: str | Path, keep: int | None = None):
@@ -104,7 +105,7 @@ class RunReader:
         """The run as it is now.
 
         Raises:
-            RunError: the folder is no run, or a file in it cannot be read.
+            RunError: the folder is not a run, or a file in it cannot be read.
         """
         _must_be_run(self.folder)
         if any(self._set_back(name) for name in self._read):
@@ -186,7 +187,7 @@ def _must_be_run(folder: Path) -> None:
     if not any((folder / name).exists() for name in ("config.yaml", *RECORDS)):
         found = sorted(path.name for path in folder.iterdir())[:5]
         what = f"holds {', '.join(found)}" if found else "is empty"
-        raise RunError(f"{folder}: is no run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip
+        raise RunError(f"{folder}: is not a run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip
 
 
 def _missing(record: Any, when: str | None) -> str:
@@ -291,4 +292,6 @@ def _evaluation(file: Path) -> Evaluation | None:
     try:
         return Evaluation.from_json(content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise RunError(f"{file}: is no evaluation ({error!r}); it was not written by this version of maporl") from None
+        raise RunError(
+            f"{file}: is not an evaluation ({error!r}); it was not written by this version of maporl"
+        ) from None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from maporl.config.parse import resolved_text, to_yaml, unknown
+from maporl.config import parse_config, read_yaml, to_yaml, unknown
 from maporl.config.schema import Config
 from maporl.engines.human import HumanEngine
 from maporl.errors import ConfigError
@@ -76,7 +76,7 @@ class Game:
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        elif resolved_text(file) != text:
+        elif parse_config(read_yaml(file), str(file)) != config:
             raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
 
 

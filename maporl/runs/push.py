@@ -86,7 +86,7 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise RunError(f"{name!r}: is no hub name ({first_line(error)}); expected ORG/NAME") from None
+        raise RunError(f"{name!r}: is not a name on the hub ({first_line(error)}); expected ORG/NAME") from None
     if "/" not in name:
         raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
     record = read_run(run)

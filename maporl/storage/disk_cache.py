@@ -26,10 +26,10 @@ class CacheUnusable(UserError, OSError):
 class DiskCache:
     """JSON records by key in ``folder/NAME.sqlite``.
 
-    Every call opens the file anew, so that threads, forks and other processes may use it too.
+    Every call opens the file again, so that threads, forks and other processes may use it too.
 
     Raises:
-        CacheUnusable: the folder cannot be written, or the file is no such cache.
+        CacheUnusable: the folder cannot be written, or the file is not such a cache.
     """
 
     def __init__(self, folder: Path, name: str = "sandbox"):

@@ -54,7 +54,7 @@ class RunFolder:
         return [record for _, record in whole_lines(self.metrics)]
 
     def read_dialogues(self) -> list[dict[str, Any]]:
-        """The records of all whole lines of ``dialogues.jsonl``; none where there is no such file."""
+        """The records of all whole lines of ``dialogues.jsonl``; empty without that file."""
         return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
     def rewind(self, step: int) -> None:

@@ -1,1 +1,1 @@
-"""Training a team: the trainer, its arguments, and what becomes of dialogues until a learner sees them."""
+"""Train a team: the trainer, its arguments, and the steps from dialogues to token batches."""

@@ -1,4 +1,4 @@
-"""Playing the next batch while this one is learned from. Imports no torch."""
+"""Play the next batch of dialogues while the current one is trained on. Imports no torch."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,13 +11,14 @@ def check_ahead(remote: Mapping[str, bool], restate: str, engine_tis_cap: float 
     """Check that ``async_depth: 1`` can work.
 
     Args:
-        remote: by engine, whether it answers with weights of its own while those of this process are being updated.
-        restate: ``base_model`` where the untrained model restates answers.
-        engine_tis_cap: the cap of the importance weights that correct for older weights; None: no correction.
-        processes: how many train together.
+        remote: for each engine, whether it samples from its own copy of the weights.
+        restate: the option ``restate``; with ``base_model``, the untrained model restates answers.
+        engine_tis_cap: the cap of the importance weights that correct for older weights. None means no correction.
+        processes: the number of processes that train together.
 
     Raises:
-        ValueError: playing ahead would need weights that are being updated, or nothing corrects for older ones.
+        ValueError: an engine samples from the weights that are being updated, or older weights are not corrected for,
+            or several processes train together.
     """
     here = sorted(name for name, elsewhere in remote.items() if not elsewhere)
     if here or restate != "off":
@@ -27,29 +28,29 @@ def check_ahead(remote: Mapping[str, bool], restate: str, engine_tis_cap: float 
         )
     if engine_tis_cap is None:
         raise ValueError(
-            "async_depth: 1 learns from dialogues of older weights; set engine_tis_cap, e.g. 2.0, which corrects for it"
+            "async_depth: 1 trains on dialogues of older weights; set engine_tis_cap, e.g. 2.0, which corrects for this"
         )
     if processes > 1:
         raise ValueError("async_depth: 1 needs a single process; this run has several")
 
 
 class Ahead(Generic[Batch]):
-    """One batch at most, played by a thread of its own."""
+    """Plays at most one batch in a background thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._pending: Future[Batch] | None = None
 
     def begin(self, play: Callable[[], Batch]) -> None:
-        """Play a batch in the background."""
+        """Start ``play`` in the background."""
         self._pending = self._thread.submit(play)
 
     def settle(self) -> None:
-        """Wait for the batch that is being played, so that nobody speaks while weights are sent."""
+        """Wait until the background batch is played, so that no engine samples while new weights are sent to it."""
         if self._pending is not None:
             wait([self._pending])
 
     def take(self) -> Batch | None:
-        """The batch that was played, once; None where none was begun."""
+        """Return the batch that was played in the background, or None if no batch was started. It is returned once."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()

@@ -11,15 +11,15 @@ from trl_ext.ppov2_config import PPOv2Config
 
 @dataclass
 class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ignore[misc]  # transformers' types are wider
-    """:class:`trl_ext.PPOv2Config` for a team; an *episode* is one dialogue. Its options are those of the YAML sections ``ppo``
-    and ``training``, and everything that ``transformers.TrainingArguments`` has besides.
+    """:class:`trl_ext.PPOv2Config` for a team. An *episode* is one dialogue.
 
-    One update plays ``per_device_train_batch_size * gradient_accumulation_steps`` dialogues; a policy then learns from
-    every utterance it spoke in them, ``per_device_train_batch_size`` rows at a time.
+    Its options are those of the YAML sections ``ppo`` and ``training``, and those of
+    ``transformers.TrainingArguments``. One update plays ``per_device_train_batch_size * gradient_accumulation_steps``
+    dialogues. Each policy then trains on all its utterances in them, ``per_device_train_batch_size`` rows at a time.
     """
 
     eval_questions: int = option(
-        EvaluationSection.questions, "Questions of the evaluation split that evaluate() plays."
+        EvaluationSection.questions, "Number of questions of the evaluation split that evaluate() plays."
     )
     eval_temperature: float = option(EvaluationSection.temperature, "Temperature of evaluation; 0 is greedy.")
 
@@ -32,12 +32,12 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
 
     @classmethod
     def from_config(cls, config: Config) -> "MultiAgentPPOConfig":
-        """The trainer's arguments of a YAML configuration.
+        """Return the trainer's arguments for a YAML configuration.
 
         Raises:
             ValueError: transformers refuses an argument.
         """
-        processes = int(os.environ.get("WORLD_SIZE", "1"))  # each has a batch of its own; `updates` stay as many
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # each process plays its own batch in every update
         episodes = config.updates * config.questions_per_update() * processes
         return cls(
             output_dir=config.output_dir,

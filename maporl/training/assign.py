@@ -1,4 +1,4 @@
-"""From token batches of all policies to their advantages, whichever slots the configuration names: numbers to numbers."""
+"""Compute the advantages of all policies' token batches, by the slots that the configuration names."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -21,16 +21,16 @@ from trl_ext.token_advantages import row_metrics, token_gae, token_kl, token_rew
 from trl_ext.token_batch import GlobalBatch, TokenBatch
 
 Row = tuple[str, int]
-"""A policy, and a row of its token batch."""
+"""A policy's name and a row of its token batch."""
 
 
 class Advantages:
-    """Works out the advantages of an update, over what all processes sampled.
+    """Computes the advantages of an update, over the samples of all processes.
 
     Args:
-        config: return, baseline, scale, transforms and key.
-        options: PPO's discount, lambda, KL coefficient and aggregation.
-        critics: the policies that have a critic.
+        config: the slots: return, baseline, scale, transforms and key.
+        options: PPO's options, such as the discount, lambda and the KL coefficient.
+        critics: the names of the policies that have a critic.
     """
 
     def __init__(self, config: AdvantageConfig, options: PPOOptions, critics: Collection[str] = ()):
@@ -41,65 +41,76 @@ class Advantages:
     def assign(
         self, batches: dict[str, TokenBatch], columns: Mapping[str, Sequence[Columns]], others: Sequence[Columns] = ()
     ) -> tuple[dict[str, Metrics], dict[str, Tensor]]:
-        """Fill in ``advantages``, ``returns`` and ``weight`` of token batches whose old log-probabilities and values are known.
+        """Fill in ``advantages``, ``returns`` and ``weight`` of token batches with old log-probabilities and values.
 
         Args:
             batches: by policy, the rows of all processes.
-            columns: by policy, those of each row, in the same order.
-            others: those of utterances that nobody learns from, where a transform needs everybody.
+            columns: by policy, the columns of each row, in the same order.
+            others: the columns of utterances that no policy trains on, if a transform needs them.
 
         Returns:
-            Statistics by policy; and by policy the numbers of the rows that count, without policies that have none.
+            Statistics by policy, and by policy the indices of the rows with a weight. A policy without such rows is
+            left out.
 
         Raises:
             ValueError: a group has a single member, or a column that is needed was not recorded.
         """
         if not batches:
             return {}, {}
-        rows = [(policy, number) for policy, own in columns.items() for number in range(len(own))]
-        known = [one for own in columns.values() for one in own]
+        rows = [(policy, number) for policy, entries in columns.items() for number in range(len(entries))]
+        known = [entry for entries in columns.values() for entry in entries]
         if self.config.returns in TOKEN_RETURNS:
             self._number_groups(batches, rows, known)
             self._over_tokens(batches, rows, known)
-            metrics = {name: row_metrics(own, self.options) for name, own in batches.items()}
+            metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
             if self.config.scale != "none":
                 whiten_groups(list(batches.values()))
         else:
             self._over_rows(batches, rows, [*known, *others])
-            metrics = {name: row_metrics(own, self.options) for name, own in batches.items()}
+            metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
         if self.options.aggregation == "per_main_rollout":
-            for name, own in columns.items():
-                batches[name].weight *= len(own) / len({(c.prompt, c.rollout) for c in own})
-        counting = {name: own.weight.nonzero().flatten() for name, own in batches.items()}
-        return metrics, {name: index for name, index in counting.items() if len(index)}
+            for name, entries in columns.items():
+                batches[name].weight *= len(entries) / len({(c.prompt, c.rollout) for c in entries})
+        weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
+        return metrics, {name: index for name, index in weighted.items() if len(index)}
 
     def fill(
         self, batch: TeamUpdateBatch, learning: Learning, together: torch.device | None = None
     ) -> dict[str, Metrics]:
-        """Fill in the token batches of ``batch`` from its samples, with advantages over what all processes sampled.
+        """Fill in the token batches of ``batch`` from its samples, with advantages over the samples of all processes.
 
-        Of other processes come columns and token rows, no dialogues. ``together``: the device where rows of several devices meet.
-        All processes call this together. Returns statistics by policy.
+        Processes exchange columns and token rows, and not dialogues. All processes call this together.
+
+        Args:
+            batch: this process's batch.
+            learning: the learners.
+            together: the device on which rows are compared, if base models are on several devices.
+
+        Returns:
+            Statistics by policy.
+
+        Raises:
+            ValueError: a group has a single member, or a column that is needed was not recorded.
+            NonFiniteError: a log-probability or a value is NaN or infinite.
         """
-        own = {name: [sample.columns for sample in samples] for name, samples in batch.samples.items()}
-        parts = distributed.all_gather(own)
+        parts = distributed.all_gather({name: [s.columns for s in samples] for name, samples in batch.samples.items()})
         names = dict.fromkeys(name for part in parts for name in part)
         columns = {name: [c for part in parts for c in part.get(name, [])] for name in names}
         samples = {name: batch.samples.get(name, []) for name in names}
         batches, metrics = learning.token_batches(samples, batch.plan.critic_only)
-        everybody = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
+        gathered = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
         others: list[Columns] = []
         if any(transform.needs_everybody for transform in self.transforms):
             known = {c.name for part in columns.values() for c in part}
             others = distributed.all_gather_lists(credited_by_nobody_else(batch.dialogues, known))
-        assigned, kept = self.assign({name: one.rows for name, one in everybody.items()}, columns, others)
-        batch.token_batches = {name: everybody[name].take(index).back(batches[name]) for name, index in kept.items()}
+        assigned, kept = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others)
+        batch.token_batches = {name: gathered[name].take(index).back(batches[name]) for name, index in kept.items()}
         return {name: metrics[name] | assigned[name] for name in metrics}
 
     # -- over tokens --------------------------------------------------------------------------------------------------
 
     def _number_groups(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
-        """Tokens that are whitened together: within the key, an agent's, or all."""
+        """Fill in ``group``, by the key, by the agent, or for all rows. A group is whitened together."""
         key = {"agent_std": ("agent",), "batch_std": ()}.get(self.config.scale, self.config.key)
         for number, members in enumerate(turn_batch(columns, [0.0] * len(columns)).groups(key)):
             for i in members:
@@ -108,15 +119,15 @@ class Advantages:
 
     def _over_tokens(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
         if self.config.returns == "token_gae":
-            for name, own in batches.items():
-                token_gae(own, self.options, name in self.critics)
+            for name, batch in batches.items():
+                token_gae(batch, self.options, name in self.critics)
             return
-        rewards = {name: token_rewards(own, self.options) for name, own in batches.items()}
+        rewards = {name: token_rewards(batch, self.options) for name, batch in batches.items()}
         for trajectory in turn_batch(columns, [0.0] * len(columns)).trajectories(by_agent=False):
             self._chain(batches, rewards, [rows[i] for i in trajectory])
 
     def _chain(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
-        """GAE through the tokens of all utterances of a dialogue, as if one agent had said them."""
+        """Run GAE through the sampled tokens of all utterances of a dialogue, as if one agent had said them all."""
         masks = [batches[policy].sampled_mask[row] for policy, row in rows]
         pairs = list(zip(rows, masks, strict=True))
         chain = torch.cat([rewards[policy][row][mask] for (policy, row), mask in pairs]).unsqueeze(0)
@@ -125,19 +136,19 @@ class Advantages:
         advantages, returns = maths.gae(chain, values, everything, self.options.gamma, self.options.lam)
         lengths = [int(mask.sum()) for mask in masks]
         split = zip(pairs, advantages[0].split(lengths), returns[0].split(lengths), strict=True)
-        for ((policy, row), mask), own_advantages, own_returns in split:
-            batches[policy].advantages[row, mask] = own_advantages
-            batches[policy].returns[row, mask] = own_returns
+        for ((policy, row), mask), row_advantages, row_returns in split:
+            batches[policy].advantages[row, mask] = row_advantages
+            batches[policy].returns[row, mask] = row_returns
 
-    # -- one number an utterance --------------------------------------------------------------------------------------
+    # -- one number for each utterance --------------------------------------------------------------------------------
 
     def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
-        """One number for each utterance, at each of its own tokens; its critic answers for its first token alone."""
-        first = {name: _first_sampled(own.sampled_mask) for name, own in batches.items()}
+        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token."""
+        first = {name: _first_sampled(batch.sampled_mask) for name, batch in batches.items()}
         per_token = [transform for transform in self.transforms if transform.per_token]
         scores = {
-            name: (own.score if per_token else token_rewards(own, self.options).sum(1)).tolist()
-            for name, own in batches.items()
+            name: (batch.score if per_token else token_rewards(batch, self.options).sum(1)).tolist()
+            for name, batch in batches.items()
         }
         others = columns[len(rows) :]
         reward = [scores[policy][row] for policy, row in rows] + [c.credit for c in others]
@@ -145,67 +156,73 @@ class Advantages:
         if self.config.baseline == "critic":
             value = [float(batches[policy].values[row][first[policy][row]][0]) for policy, row in rows]
             value += [0.0] * len(others)
-        batch = turn_batch(columns, reward, value)
-        _spread(batches, rows, estimate_all(batch, self.config, self.state, scaled=not per_token), first)
+        turns = turn_batch(columns, reward, value)
+        _spread(batches, rows, estimate_all(turns, self.config, self.state, scaled=not per_token), first)
         for transform in per_token:
-            for own in batches.values():
-                kl = token_kl(own, "k1")
-                own.advantages = transform.apply_to_tokens(own.advantages, kl, own.sampled_mask, self.options.kl_coef)
+            for batch in batches.values():
+                kl, mask = token_kl(batch, "k1"), batch.sampled_mask
+                batch.advantages = transform.apply_to_tokens(batch.advantages, kl, mask, self.options.kl_coef)
         if per_token and self.config.scale != "none":
             self._number_groups(batches, rows, columns[: len(rows)])
             whiten_groups(list(batches.values()))
 
 
 def turn_batch(columns: Sequence[Columns], reward: list[float], value: list[float] | None = None) -> TurnBatch:
-    """The :class:`TurnBatch` of utterances, a row each."""
-    number = {one.name: i for i, one in enumerate(columns)}
+    """Return the :class:`TurnBatch` with one row for each entry of ``columns``.
+
+    ``reward`` and ``value`` are the rows' rewards and, with a critic, their values.
+    """
+    number = {entry.name: i for i, entry in enumerate(columns)}
 
     def recorded(name: str) -> list | None:
-        column = [getattr(one, name) for one in columns]
-        return column if any(entry is not None for entry in column) else None
+        column = [getattr(entry, name) for entry in columns]
+        return column if any(value is not None for value in column) else None
 
     return TurnBatch(
         reward=reward,
         value=value,
-        prompt=[one.prompt for one in columns],
-        rollout=[one.rollout for one in columns],
-        agent=[one.agent for one in columns],
-        role=[one.role for one in columns],
-        turn=[one.turn for one in columns],
-        order=[one.order for one in columns],
-        parent=[_parent(one, number) for one in columns],
-        caller=[None if one.caller is None else number.get(one.caller) for one in columns],
-        action=[one.action for one in columns],
+        prompt=[entry.prompt for entry in columns],
+        rollout=[entry.rollout for entry in columns],
+        agent=[entry.agent for entry in columns],
+        role=[entry.role for entry in columns],
+        turn=[entry.turn for entry in columns],
+        order=[entry.order for entry in columns],
+        parent=[_parent(entry, number) for entry in columns],
+        caller=[None if entry.caller is None else number.get(entry.caller) for entry in columns],
+        action=[entry.action for entry in columns],
         game=recorded("game"),
         seed=recorded("seed"),
         state=recorded("state"),
     )
 
 
-def _parent(one: Columns, number: Mapping[tuple, int]) -> int | None:
-    """The row before this one on its branch: of the last step before it with a row, the same agent's, else the last."""
-    earlier = [(order, agent, name) for order, agent, name in one.earlier if name in number]
+def _parent(entry: Columns, number: Mapping[tuple, int]) -> int | None:
+    """Return the row before this one on its branch, or None.
+
+    It belongs to the last earlier step that has rows. In that step it is the same agent's row, or else the last one.
+    """
+    earlier = [(order, agent, name) for order, agent, name in entry.earlier if name in number]
     if not earlier:
         return None
     last = max(order for order, _, _ in earlier)
     step = [(agent, name) for order, agent, name in earlier if order == last]
-    own = [name for agent, name in step if agent == one.agent]
-    return number[own[-1] if own else step[-1][1]]
+    same_agent = [name for agent, name in step if agent == entry.agent]
+    return number[same_agent[-1] if same_agent else step[-1][1]]
 
 
 def _spread(batches: dict[str, TokenBatch], rows: list[Row], estimates: Estimates, first: Mapping[str, Tensor]) -> None:
-    """Each utterance's number at each of its tokens; the critic's target at its first."""
-    for own in batches.values():
-        own.advantages, own.returns = torch.zeros_like(own.values), torch.zeros_like(own.values)
+    """Write each utterance's advantage to all its sampled tokens, and the critic's target to its ``first`` one."""
+    for batch in batches.values():
+        batch.advantages, batch.returns = torch.zeros_like(batch.values), torch.zeros_like(batch.values)
     for i, (policy, row) in enumerate(rows):
-        own = batches[policy]
-        own.advantages[row] = float(estimates.advantages[i]) * own.sampled_mask[row]
-        own.returns[row] = float(estimates.targets[i]) * first[policy][row]
-        own.weight[row] = float(estimates.weights[i])
-    for name, own in batches.items():
-        own.value_mask = first[name]
+        batch = batches[policy]
+        batch.advantages[row] = float(estimates.advantages[i]) * batch.sampled_mask[row]
+        batch.returns[row] = float(estimates.targets[i]) * first[policy][row]
+        batch.weight[row] = float(estimates.weights[i])
+    for name, batch in batches.items():
+        batch.value_mask = first[name]
 
 
 def _first_sampled(mask: Tensor) -> Tensor:
-    """True at each row's first sampled token, whose position's value is that of the state before the answer."""
+    """Return a mask of each row's first sampled token. The value there is that of the state before the utterance."""
     return mask & (mask.cumsum(1) == 1)

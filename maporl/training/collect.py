@@ -1,4 +1,4 @@
-"""Collecting the dialogues of an update: branched as the configuration says, with past policies in their seats."""
+"""Collect the dialogues of an update, with branching and with past policies as opponents."""
 
 import random
 
@@ -17,11 +17,11 @@ class Collector:
     """Plays the questions of a batch for training.
 
     Args:
-        player: plays and scores.
-        branching: in how many dialogues a question is played, and from where they part.
-        args: temperature, seed and batch sizes.
-        learning: the policies whose words are trained on.
-        past: who speaks for the agent of an opponent pool; None where there is no pool.
+        player: plays dialogues and scores them.
+        branching: the number of dialogues for each question, and where they fork.
+        args: the trainer's arguments, for temperature, seed and batch sizes.
+        learning: the names of the policies that are trained.
+        past: the past policies of the opponent pool, or None without a pool.
     """
 
     def __init__(
@@ -35,8 +35,11 @@ class Collector:
         self.player, self.branching, self.args, self.learning, self.past = player, branching, args, learning, past
 
     def collect(self, batch: TeamUpdateBatch) -> None:
-        """Fill in the dialogues of ``batch``; with ``resample``, until enough questions have reward variance (DAPO's dynamic
-        sampling, arXiv 2503.14476)."""
+        """Fill in the dialogues of ``batch``.
+
+        With ``resample``, questions without reward variance are replaced by other questions, at most so many times.
+        This is the dynamic sampling of DAPO (arXiv 2503.14476).
+        """
         batch.dialogues = self._play(batch, batch.examples)
         for number in range(self.branching.resample):
             self.player.scorer.credit(batch.dialogues, batch.task)
@@ -51,7 +54,7 @@ class Collector:
 
     @property
     def _batch_size(self) -> int:
-        """Questions of an update, over all processes."""
+        """Return the number of questions of an update, over all processes."""
         return distributed.size() * self._own_batch_size
 
     @property
@@ -62,7 +65,7 @@ class Collector:
         past = None if self.past is None else self.past.speaking(batch.number)
         if past is not None:
             for engine in self.player.engines.values():
-                engine.sync(past)  # it has other weights than the last time
+                engine.sync(past)  # the past policy may have other weights than in the last update
         instead = {} if past is None or self.past is None else {self.past.section.agent: past}
         driver = self.player.driver(
             batch.task,
@@ -74,4 +77,4 @@ class Collector:
         )
         rng = random.Random(f"{self.args.seed}/{batch.number}")
         worth = self.player.scorer.worth
-        return play_branched(driver, examples, self.branching, lambda said: worth(said, batch.task), rng)
+        return play_branched(driver, examples, self.branching, lambda dialogues: worth(dialogues, batch.task), rng)

@@ -1,4 +1,4 @@
-"""A model card for each policy of a team."""
+"""Write a model card for each policy of a team."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ Learning*, ACL 2025, arXiv:2502.18439.
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says of a policy's training."""
+    """The facts about a policy's training that its card states."""
 
     team: tuple[str, ...]
     protocol: str
@@ -47,7 +47,7 @@ class CardFacts:
 
 
 def write_model_card(folder: Path, policy: Policy, facts: CardFacts) -> None:
-    """Write ``folder/README.md``."""
+    """Write the model card of ``policy`` to ``folder/README.md``."""
     base = policy.model.config._name_or_path
     if policy.adapter is not None:
         kind = f"LoRA adapter on `{base}`"
@@ -60,6 +60,6 @@ def write_model_card(folder: Path, policy: Policy, facts: CardFacts) -> None:
         base_model=base or None,
         tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
     )
-    told = asdict(facts) | {"team": ", ".join(facts.team)}
-    body = _BODY.format(name=policy.name, agents=", ".join(policy.agents), kind=kind, loading=loading, **told)
+    filled = asdict(facts) | {"team": ", ".join(facts.team)}
+    body = _BODY.format(name=policy.name, agents=", ".join(policy.agents), kind=kind, loading=loading, **filled)
     ModelCard(f"---\n{data.to_yaml()}\n---\n{body}").save(folder / "README.md")

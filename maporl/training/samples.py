@@ -1,4 +1,4 @@
-"""From dialogues to what learners are trained on: one sample for each utterance, with the columns that advantages need."""
+"""Turn dialogues into training samples: one for each utterance, with the columns that advantages need."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from trl_ext.chat import Tokenizer, encode_prompt
 from trl_ext.token_batch import Completion
 
 Name = tuple
-"""What names an utterance in an update: copies of it, in dialogues that were forked after it, have the same name."""
+"""The name of an utterance in an update. Its copies in dialogues that were forked after it have the same name."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What advantages may know of an utterance: where it stood, who said it, what it was worth. It holds no tokens and no text, and
-    it is what travels between processes.
+    """What advantages may know about an utterance: its place, its speaker and its credit.
 
-    ``name``, ``caller`` and ``earlier`` refer to utterances by :data:`Name`; ``earlier`` has (step, agent, name) of each utterance
-    before it in its dialogue. ``action`` is a digest of what was said. ``policy`` is empty where nobody learns from it.
+    It holds no tokens and no text, and it is what processes send to each other. ``name``, ``caller`` and ``earlier``
+    refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
+    ``action`` is a digest of the utterance's text. ``policy`` is empty if no policy is trained on the utterance.
     """
 
     name: Name
@@ -42,7 +42,7 @@ class Columns:
 
     @classmethod
     def of(cls, dialogue: Dialogue, utterance: Utterance, policy: str = "") -> "Columns":
-        """Those of an utterance that has a credit."""
+        """Return the columns of an utterance that has a credit."""
         before = [u for u in dialogue.utterances if u.order < utterance.order]
         caller = None if utterance.caller is None else _name(dialogue, dialogue.utterances[utterance.caller])
         return cls(
@@ -66,7 +66,7 @@ class Columns:
 
 @dataclass(kw_only=True)
 class TrainingSample(Completion):
-    """A completion that knows what it was in its dialogue. Its ``score`` is the mean credit of the utterance's copies."""
+    """A completion with its utterance and its columns. Its ``score`` is the mean credit of the utterance's copies."""
 
     columns: Columns
     utterance: Utterance = field(repr=False)
@@ -80,12 +80,19 @@ def samples_by_policy(
     critic_outputs: int = 1,
     critic_context: str = "dialogue",
 ) -> dict[str, list[TrainingSample]]:
-    """What each policy learns from in ``update``, in order of dialogue and turn; policies with nothing are absent.
+    """Return the samples that each policy is trained on, in the order of dialogues and turns.
 
-    ``tokenizers`` has the policies that learn; ``plan`` the agents and turns. Copies of one utterance, in dialogues that
-    were forked after it, are one sample, whose score is the mean of theirs. ``critic_context`` is what the critic reads
-    before the answer: everything its agent saw ("dialogue"), the question alone ("answer"), or the question and all
-    agents' words so far ("joint").
+    The copies of one utterance, in dialogues that were forked after it, are one sample. Its score is their mean score.
+    A policy without samples is left out.
+
+    Args:
+        dialogues: the dialogues of the update, with credits.
+        tokenizers: the tokenizers of the policies that are trained.
+        plan: the agents and turns that are trained.
+        update: the number of the update, for labels.
+        critic_outputs: the number of the critic's outputs. Turn k uses output k, and later turns use the last one.
+        critic_context: what the critic reads before an utterance: all that its agent saw ("dialogue"), the question
+            ("answer"), or the question and all agents' utterances so far ("joint").
     """
     samples: dict[str, list[TrainingSample]] = {}
     copies: dict[Name, tuple[TrainingSample, list[float]]] = {}
@@ -120,7 +127,7 @@ def samples_by_policy(
 
 
 def credited_by_nobody_else(dialogues: list[Dialogue], known: set[Name]) -> list[Columns]:
-    """The columns of utterances with a credit that are not among the ``known`` ones: nobody learns from them."""
+    """Return the columns of credited utterances that are not ``known``. No policy is trained on them."""
     others: dict[Name, Columns] = {}
     for dialogue in dialogues:
         for utterance in dialogue.utterances:
@@ -137,12 +144,12 @@ def _name(dialogue: Dialogue, utterance: Utterance) -> Name:
 
 
 def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, tokenizer: Tokenizer) -> list[int] | None:
-    """None: what the agent itself saw."""
+    """Return the critic's prompt, or None if it is the agent's own prompt."""
     if context == "dialogue":
         return None
     first = next(u for u in dialogue.utterances if u.agent == utterance.agent)
     if context == "answer":
         return first.prompt_ids
-    said = [f"{u.agent}, turn {u.turn + 1}: {u.words()}" for u in dialogue.utterances if u.order < utterance.order]
-    content = "\n\n".join([first.messages[-1]["content"], *said])
+    earlier = [f"{u.agent}, turn {u.turn + 1}: {u.words()}" for u in dialogue.utterances if u.order < utterance.order]
+    content = "\n\n".join([first.messages[-1]["content"], *earlier])
     return encode_prompt(tokenizer, [*first.messages[:-1], {"role": "user", "content": content}])

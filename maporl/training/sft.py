@@ -1,7 +1,7 @@
-"""Supervised training of a team's policies before PPO: on the task's own solutions, or on the best recorded debates.
+"""Supervised training of a team's policies before PPO, on the task's own solutions or on the best recorded debates.
 
-Token sequences are made here, as transcripts would have them, so that what is learned is what PPO will later see; TRL's
-``SFTTrainer`` does the training, with the loss on the agents' own words only.
+Token sequences are built as transcripts build them, so that PPO later sees the same sequences. TRL's ``SFTTrainer``
+trains on them, with the loss on the agents' own utterances only.
 """
 
 from collections.abc import Sequence
@@ -23,25 +23,28 @@ from trl_ext.checkpoint import save_policy_weights
 
 
 def solutions(team: Team, task: Task, opening: str, limit: int | None = None) -> list[Dialogue]:
-    """One-turn dialogues in which every agent answers with :meth:`Task.solution`; the first ``limit`` questions."""
+    """Return one-turn dialogues in which every agent answers with :meth:`Task.solution`.
+
+    ``opening`` is the prompt template with ``{question}``. ``limit`` takes the first questions only.
+    """
     dialogues = []
     for number in range(min(len(task), limit or len(task))):
         example = task[number]
-        asked = [{"role": "user", "content": opening.replace("{question}", task.question(example))}]
-        said = []
+        prompt = [{"role": "user", "content": opening.replace("{question}", task.question(example))}]
+        utterances = []
         for position, (name, agent) in enumerate(team.agents.items()):
             system = [{"role": "system", "content": agent.system}] if agent.system else []
             policy = team.policies_of[name][0].name if name in team.policies_of else name
-            said.append(Utterance(position, name, policy, 0, 0, [*system, *asked], task.solution(example)))
-        dialogues.append(Dialogue(example, said))
+            utterances.append(Utterance(position, name, policy, 0, 0, [*system, *prompt], task.solution(example)))
+        dialogues.append(Dialogue(example, utterances))
     return dialogues
 
 
 def best_debates(file: Path, share: float) -> list[Dialogue]:
-    """The ``share`` of the dialogues in a ``dialogues.jsonl`` whose final answers score best on average.
+    """Return the best ``share`` of the dialogues in a ``dialogues.jsonl``, by the mean score of their last turn.
 
     Raises:
-        ConfigError: there is no such file, it holds no dialogues, an answer has no score, or ``share`` is not above 0 and at most 1.
+        ConfigError: the file is missing or empty, ``share`` is not in (0, 1], or an answer has no score.
     """
     if not file.is_file():
         raise ConfigError(
@@ -74,9 +77,12 @@ def train_supervised(
     options: SFTOptions | None = None,
     quiet: bool = False,
 ) -> dict[str, float]:
-    """Train every trainable policy on its agents' words in ``dialogues``; save each under ``folder/NAME``.
+    """Train every trainable policy on its agents' utterances in ``dialogues``, and save it in ``folder/NAME``.
 
-    Returns the mean training loss by policy. ``agents.NAME.model`` (or ``adapter``, for a LoRA) takes the folders.
+    A configuration reads these folders as ``agents.NAME.model``, or as ``agents.NAME.adapter`` for a LoRA.
+
+    Returns:
+        The mean training loss by policy.
 
     Raises:
         RunExists: ``folder`` exists and is not empty.
@@ -123,7 +129,7 @@ def _rows(policy: Policy, dialogues: Sequence[Dialogue]) -> list[dict[str, list[
     rows = []
     for dialogue in dialogues:
         for agent in policy.agents:
-            for ids, own in conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids):
-                if any(own):
-                    rows.append({"input_ids": ids, "completion_mask": [int(o) for o in own]})
+            for ids, mask in conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids):
+                if any(mask):
+                    rows.append({"input_ids": ids, "completion_mask": [int(sampled) for sampled in mask]})
     return rows

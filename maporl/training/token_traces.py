@@ -1,4 +1,4 @@
-"""What training saw of single tokens, for the dialogues that are recorded."""
+"""Record log-probabilities, values and advantages of single tokens in the dialogues that are logged."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from maporl.types import Dialogue, Trace
 from trl_ext.chat import Tokenizer
 
 DIGITS = 4
-"""Decimals that are recorded."""
+"""The number of decimals that are recorded."""
 
 
 def trace(
@@ -16,9 +16,10 @@ def trace(
     tokenizers: Mapping[str, Tokenizer],
     critics: Collection[str],
 ) -> None:
-    """Give the utterances of the ``recorded`` dialogues that are trained on their :class:`~maporl.types.Trace`.
+    """Fill in the :class:`~maporl.types.Trace` of the trained utterances in the ``recorded`` dialogues.
 
-    ``batch`` has token batches with advantages; ``critics`` names the policies whose values mean something.
+    ``batch`` has token batches with advantages. ``critics`` names the policies that have a critic, whose values are
+    recorded too.
     """
     wanted = {id(u) for d in recorded for u in d.utterances}
     for policy, rows in batch.token_batches.items():
@@ -31,19 +32,18 @@ def trace(
             logprobs, advantages, *values = (
                 [round(x, DIGITS) for x in getattr(rows, name)[row, columns].tolist()] for name in names
             )
-            pieces_said = pieces(tokenizers[policy], sample.response_ids)
-            sample.utterance.trace = Trace(pieces_said, logprobs, advantages, values[0] if values else None)
+            texts = pieces(tokenizers[policy], sample.response_ids)
+            sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds, special tokens included.
+    """Return the text that each token adds, special tokens included.
 
-    A token that ends within a character adds nothing; the one that completes it adds it whole.
+    A token that ends within a character adds the empty text. The token that completes the character adds all of it.
     """
     found: list[str] = []
-    before = done = (
-        0  # ids[before:done] are decoded again with what follows, because some tokenizers join words by context
-    )
+    # ids[before:done] are decoded together with the next token, because some tokenizers join words by their context
+    before = done = 0
     for end in range(1, len(ids) + 1):
         known = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
         text = tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)

@@ -1,8 +1,8 @@
-"""Multi-agent PPO: teams that talk, one policy and one critic per agent, trained together.
+"""Multi-agent PPO: train the policies and critics of a team of agents together, on their dialogues.
 
-``MultiAgentPPOTrainer`` wires five seams and decides nothing: a :class:`maporl.rollout.player.Player` collects dialogues, a
-:class:`maporl.rewards.scorer.Scorer` scores them and shares out credit, :class:`maporl.training.assign.Advantages` makes numbers of
-numbers, :class:`trl_ext.learning.Learning` updates weights, and the run folder is told what happened.
+``MultiAgentPPOTrainer`` only connects five parts. A :class:`maporl.rollout.player.Player` plays dialogues. A
+:class:`maporl.rewards.scorer.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
+credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. The run folder records the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,27 +47,27 @@ from trl_ext.metrics import Clock, Metrics
 
 
 class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
-    """Trains a team by PPO on dialogues scored against a task's labels.
+    """Trains a team with PPO on the dialogues that its agents play.
 
     Args:
         args: a :class:`MultiAgentPPOConfig`.
-        team: who speaks, with whose weights.
-        task: questions to train on.
-        protocol: who speaks when and sees what; by default a two-turn debate.
+        team: the agents and the policies that speak for them.
+        task: the questions to train on.
+        protocol: who speaks when, and what each agent sees. The default is a debate of two turns.
         eval_task: held-out questions for ``evaluate()``.
-        reward: sources and the rule that shares them out over turns and agents.
-        speakers: the agents that play, in order; by default all of the team.
-        curriculum: (update, task) in rising order: from that update on, questions come from that task.
-        sources: reward sources by name, to replace or add to those of ``maporl.rewards.SOURCES``; plain functions serve too.
-        schedule: what learns when; by default everything, always.
-        advantage: how credits become advantages; by default PPO's, whitened per agent and turn.
-        branching: in how many dialogues a question is played while training, and from where they part; by default in one.
-        engines: engines by name, to replace or add to those of ``maporl.engines.ENGINES``.
-        engine_options: by agent, what its engine is built from (the YAML sections ``api`` and ``vllm``).
+        reward: the reward sources, and the rules that assign credit to turns and agents.
+        speakers: the agents that play, in order. By default the whole team plays.
+        schedule: which agents are trained in which updates. By default all are trained in all updates.
+        advantage: how credits become advantages. The default is PPO's GAE, whitened for each agent and turn.
+        branching: the number of training dialogues for each question, and where they fork. The default is one.
+        curriculum: pairs (update, task) in rising order. From that update on, questions come from that task.
+        sources: reward sources by name. They replace or extend ``maporl.rewards.SOURCES``, and may be plain functions.
+        engines: engines by name. They replace or extend ``maporl.engines.ENGINES``.
+        engine_options: for each agent, the options of its engine (the YAML sections ``api`` and ``vllm``).
         callbacks: further ``TrainerCallback`` objects.
 
     Raises:
-        ValueError: parts that do not fit each other; the message says which and what to do.
+        ValueError: the parts do not fit each other. The message says which, and what to do.
         ConfigError: a reward source, an engine or the protocol cannot be built.
     """
 
@@ -118,8 +118,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             if not policy.is_quantized:
                 policy.model.to(self._places.get(id(base_of(policy.model)), self.accelerator.device))
         self.advantages = Advantages(advantage, args, {n for n, own in learners.items() if own.critic != "none"})
-        spoken = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
-        built = build_engines(spoken, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
+        needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
+        built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
         self.player.engines |= {**built, **(engines or {})}
         self._ahead: Ahead[TeamUpdateBatch] = Ahead()
         if args.async_depth:
@@ -131,24 +131,24 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.add_callback(TeamProgress())
 
     def _untrained_model(self, policy: str) -> Any:
-        """Opens the model that a policy was before training."""
+        """Return a context manager that opens a policy's model with its weights before training."""
         learner = self.learners.get(policy)
         return self.team.policies[policy].active() if learner is None else learner.reference_model()
 
     @property
     def engines(self) -> dict[str, Engine]:
-        """The player's engines by name."""
+        """Return the player's engines by name."""
         return self.player.engines
 
     def place(self) -> dict[int, torch.device]:
-        """With ``placement: split``, a device for every base model of the team, in the order of its policies."""
+        """Return a device for every base model if ``placement`` is split. Otherwise all share one device."""
         self._places = split_bases(self.team.policies) if self.args.placement == "split" else {}
         return self._places
 
     # -- the seams ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, ahead: int = 0) -> TeamUpdateBatch:
-        """This process's questions of the next update, of the task that the curriculum has come to."""
+        """Return the next update's batch, with this process's questions from the present task of the curriculum."""
         step = self.state.global_step
         number = step + 1 + ahead
         task = next((task for first, task in reversed(self.curriculum) if number >= first), self.task)
@@ -156,28 +156,37 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return TeamUpdateBatch(number, step, examples, task=task, plan=self.schedule.plan(number))
 
     def collected(self) -> TeamUpdateBatch:
-        """The batch of this update, which with ``async_depth`` 1 was played while the last one was learned from."""
+        """Return this update's batch. With ``async_depth`` 1 it was played during the last update."""
         played = self._ahead.take()
         return super().collected() if played is None else played
 
     def collect_ahead(self) -> None:
-        """With ``async_depth`` 1, play the next batch meanwhile, with the weights that engines have now."""
+        """Start to play the next batch in the background if ``async_depth`` is 1, with the engines' present weights."""
         if self.args.async_depth and self.state.global_step + 1 < self.state.max_steps:
             batch = self.next_batch(ahead=1)
             self._ahead.begin(lambda: self.collect(batch))
 
     def collect(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
-        """Play the dialogues of every question, as ``branching`` says."""
+        """Play the dialogues of every question, with the configured branching."""
         self.collector.collect(batch)
         return batch
 
     def score(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
-        """Grade and score every answer, and share out credit."""
+        """Grade and score every answer, and assign credit to the utterances.
+
+        Raises:
+            RewardFailure: a reward source failed.
+        """
         self.player.scorer.credit(batch.dialogues, batch.task)
         return batch
 
     def advantage(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
-        """Token batches for each policy, with advantages over what all processes played."""
+        """Fill in the token batch of each policy, with advantages over the dialogues of all processes.
+
+        Raises:
+            ValueError: a group has a single member, or a column that is needed was not recorded.
+            NonFiniteError: a log-probability or a value is NaN or infinite.
+        """
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         batch.samples = samples_by_policy(
             batch.dialogues, tokenizers, batch.plan, batch.number, self._critic_outputs, self.args.critic_context
@@ -189,8 +198,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return batch
 
     def finish_update(self, batch: TeamUpdateBatch, clock: Clock) -> None:
-        """Give engines the new weights, let sources learn, and record what happened."""
-        self._ahead.settle()  # engines answer with one set of weights at a time
+        """Send the new weights to the engines, let reward sources learn, and record the update."""
+        self._ahead.settle()  # the background batch must not mix two sets of weights
         with self.whole_weights():
             for policy in self.learners:
                 for engine in self.engines.values():
@@ -210,7 +219,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Play the first ``eval_questions`` of the evaluation split and log accuracy per turn, votes and flips."""
+        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.
+
+        Raises:
+            ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
+        """
         evaluation = self.measure(eval_dataset)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluation.metrics().items()}
         self.log(dict(metrics))
@@ -218,14 +231,18 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return metrics
 
     def measure(self, task: Task | None = None) -> Evaluation:
-        """The :class:`Evaluation` of the current weights, without logging; random states are left as they were."""
+        """Return the :class:`Evaluation` of the present weights without logging it. Random states do not change.
+
+        Raises:
+            ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
+        """
         return evaluate_everywhere(self.play_evaluation(task))
 
     def play_evaluation(self, task: Task | None = None) -> list[Dialogue]:
-        """The graded dialogues that :meth:`measure` measures; each process plays its share of the questions.
+        """Return the graded dialogues that :meth:`measure` measures. Each process plays its share of the questions.
 
         Raises:
-            ValueError: there is no evaluation split, or ``eval_questions`` is 0.
+            ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
         """
         task = task if task is not None else self.eval_task
         if task is None:
@@ -239,16 +256,16 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     # -- logging and saving -------------------------------------------------------------------------------------------
 
     def named_metrics(self, metrics: dict[str, Metrics]) -> Metrics:
-        """Each policy's numbers under its own name."""
+        """Return all metrics as one record, in which each name begins with the policy's name."""
         return {f"{policy}/{key}": value for policy, own in metrics.items() for key, value in own.items()}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """To the run folder's ``metrics.jsonl``, and to everything in ``report_to``."""
+        """Write metrics to the run folder's ``metrics.jsonl`` and to the services in ``report_to``."""
         self.run.add_metrics(self.state.global_step, logs)
         super().log(logs, start_time)
 
     def save_learner_policy(self, name: str, folder: Path) -> None:
-        """Always under its name, as plain ``from_pretrained`` loads it, with a model card."""
+        """Save a policy in ``folder/name``, with a model card. Plain ``from_pretrained`` loads it."""
         save_policy(self.learners[name], folder / name)
         learner, args = self.learners[name], self.args
         facts = CardFacts(
@@ -265,24 +282,29 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         write_model_card(folder / name, self.team.policies[name], facts)
 
     def checkpoint_others(self) -> dict[str, Saved]:
-        """The reward sources that learn, and past policies."""
+        """Return the reward sources that learn, and the past policies, by name."""
         others: dict[str, Saved] = {
             name: source for name, source in self.player.scorer.sources.items() if source.learns
         }
         return others if self.past_policies is None else others | {"opponents": self.past_policies}
 
     def checkpoint_state(self) -> dict:
-        """Also what baselines remember."""
+        """Return the state of the loop, and the running means of baselines."""
         return super().checkpoint_state() | {"baselines": dict(self.advantages.state.means)}
 
     def restore_state(self, state: dict) -> None:
-        """Inverse of :meth:`checkpoint_state`."""
+        """Restore what :meth:`checkpoint_state` recorded, and drop later records of the run folder."""
         super().restore_state(state)
-        self.advantages.state.means = dict(state.get("baselines", {}))  # older checkpoints have none
+        self.advantages.state.means = dict(state.get("baselines", {}))  # older checkpoints lack this entry
         self.run.rewind(self.state.global_step)
 
     def start_or_resume(self, wanted: str | bool | None) -> None:
-        """Also make sure that the run folder holds no other run."""
+        """Check that the run folder of a new run holds no other run, then start or resume.
+
+        Raises:
+            RunExists: the folder of a new run holds another run's records.
+            CheckpointError: the checkpoint to resume from is missing or belongs to another run.
+        """
         if not wanted and self.state.global_step == 0:
             self.run.must_be_new()
         super().start_or_resume(wanted)

@@ -1,4 +1,4 @@
-"""What an update of a team works on."""
+"""The data of one update of a team."""
 
 from dataclasses import dataclass, field
 
@@ -14,11 +14,10 @@ class TeamUpdateBatch(UpdateBatch):
     """An :class:`trl_ext.update_batch.UpdateBatch` of dialogues.
 
     Args:
-        task: where the questions come from and who grades them; with a curriculum it changes from batch to batch.
-        plan: who learns in this update, and whose weights speak for whom.
-        dialogues: what this process played.
-        samples: by policy, what it learns from, in the order of the rows of its token batch before any was left out
-            (``TokenBatch.sample`` has each row's place here).
+        task: the task that has the questions and grades the answers. With a curriculum it differs between batches.
+        plan: which agents are trained in this update, and whose weights speak for which agent.
+        dialogues: the dialogues that this process played.
+        samples: the samples that each policy is trained on. ``TokenBatch.sample`` has the index of each row's sample.
     """
 
     task: Task

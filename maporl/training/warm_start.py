@@ -1,8 +1,8 @@
 """Warm start: brief supervised training on dialogues that an imperfect oracle plays.
 
-Tiny random models know neither the question nor the form of an answer. Here an oracle that is wrong with probability
-``wrong`` plays the protocol, and every policy learns to say what it said. What a team reaches beyond that, it owes to
-reinforcement learning.
+Tiny random models know neither the questions nor the form of an answer. An oracle that is wrong with probability
+``wrong`` therefore plays the protocol, and every policy learns to say what the oracle said. Everything that a team
+reaches beyond this comes from reinforcement learning.
 """
 
 import random
@@ -30,7 +30,17 @@ def warm_start(
     speakers: tuple[str, ...] | None = None,
     quiet: bool = False,
 ) -> None:
-    """Train every trainable policy that speaks for ``section.steps`` steps, in place."""
+    """Train every trainable policy of the ``speakers`` for ``section.steps`` steps, in place.
+
+    Args:
+        team: the agents and their policies.
+        task: the questions, and the oracle's answers.
+        protocol: the protocol that the oracle plays.
+        section: steps, batch size, learning rate, and the oracle's probability of a wrong answer.
+        seed: the seed of questions and answers.
+        speakers: the agents that play. By default the whole team plays.
+        quiet: whether to hide the progress bar.
+    """
     names = speakers or team.names()
     rng = random.Random(seed)
 
@@ -61,22 +71,22 @@ def _parameters(policy: Policy) -> list[torch.nn.Parameter]:
 def _step(
     policy: Policy, optimizer: torch.optim.Optimizer, dialogues: list[Dialogue], left: float, rate: float
 ) -> None:
-    """One step on the whole conversations of the policy's agents, loss on their own words only."""
-    played = [
-        spoken
+    """Make one optimizer step on the conversations of the policy's agents, with the loss on their own utterances."""
+    spoken = [
+        conversation
         for d in dialogues
         for agent in policy.agents
-        for spoken in conversations(d, agent, policy.name, policy.tokenizer, policy.stop_ids)
+        for conversation in conversations(d, agent, policy.name, policy.tokenizer, policy.stop_ids)
     ]
-    rows = [(ids, own) for ids, own in played if any(own)]
-    if not rows:  # it only speaks where no answer is asked for
+    rows = [(ids, mask) for ids, mask in spoken if any(mask)]
+    if not rows:  # the policy's agents gave no answers
         return
     width = max(len(ids) for ids, _ in rows)
     input_ids = torch.full((len(rows), width), policy.tokenizer.pad_token_id)
     labels = torch.full((len(rows), width), -100)
-    for row, (ids, own) in enumerate(rows):
+    for row, (ids, mask) in enumerate(rows):
         input_ids[row, : len(ids)] = torch.tensor(ids)
-        labels[row, : len(ids)] = torch.where(torch.tensor(own), torch.tensor(ids), -100)
+        labels[row, : len(ids)] = torch.where(torch.tensor(mask), torch.tensor(ids), -100)
     for group in optimizer.param_groups:
         group["lr"] = rate * left
     with policy.active() as model:
