@@ -3,24 +3,27 @@
 # make check        ruff, types and the fast tests, before a commit
 
 PYTHON ?= python3
+# versions to install: constraints.txt has the newest that were tried, constraints-oldest.txt the oldest
+CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
 # tests at a time, each on one thread: trainings that share cores wait for each other's threads
 WORKERS ?= 2
+QUICK := not slow and not gpu and not vllm and not data
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-slow test-vllm check format docs package clean
+.PHONY: quickstart test test-slow test-data test-vllm check format docs package clean
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c $(CONSTRAINTS) torch
+	$(PIP) install -c $(CONSTRAINTS) -e .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) install -c constraints.txt -e ".[dev]"
+	$(PIP) install -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 quickstart: $(VENV)/installed
@@ -28,10 +31,15 @@ quickstart: $(VENV)/installed
 		train_multi_agent.py --config configs/ppo/quickstart.yaml --set output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 -m "$(QUICK)"
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# on whole data sets: tests/golden/README.md says in what form
+test-data: $(VENV)/installed-dev
+	@test -n "$$MAPORL_TEST_DATA" || { echo "set MAPORL_TEST_DATA to the folder of the data sets: tests/golden/README.md"; exit 2; }
+	$(BIN)/python -m pytest -m data
 
 # against a real server, which another terminal has started: see the head of tests/test_vllm_engine.py
 test-vllm: $(VENV)/installed-dev
@@ -42,7 +50,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -x -n $(WORKERS) --dist worksteal -m "not slow and not gpu and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -x -n $(WORKERS) --dist worksteal -m "$(QUICK)"
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
@@ -50,7 +58,7 @@ format: $(VENV)/installed-dev
 
 # the site in build/docs; warnings, and links within it that lead nowhere, are errors
 docs: $(VENV)/installed
-	$(PIP) install -c constraints.txt -e ".[docs]"
+	$(PIP) install -c $(CONSTRAINTS) -e ".[docs]"
 	$(BIN)/python -m mkdocs build --strict
 
 # the wheel and the sdist in dist/, and each in an environment of its own, away from the checkout, training two updates

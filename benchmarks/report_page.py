@@ -1,9 +1,9 @@
-"""How long the report of many dialogues takes: writing its page, and each filter in a browser (Chromium, driven by Selenium).
+"""How long the report of many dialogues takes: writing its page, and each filter in Chromium, driven by Selenium.
 
 python benchmarks/report_page.py runs/quickstart --dialogues 5000
 
-The run's recorded dialogues are repeated until there are as many as asked for. A filter's time ends with the second frame that
-the browser draws after it.
+The run's recorded dialogues are repeated until there are as many as asked for. A filter's time ends with the second
+frame that the browser draws after it.
 """
 
 import argparse
@@ -34,7 +34,9 @@ const field = document.querySelector("input[type=search]");
 const frame = () => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)));
 const type = (text) => { field.value = text; field.dispatchEvent(new Event("input", { bubbles: true })); };
 (async () => {
-  for (const act of [ACTS]) { const began = performance.now(); act(); await frame(); times.push(performance.now() - began); }
+  for (const act of [ACTS]) {
+    const began = performance.now(); act(); await frame(); times.push(performance.now() - began);
+  }
   done(times);
 })();"""
 

@@ -14,7 +14,7 @@ Message = dict[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``."""
 
 
-class Stop(str, enum.Enum):
+class Stop(enum.StrEnum):
     """Why a completion ended: a stop token, its length, or a filter of the engine."""
 
     EOS = "eos"

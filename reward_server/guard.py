@@ -60,7 +60,7 @@ class Guard:
             return
         try:
             body = await asyncio.wait_for(_read(receive, most), self.options.body_seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await refuse(send, 408, "too_slow", f"the request did not arrive within {self.options.body_seconds:g} s")
             return
         if body is None:

@@ -42,7 +42,7 @@ class ServerOptions:
         ServerError: a value is outside its range, or others can reach ``host`` and there is no ``token``.
     """
 
-    host: str = field(default="127.0.0.1", metadata={"help": "Other than loopback needs a token."})
+    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on; any but loopback needs a token."})
     port: int = 8501
     token: str | None = field(
         default=None,
@@ -64,7 +64,7 @@ class ServerOptions:
     body_bytes: int = field(default=8 * 2**20, metadata={"help": "Larger requests are refused."})
     body_seconds: float = field(default=10.0, metadata={"help": "A request must have arrived within this."})
     answer_seconds: float = field(default=120.0, metadata={"help": "Requests not answered within this get 429."})
-    drain_seconds: int = field(default=30, metadata={"help": "For requests in progress at SIGTERM."})
+    drain_seconds: int = field(default=30, metadata={"help": "Time that requests in progress get after SIGTERM."})
 
     def __post_init__(self):
         if not 0 <= self.port <= 65535:

@@ -29,7 +29,7 @@ def tiny():
 
 @pytest.fixture(params=["excerpts", pytest.param("whole", marks=pytest.mark.data)])
 def data(request):
-    """The folder of data sets: the excerpts of ``golden/data``, or with ``make test-data`` whole ones in the same form."""
-    return (
-        Path(__file__).parent / "golden/data" if request.param == "excerpts" else Path(os.environ["MAPORL_TEST_DATA"])
-    )
+    """The folder of data sets: the excerpts in ``golden/data``, or whole ones (``make test-data``)."""
+    if request.param == "excerpts":
+        return Path(__file__).parent / "golden/data"
+    return Path(os.environ["MAPORL_TEST_DATA"])

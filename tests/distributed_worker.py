@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 2 tests/distributed_worker.py CONFIG.json OUT
 
-``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``resume``, ``strategy``, ``die``. Writes the weights and the metrics from the main process.
+``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``resume``, ``strategy``, ``die``.
+Writes the weights and the metrics from the main process.
 """
 
 import json
@@ -44,7 +45,16 @@ def team_of(lora: str | None) -> Team:
     return Team([Agent(name, shared, ann_tokenizer, adapter=name) for name in ("ann", "bob")])
 
 
+def skip_compilation() -> None:
+    """Leave out DeepSpeed's shared-memory messages, which serve inference only: compiling them takes a minute on a new machine."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def main() -> None:
+    if "ACCELERATE_USE_DEEPSPEED" in os.environ:
+        skip_compilation()
     options = json.loads(Path(sys.argv[1]).read_text())
     out = Path(sys.argv[2])
     args = MultiAgentPPOConfig(**options["args"])

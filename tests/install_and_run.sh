@@ -7,7 +7,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv environment
-environment/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints" torch==2.13.0
+environment/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints" torch
 environment/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints" "$given"
 environment/bin/maporl --version
 environment/bin/maporl train quickstart output_dir=run updates=2 warm_start.steps=5 evaluation.questions=20 --quiet

@@ -1,4 +1,4 @@
-"""Two processes, started as users start them, train what one process trains: replicated, under DeepSpeed ZeRO, and sharded."""
+"""Two processes train what one trains: replicated (which ``torchrun`` starts), under DeepSpeed ZeRO, and sharded."""
 
 import json
 import os

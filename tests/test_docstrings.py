@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [
-    "maporl/cli", "maporl/config/command_line.py", "maporl/environments", "maporl/rewards/verifier", "maporl/sandbox",
-    "maporl/tasks", "maporl/verifier", "reward_server",
+    "maporl/cli", "maporl/config/command_line.py", "maporl/environments", "maporl/report", "maporl/rewards/verifier",
+    "maporl/sandbox", "maporl/storage", "maporl/tasks", "maporl/verifier", "reward_server",
 ]  # fmt: skip
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

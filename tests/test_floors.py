@@ -30,11 +30,11 @@ FLOORS = (  # from the ground up; rooms of one floor may import each other, but 
     {"maporl.cli"},
 )
 FRONT = {"maporl", "maporl.__main__"}
-"""The package's front, which loads names from all floors when they are asked for, and its command: nobody imports them."""
+"""The package's front, which loads names of all floors on first use, and its command. Nobody imports them."""
 LIGHT = (
-    "maporl.types", "maporl.errors", "maporl.text", "maporl.schedules", "maporl.storage", "maporl.config", "maporl.evaluation",
-    "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping", "maporl.rewards.rules", "maporl.rewards.build",
-    "trl_ext.ppo_options", "trl_ext.errors", "trl_ext.distributed",
+    "maporl.types", "maporl.errors", "maporl.text", "maporl.schedules", "maporl.storage", "maporl.config",
+    "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
+    "maporl.rewards.rules", "maporl.rewards.build", "trl_ext.ppo_options", "trl_ext.errors", "trl_ext.distributed",
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
@@ -53,7 +53,8 @@ def module_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-FILES = {module_name(p): p for package in ("maporl", "trl_ext", "reward_server") for p in sorted((ROOT / package).rglob("*.py"))}  # fmt: skip
+PACKAGES = ("maporl", "trl_ext", "reward_server")
+FILES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
 
 
 def room_of(module):
@@ -66,7 +67,7 @@ def floor_of(module):
 
 
 def imports_of(module):
-    """Every import in a module's file, those inside functions included; a name that is a module counts as that module."""
+    """Every import in a module's file, those inside functions included."""
     path = FILES[module]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

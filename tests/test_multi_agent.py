@@ -1,6 +1,7 @@
 """Teams: dialogues token by token, several policies at once, the same numbers as one policy where there is one."""
 
 import copy
+import dataclasses
 import json
 import math
 
@@ -296,6 +297,14 @@ def test_frozen_agents_speak_but_do_not_learn(tiny, tmp_path):
     trainer.train()
     assert set(trainer.learners) == {"ann"}
     assert all(torch.equal(v, frozen[k]) for k, v in bob.state_dict().items())
+
+
+def test_an_agent_is_frozen_because_a_team_reads_it_once(pair, tmp_path):
+    team = pair()
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'trainable'"):
+        team.agents["ann"].trainable = False
+    agents = [dataclasses.replace(team.agents["ann"], trainable=False), team.agents["bob"]]
+    assert set(trainer_of(Team(agents), tmp_path).learners) == {"bob"}
 
 
 def test_agents_may_share_one_policy(tiny, tmp_path):

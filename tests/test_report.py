@@ -347,7 +347,7 @@ def test_a_report_is_written_beside_the_run_and_again_over_itself_but_over_nothi
     ]
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>")
-    with pytest.raises(RunError, match="exists and is no report of maporl; nothing was overwritten"):
+    with pytest.raises(RunError, match="exists and is not a report of maporl; nothing was overwritten"):
         write_report([folder], mine)
     assert mine.read_text() == "<p>mine</p>"
     monkeypatch.chdir(tmp_path)
@@ -433,7 +433,7 @@ def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
     "make, message",
     [
         (lambda f: None, "no such folder; give the output_dir of a run"),
-        (lambda f: f.mkdir(), "is no run: it has neither config.yaml nor metrics.jsonl nor dialogues.jsonl, and is empty"),
+        (lambda f: f.mkdir(), "is not a run: it has neither config.yaml nor metrics.jsonl nor dialogues.jsonl, and is empty"),
         (lambda f: (f.mkdir(), (f / "notes.txt").write_text("x")), "and holds notes.txt"),
         (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text("{}\n")), r"metrics.jsonl: a record has no 'step'; it was not written by this version"),
         (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')), r"metrics.jsonl: line 1 is damaged"),
@@ -441,8 +441,8 @@ def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
         (lambda f: (f.mkdir(), (f / "dialogues.jsonl").write_text('{"step": 1}\n')), r"dialogues.jsonl: a record has no 'example'"),
         (lambda f: (f.mkdir(), (f / "config.yaml").write_text("a: [")), r"config.yaml: cannot be read"),
         (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text("{}")), "evaluation_after.json: has no 'turns'"),
-        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text('{"turns": [3], "flips": []}')), r"evaluation_after.json: is no evaluation \(TypeError"),
-        (lambda f: write_run(f, after=None) and (f / "evaluation_after.json").write_text((f / "evaluation_before.json").read_text().replace('"count": 0.0, "total": 10', '"count": 11, "total": 10')), r"is no evaluation \(ValueError\('11 of 10 is no share'\)\)"),
+        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text('{"turns": [3], "flips": []}')), r"evaluation_after.json: is not an evaluation \(TypeError"),
+        (lambda f: write_run(f, after=None) and (f / "evaluation_after.json").write_text((f / "evaluation_before.json").read_text().replace('"count": 0.0, "total": 10', '"count": 11, "total": 10')), r"is not an evaluation \(ValueError\('11 of 10 cannot be a share'\)\)"),
     ],
 )  # fmt: skip
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, make, message):
@@ -458,7 +458,7 @@ def test_a_run_that_was_cut_off_or_has_not_begun_has_a_report(tmp_path):
         file.write('{"step": 5, "example": {"id": "é'.encode()[:-1])  # in the middle of a character
     told = {part["title"]: part["text"] for part in story(read_run(folder))}
     assert told["How it was trained"].startswith("So far 4 of 4 updates")
-    assert "There is no evaluation on held-out questions after training." in told["What it learned"]
+    assert "Held-out questions were not evaluated after training." in told["What it learned"]
     assert failures(read_run(folder))["scope"] == "10 dialogues recorded in the last 10 updates"
     (tmp_path / "new").mkdir()
     (tmp_path / "new/config.yaml").write_text("updates: 3")

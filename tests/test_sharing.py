@@ -211,9 +211,9 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda run, empty: push(run, "not a name!"), "is not a hub name"),
+        (lambda run, empty: push(run, "not a name!"), "is not a name on the hub"),
         (lambda run, empty: push(run, "team"), "'team': expected ORG/NAME"),
-        (lambda run, empty: push(empty, "org/team"), "is no run: it has neither"),
+        (lambda run, empty: push(empty, "org/team"), "is not a run: it has neither"),
         (lambda run, empty: push(run, "org/team"), "org/team: could not be pushed|org/team: nobody is logged in"),
         (
             lambda run, empty: Team.from_pretrained("org/none-such-team"),

@@ -49,9 +49,7 @@ class PPOOptions:
         None,
         "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
     )
-    stop_token_id: int | list[int] | None = option(  # noqa: RUF009
-        None, "Stop at this id, or one of these, instead."
-    )
+    stop_token_id: int | list[int] | None = option(None, "Stop at this id, or one of these, instead.")
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that does not end.")
     kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")

@@ -14,9 +14,9 @@ from maporl.config.schema import AdvantageConfig
 __all__ = [
     "BASELINES",
     "COLUMNS",
-    "TRANSFORMS",
     "RETURNS",
     "SCALES",
+    "TRANSFORMS",
     "AdvantageConfig",
     "BaselineState",
     "Estimates",

@@ -1,4 +1,4 @@
-"""``maporl train``, ``maporl check`` and ``maporl sft``: what changes a team's weights, and what is looked at before."""
+"""``maporl train``, ``maporl check`` and ``maporl sft``: training a team, and checking a configuration before."""
 
 from pathlib import Path
 from typing import Annotated

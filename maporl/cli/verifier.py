@@ -27,7 +27,7 @@ Set = Annotated[
 def generate(
     *,
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file: its task and its agents.")],
-    output: Annotated[Path, typer.Option("--output", help="Folder; one that was begun is gone on with.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder for the samples; one that was begun is continued.")],
     set_: Set = None,
     options: GenerateOptions,
     quiet: Quiet = False,

@@ -65,7 +65,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def known_errors(quiet: bool = False) -> Iterator[None]:
     """Turn a user's mistake into one line on standard error and an exit status; every other error keeps its trace.
 
-    ``quiet``: what is printed on standard output meanwhile is not shown.
+    ``quiet``: nothing that is printed on standard output meanwhile is shown.
 
     Raises:
         SystemExit: with the status of a :class:`UserError`, 1 for a full disk, 130 after Ctrl-C.

@@ -83,17 +83,6 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def resolved_text(file: Path) -> str:
-    """Return the text that :func:`to_yaml` now writes for the configuration in ``file``.
-
-    An earlier version may have written the file with fewer keys. Only this text can be compared with another one.
-
-    Raises:
-        ConfigError: this version cannot read the file.
-    """
-    return to_yaml(parse_config(read_yaml(file), str(file)))
-
-
 def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     """Build an instance of the dataclass ``kind`` from plain values.
 

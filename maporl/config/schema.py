@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from maporl.engines.registry import ENGINES
+from maporl.config.engines import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
 
@@ -381,7 +381,7 @@ class TrainingOptions(LearnerOptions):
     gradient_accumulation_steps: Positive = option(
         1, "Dialogues of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
     )
-    warmup_steps: NotNegative = option(0, "Number of updates in which the learning rate rises.")
+    warmup_steps: NotNegative = option(0.0, "Number of updates in which the learning rate rises.")
     max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of a policy is clipped; 0: no clipping.")
     weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
     adam_beta2: Share = option(0.999, "Second beta of AdamW.")

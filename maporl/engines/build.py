@@ -6,8 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from maporl.config.engines import ENGINES
 from maporl.engines.base import Engine
-from maporl.engines.registry import ENGINES
 from maporl.errors import ConfigError
 from maporl.team.agents import Policy
 from trl_ext.ppo_options import PPOOptions

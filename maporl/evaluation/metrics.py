@@ -145,13 +145,13 @@ class Evaluation:
 
         def share(entry: dict[str, Any]) -> Share:
             if not 0 <= entry["count"] <= entry["total"]:
-                raise ValueError(f"{entry['count']} of {entry['total']} is no share")
+                raise ValueError(f"{entry['count']} of {entry['total']} cannot be a share")
             return Share(entry["count"], entry["total"])
 
         def change(entry: dict[str, Any]) -> Flips:
             counts = {"questions": 0, **{name: count for name, count in entry.items() if name != "shares"}}
             if not all(isinstance(count, int) for count in counts.values()):
-                raise ValueError(f"{counts} are no counts")
+                raise ValueError(f"expected whole numbers, got {counts}")
             return Flips(**counts)
 
         turns = [
@@ -168,7 +168,7 @@ class Evaluation:
 
 
 def turns_played(dialogues: Sequence[Dialogue]) -> int:
-    """Return the number of turns of the longest dialogue; 0 if there is no dialogue."""
+    """Return the number of turns of the longest dialogue; 0 without dialogues."""
     return max((d.turns() for d in dialogues), default=0)
 
 

@@ -6,7 +6,7 @@ from maporl.evaluation.metrics import Evaluation, Share
 
 
 def cell(share: Share | None) -> str:
-    """Return a share and its interval in percent, such as ``62.5 [58.2, 66.6]``; ``-`` if there is none."""
+    """Return a share and its interval in percent, such as ``62.5 [58.2, 66.6]``; ``-`` for an unknown share."""
     if share is None or not share.total:
         return "-"
     low, high = share.interval()

@@ -14,7 +14,7 @@ Numbers = list[float | None]
 
 @dataclass
 class Series:
-    """A line: a number for each of the chart's updates, None where there is no number. ``low`` and ``high`` are a 95% interval.
+    """A line: a number for each of the chart's updates, or None. ``low`` and ``high`` are a 95% interval.
     ``colour`` is a place in the page's palette; by default it follows from the order of the lines."""
 
     name: str
@@ -27,9 +27,10 @@ class Series:
 
 @dataclass
 class Chart:
-    """Lines over the same updates. ``about`` says in words what is drawn, ``part`` is the part of the page that has the chart.
-    ``share``: numbers are shown in percent. ``whole``: the axis goes from 0 to 1. ``limit`` is a value of the configuration that
-    bounds what is drawn, and its name."""
+    """Lines over the same updates. ``about`` says in words what is drawn, ``part`` is the part of the page that has the
+    chart. ``share``: numbers are shown in percent. ``whole``: the axis goes from 0 to 1. ``limit`` is a value of the
+    configuration that bounds what is drawn, and its name.
+    """
 
     title: str
     about: str

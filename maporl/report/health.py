@@ -62,7 +62,7 @@ def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | N
         else:
             told.append(f"Its entropy went from {was:.2f} nats in the first {few_updates(few)} to {now:.2f} nats.")
     explained = mean(known("val/explained_variance")[-few:])
-    if explained:  # exactly 0 where there is no critic
+    if explained:  # exactly 0 without a critic
         told.append(f"The critic explains {explained:.0%} of the variance of the returns.")
         if explained < WEAK_CRITIC:
             told.append("That is little: the advantages are mostly the noise of single answers.")

@@ -65,8 +65,9 @@ class PageSeat:
             return self._answer
 
     def asked(self) -> dict[str, Any]:
-        """The question that waits for an answer: its number, who is asked, and what was told before it. Empty while others speak;
-        ``over`` once the seat is closed."""
+        """The question that waits for an answer: its number, who is asked, and what was told before it. Empty while
+        others speak; ``over`` once the seat is closed.
+        """
         with self._turn:
             return {"over": True, "lines": self._lines} if self.closed else dict(self._asked)
 
@@ -92,14 +93,14 @@ class LivePage(ThreadingHTTPServer):
     It answers this machine only, and only at its address, which has a secret token in it.
 
     Raises:
-        RunError: the folder is no run, or the port cannot be used.
+        RunError: the folder is not a run, or the port cannot be used.
     """
 
     daemon_threads = True
 
     def __init__(self, folder: str | Path, port: int = 8600, seat: PageSeat | None = None):
         self.reader, self.seat = RunReader(folder, keep=MOST), seat
-        self.reader.read()  # a folder that is no run is refused before anything listens
+        self.reader.read()  # refuses a folder that is not a run before anything listens
         self.token = secrets.token_urlsafe(12)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -118,14 +119,17 @@ class LivePage(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """The address of the page."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def page(self) -> bytes:
+        """The live page, which asks for its data."""
         return render({"title": self.reader.folder.resolve().name, "runs": []}, live=True).encode()
 
     def data(self, epoch: int, after: int) -> dict[str, Any]:
-        """The page's data, with the dialogues that came after number ``after``. A page that has read another ``epoch`` of the run
-        gets all of them."""
+        """The page's data, with the dialogues that came after number ``after``. A page that has read another ``epoch``
+        of the run gets all of them.
+        """
         with self._lock:
             state = hashlib.sha256(repr(_state(self.reader.folder)).encode()).hexdigest()[:16]
             began = time.monotonic()

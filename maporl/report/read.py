@@ -27,8 +27,9 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A dialogue as a run has recorded it. ``number`` counts the dialogues in the order of reading; ``key`` names this one, and is
-    the same whenever the run is read."""
+    """A dialogue as a run has recorded it. ``number`` counts the dialogues in the order of reading; ``key`` names this
+    one, and is the same whenever the run is read.
+    """
 
     number: int
     when: When
@@ -51,6 +52,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The name of the run's folder."""
         return self.folder.resolve().name
 
     def updates(self) -> list[dict[str, Any]]:
@@ -66,7 +68,7 @@ class Run:
         return self.config.get("agents") or {}
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the configuration, empty where there is none."""
+        """A section of the configuration; empty where the configuration lacks it."""
         found = self.config.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -75,7 +77,7 @@ def read_run(folder: str | Path) -> Run:
     """The run in ``folder``.
 
     Raises:
-        RunError: the folder is no run, or a file in it cannot be read.
+        RunError: the folder is not a run, or a file in it cannot be read.
     """
     return RunReader(folder).read()
 
@@ -83,8 +85,8 @@ def read_run(folder: str | Path) -> Run:
 class RunReader:
     """Reads a run again and again while it grows, each time only what is new.
 
-    ``keep`` bounds how many dialogues of training are kept: the newest. ``epoch`` counts how often the run was set back to an
-    earlier checkpoint; everything is then read and numbered anew.
+    ``keep`` bounds how many dialogues of training are kept: the newest. ``epoch`` counts how often the run was set back
+    to an earlier checkpoint; everything is then read and numbered again.
     """
 
     def __init__(self, folder: str | Path, keep: int | None = None):
@@ -104,7 +106,7 @@ class RunReader:
         """The run as it is now.
 
         Raises:
-            RunError: the folder is no run, or a file in it cannot be read.
+            RunError: the folder is not a run, or a file in it cannot be read.
         """
         _must_be_run(self.folder)
         if any(self._set_back(name) for name in self._read):
@@ -186,7 +188,7 @@ def _must_be_run(folder: Path) -> None:
     if not any((folder / name).exists() for name in ("config.yaml", *RECORDS)):
         found = sorted(path.name for path in folder.iterdir())[:5]
         what = f"holds {', '.join(found)}" if found else "is empty"
-        raise RunError(f"{folder}: is no run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip
+        raise RunError(f"{folder}: is not a run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip
 
 
 def _missing(record: Any, when: str | None) -> str:
@@ -209,8 +211,10 @@ def _missing(record: Any, when: str | None) -> str:
 
 
 def _dialogue(record: dict[str, Any]) -> Dialogue:
-    """The dialogue of a record that has all parts (:func:`_missing`). People may have edited the file, and older versions wrote
-    fewer fields. So a field that is absent or of the wrong kind is empty, and a number where a text should be becomes a text."""
+    """The dialogue of a record that has all parts (:func:`_missing`). People may have edited the file, and older
+    versions wrote fewer fields. So a field that is absent or of the wrong kind is empty, and a number where a text
+    should be becomes a text.
+    """
     example = {"id": "", "question": "", "answer": "", **_cleaned(record["example"])}
     example["id"] = str(example["id"])
     utterances = [
@@ -291,4 +295,6 @@ def _evaluation(file: Path) -> Evaluation | None:
     try:
         return Evaluation.from_json(content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise RunError(f"{file}: is no evaluation ({error!r}); it was not written by this version of maporl") from None
+        raise RunError(
+            f"{file}: is not an evaluation ({error!r}); it was not written by this version of maporl"
+        ) from None

@@ -119,7 +119,7 @@ def _learned(run: Run) -> str:
     points = [(r["step"], value) for r in run.updates() for n in names if (value := finite(r.get(n))) is not None]
     if not points:
         return "" if run.dialogues else "Nothing has been trained yet."
-    held_out = "There is no evaluation on held-out questions after training."
+    held_out = "Held-out questions were not evaluated after training."
     if len(points) < FEW:
         return (
             f"On the training questions, answers of the last turn are right {points[-1][1]:.1%} of the time. {held_out}"
@@ -133,8 +133,9 @@ def _learned(run: Run) -> str:
 
 
 def paired_gain(run: Run) -> Difference | None:
-    """How much more often the last turn is right after training than before it, on the questions that both evaluations have.
-    None where there are none."""
+    """How much more often the last turn is right after training than before it, on the questions that both evaluations
+    have. None without such questions.
+    """
     before, after = (
         {d.example.id: right_share(d) for one in run.of(when) if graded(d := one.dialogue)}
         for when in ("before", "after")

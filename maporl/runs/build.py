@@ -19,8 +19,8 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start
 from maporl.validation.preflight import tasks_of, training_arguments
 from trl_ext import distributed
-from trl_ext.atomic import new_folder
 from trl_ext.allocator import reuse_memory
+from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
 
 

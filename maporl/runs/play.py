@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from maporl.config import parse_config, read_yaml, to_yaml, unknown
 from maporl.config.schema import Config
-from maporl.errors import ConfigError
-from maporl.config.parse import resolved_text, to_yaml, unknown
 from maporl.engines.human import HumanEngine
+from maporl.errors import ConfigError
 from maporl.evaluation.metrics import majority_credit
 from maporl.protocols import speakers, turns_of
 from maporl.report.dialogues import game_of, outcome_of
 from maporl.runs.build import build_player
-from maporl.tasks import build_task
 from maporl.storage.run_folder import RunFolder
-from maporl.config.schema import WarmStartSection
-from maporl.types import Dialogue, Example
+from maporl.tasks import build_task
 from maporl.text import visible
+from maporl.types import Dialogue, Example
 
 
 class Game:
@@ -84,7 +83,7 @@ class Game:
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        elif resolved_text(file) != text:
+        elif parse_config(read_yaml(file), str(file)) != config:
             raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
 
 

@@ -11,12 +11,12 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from maporl.team.pretrained import first_line
+from maporl.errors import RunError
 from maporl.report.failures import failures
 from maporl.report.page import payload, render, results
 from maporl.report.read import Run, read_run
-from maporl.errors import RunError
 from maporl.report.story import story
+from maporl.team.pretrained import first_line
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 TEXTS = (".json", ".md", ".jinja", ".txt")
@@ -78,24 +78,18 @@ class Pushed:
 
 
 def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
-    """Upload the team of a finished run to the hub as ``name``.
+    """Upload the team of a finished run as ``name``. With ``dry_run`` nothing leaves this machine.
 
-    Other files of the repository stay. Paths of this machine, and credentials in addresses, are taken out of the
-    configuration, the cards and the report.
-
-    Args:
-        run: the run's folder.
-        name: the repository, ORG/NAME.
-        private: whether a new repository is private.
-        dry_run: whether to upload nothing, and only to return what would be uploaded.
+    Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report.
+    Other files that the repository holds stay there.
 
     Raises:
-        RunError: the name is invalid, the run has not ended, or the upload failed.
+        RunError: the run has not ended, ``name`` is not a name on the hub, or the upload failed.
     """
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise RunError(f"{name!r}: is not a hub name ({first_line(error)}); expected ORG/NAME") from None
+        raise RunError(f"{name!r}: is not a name on the hub ({first_line(error)}); expected ORG/NAME") from None
     if "/" not in name:
         raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
     record = read_run(run)

@@ -5,8 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from maporl.config import Config, to_yaml
-from maporl.config.parse import resolved_text
+from maporl.config import Config, parse_config, read_yaml, to_yaml
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
 from maporl.runs.build import build_player, build_trainer
@@ -77,9 +76,9 @@ def _claim(folder: Path, config: Config, resume: bool) -> None:
     if resume:
         if not file.is_file():
             raise CheckpointError(f"{folder}: no config.yaml, so it holds no run to resume; start without --resume")
-        begun = resolved_text(file)
-        if begun != text:
-            changed = _changed_lines(begun, text)
+        begun = parse_config(read_yaml(file), str(file))  # an earlier version may have written fewer keys
+        if begun != config:
+            changed = _changed_lines(to_yaml(begun), text)
             raise CheckpointError(
                 f"{folder}: its run was started with another configuration ({changed}); resume with the same one"
             )

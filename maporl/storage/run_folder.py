@@ -69,12 +69,16 @@ class RunFolder:
         return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
     def rewind(self, step: int) -> None:
-        """Drop the records that a run wrote after ``step``, before it resumes from the checkpoint of that step."""
+        """Drop the records that a run wrote after ``step``, because it resumes from that step's checkpoint."""
         self._checked = True
         for path in (self.metrics, self.dialogues):
             if path.exists() and distributed.is_main():
-                kept = [json.dumps(record) for _, record in whole_lines(path) if record["step"] <= step]
-                replace_file(path, "".join(line + "\n" for line in kept))
+                content, kept, start = path.read_bytes(), [], 0
+                for end, record in whole_lines(path):
+                    if record["step"] <= step:
+                        kept.append(content[start:end].strip().decode() + "\n")
+                    start = end
+                replace_file(path, "".join(kept))
 
     def _append(self, path: Path, lines: list[str]) -> None:
         if not distributed.is_main():

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
-from maporl.engines.registry import ENGINES
 from maporl.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 
 from maporl.config import Config
-from maporl.engines.registry import has_weights
+from maporl.config.engines import has_weights
 from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team

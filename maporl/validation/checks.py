@@ -4,9 +4,9 @@ import dataclasses
 import math
 from pathlib import Path
 
+from maporl.config.engines import ENGINES
 from maporl.config.parse import unknown
 from maporl.config.schema import AdvantageConfig, AgentSection, Config
-from maporl.engines.registry import ENGINES
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES

@@ -54,7 +54,9 @@ class GenerateOptions(SamplingOptions):
 class BalanceOptions(SamplingOptions):
     """How many answers of a question are kept, and how a question that lacks right or wrong ones gets more of them."""
 
-    per_question: int = field(default=10, metadata={"help": "Most right, and most wrong, answers of a question."})
+    per_question: int = field(
+        default=10, metadata={"help": "At most so many right, and as many wrong, answers of a question."}
+    )
     rounds: int = field(default=4, metadata={"help": "Most rounds of hints; 0 needs no model."})
     per_round: int = field(default=8, metadata={"help": "Samples of a short side in a round."})
     short: Literal["cut", "drop"] = field(
@@ -63,7 +65,7 @@ class BalanceOptions(SamplingOptions):
     """``cut``: to as many right as wrong answers; ``drop``: the question goes."""
     free_form: bool = field(default=False, metadata={"help": "Answers have no final-answer line (open-ended tasks)."})
     repeats: bool = field(
-        default=False, metadata={"help": "Count equal answers each (short answers have one right text)."}
+        default=False, metadata={"help": "Count equal answers separately (short answers have one right text)."}
     )
     agent: str | None = field(default=None, metadata={"help": "Who is given hints; default: the first."})
     seed: int = 0
@@ -93,7 +95,7 @@ class TrainOptions:
     longest: int = field(default=550, metadata={"help": "Longer rows, in tokens, are dropped."})
     held_out: float = field(default=0.1, metadata={"help": "Share of the questions to evaluate on."})
     bf16: bool = field(default=False, metadata={"help": "Weights in bfloat16."})
-    use_cpu: bool = field(default=False, metadata={"help": "Even where there is an accelerator."})
+    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even where there is an accelerator."})
     chat_template: str | None = field(default=None, metadata={"help": "For base models: 'fallback', or a Jinja file."})
     seed: int = 0
 
