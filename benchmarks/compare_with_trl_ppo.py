@@ -1,11 +1,12 @@
-"""PPO updates here against TRL 1.12's PPOTrainer: the same work, in interleaved runs, each in a process of its own.
+"""Compare PPO updates with those of TRL 1.12's PPOTrainer. Both do the same work, in alternating processes.
 
     python benchmarks/compare_with_trl_ppo.py --peer-python VENV/bin/python --peer-script bench_ppo112.py \
         --model DIR --rounds 2 [--dtype float32] [--critic head model] [--lora 16]
 
-``--peer-python`` is an environment with torch 2.13.0, trl 1.12.0, transformers 5.23.0 and psutil; ``--peer-script``
-drives TRL's trainer with forced answer length and prints one JSON line with ``update_s`` and ``peak_rss_mb``. Prints a
-Markdown table of medians and ratios (above 1: faster here; below 1: less memory here).
+``--peer-python`` is an environment with torch 2.13.0, trl 1.12.0, transformers 5.23.0 and psutil. ``--peer-script``
+drives TRL's trainer with a forced completion length and prints one JSON line with ``update_s`` and ``peak_rss_mb``.
+This script prints a Markdown table of medians and ratios. A ratio of times above 1 means that this package is faster. A
+ratio of memory below 1 means that it needs less.
 """
 
 import argparse
@@ -47,9 +48,9 @@ def main() -> None:
         seconds["trl"] += peer["update_s"]
         memory["trl"].append(peer["peak_rss_mb"] * 2**20)
         for critic in options.critic:
-            own = run([sys.executable, "benchmarks/ppo_step.py", *shared, "--critic", critic, "--json"])
-            seconds[critic].append(own["seconds_per_update"])
-            memory[critic].append(own["peak_rss_bytes"])
+            here = run([sys.executable, "benchmarks/ppo_step.py", *shared, "--critic", critic, "--json"])
+            seconds[critic].append(here["seconds_per_update"])
+            memory[critic].append(here["peak_rss_bytes"])
         print({name: [round(s, 1) for s in values] for name, values in seconds.items()}, file=sys.stderr, flush=True)
     base_seconds, base_memory = statistics.median(seconds["trl"]), statistics.median(memory["trl"])
     print(f"| {options.dtype} | s per update | times as fast | peak GB | of its memory |\n|---|---|---|---|---|")

@@ -1,14 +1,15 @@
-"""One update of a team of LoRA agents on one base model, here and in the naive way; and what turns and agents cost.
+"""Measure one update of a team of LoRA agents on one base model, against the naive way, and the cost of turns and
+agents.
 
-    python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds
-    2] [--json] python benchmarks/debate_step.py sweep --model DIR --json > points.json python benchmarks/debate_step.py
-    sweep --model DIR --points points.json --plot docs/images/debate_cost.png
+    python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds 2] [--json]
+    python benchmarks/debate_step.py sweep --model DIR --json > points.json
+    python benchmarks/debate_step.py sweep --model DIR --points points.json --plot docs/images/debate_cost.png
 
 ``compare``: the naive way samples with one call of generate for each agent and turn, reads every prompt again, and
-trains on one row for each agent and turn. Both ways get the same questions and random numbers and force every answer to
-its full length, so that they sample the same tokens (in float32; in bfloat16 a few differ) and have the same loss.
-Variants are interleaved, each in a process of its own; the table has medians. ``sweep`` varies turns and agents from 1
-to 6 and fits a line to seconds against tokens trained.
+trains on one row for each agent and turn. All variants get the same questions and random numbers, and force every
+completion to its full length. They therefore sample the same tokens (in float32; in bfloat16 a few differ) and have the
+same loss. Variants run in alternating processes, and the table has medians. ``sweep`` varies turns and agents from 1 to
+6, and fits a line to the seconds against the tokens read.
 """
 
 import argparse
@@ -21,15 +22,16 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 VARIANTS = {
-    "naive": {"adapters": "plain", "states": False, "families": False, "joint": False},
-    "agents in one batch": {"adapters": "mixed", "states": False, "families": False, "joint": False},
-    "adapters merged": {"adapters": "merged", "states": False, "families": False, "joint": False},
-    "merged, states kept": {"adapters": "merged", "states": True, "families": False, "joint": False},
-    "and conversations read once": {"adapters": "merged", "states": True, "families": True, "joint": False},
-    "and adapters updated together": {"adapters": "merged", "states": True, "families": True, "joint": True},
+    "naive": {"adapters": "plain", "states": False, "prefixes": False, "joint": False},
+    "agents in one batch": {"adapters": "mixed", "states": False, "prefixes": False, "joint": False},
+    "adapters merged": {"adapters": "merged", "states": False, "prefixes": False, "joint": False},
+    "merged, states kept": {"adapters": "merged", "states": True, "prefixes": False, "joint": False},
+    "and conversations read once": {"adapters": "merged", "states": True, "prefixes": True, "joint": False},
+    "and adapters updated together": {"adapters": "merged", "states": True, "prefixes": True, "joint": True},
 }
+"""How adapters sample, and whether the KV cache is kept, rows share prefixes, and adapters share an update."""
 
 
 def parse() -> argparse.Namespace:
@@ -52,19 +54,19 @@ def parse() -> argparse.Namespace:
 
 
 def once(options: argparse.Namespace) -> dict:
-    """One update by the first of ``--variants``, in this process: seconds by phase, tokens, losses."""
+    """Run one update of the first of ``--variants`` in this process. Return seconds by phase, tokens and losses."""
     import torch
-    import trl_ext.rows
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
     from maporl.engines.transformers import TransformersEngine
+    from trl_ext import token_batch
 
     torch.set_num_threads(options.threads)
     variant = VARIANTS[options.variants[0]]
-    if not variant["families"]:
-        trl_ext.token_batch._families = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
+    if not variant["prefixes"]:
+        token_batch._prefix_groups = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -88,15 +90,15 @@ def once(options: argparse.Namespace) -> dict:
     trainer.engines["transformers"] = TransformersEngine(
         team.policies, options.new_tokens, 64, keep_states=variant["states"], adapters=variant["adapters"]
     )
-    trained: list[int] = []
-    made = trainer.learning.token_batches
+    read: list[int] = []
+    build = trainer.learning.token_batches
 
-    def counted(completions, critic_only=False):
-        rows, metrics = made(completions, critic_only)
-        trained.append(sum(int(own.to_read()[0].numel()) for own in rows.values()))
-        return rows, metrics
+    def build_and_count(completions, critic_only=False):
+        batches, metrics = build(completions, critic_only)
+        read.append(sum(int(batch.to_read()[0].numel()) for batch in batches.values()))
+        return batches, metrics
 
-    trainer.learning.token_batches = counted  # type: ignore[method-assign]
+    trainer.learning.token_batches = build_and_count  # type: ignore[method-assign]
     trainer.train()
     records = trainer.run.read_metrics()
     last = records[-1]
@@ -104,7 +106,7 @@ def once(options: argparse.Namespace) -> dict:
     sampled = options.agents * options.turns * options.questions * options.new_tokens
     return {
         "seconds": sum(phases.values()), "phases": phases, "tokens_sampled": sampled,
-        "tokens_read_by_the_update": trained[-1], "tokens_prefilled": trained[-1] - sampled if variant["families"] else None,
+        "tokens_read_by_the_update": read[-1], "tokens_prefilled": read[-1] - sampled if variant["prefixes"] else None,
         "parameters": sum(p.numel() for p in base.parameters()), "agents": options.agents, "turns": options.turns,
         "questions": options.questions, "new_tokens": options.new_tokens,
         "losses": [last[f"{name}/loss/policy_avg"] for name in names],
@@ -112,6 +114,7 @@ def once(options: argparse.Namespace) -> dict:
 
 
 def run(options: argparse.Namespace, variant: str, **changes: int) -> dict:
+    """Run :func:`once` with one variant in another process. ``changes`` replace options."""
     values = vars(options) | changes
     flags = [(f"--{key.replace('_', '-')}", str(values[key])) for key in ("model", "agents", "turns", "questions", "new_tokens", "epochs", "dtype", "threads")]  # fmt: skip
     command = [sys.executable, __file__, "once", "--variants", variant, *(word for flag in flags for word in flag)]
@@ -122,6 +125,7 @@ def run(options: argparse.Namespace, variant: str, **changes: int) -> dict:
 
 
 def compare(options: argparse.Namespace) -> None:
+    """Run all variants in turn, and print a table of medians."""
     results: dict[str, list[dict]] = {name: [] for name in options.variants}
     for _ in range(options.rounds):
         for name in options.variants:
@@ -130,31 +134,32 @@ def compare(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(results))
         return
-    first = statistics.median(one["seconds"] for one in results[options.variants[0]])
+    first = statistics.median(result["seconds"] for result in results[options.variants[0]])
     print(
         "| | s per update | times as fast | rollout s | advantage s | update s | tokens read by the update |\n|---|---|---|---|---|---|---|"
     )
-    for name, ones in results.items():
-        seconds = statistics.median(one["seconds"] for one in ones)
-        phases = [statistics.median(one["phases"][p] for one in ones) for p in ("collect", "advantage", "update")]
+    for name, runs in results.items():
+        seconds = statistics.median(result["seconds"] for result in runs)
+        phases = [statistics.median(result["phases"][p] for result in runs) for p in ("collect", "advantage", "update")]
         cells = " | ".join(f"{p:.1f}" for p in phases)
-        print(f"| {name} | {seconds:.1f} | {first / seconds:.2f} | {cells} | {ones[0]['tokens_read_by_the_update']} |")
-    spread = max(abs(a - b) for ones in results.values() for a, b in zip(ones[0]["losses"], results[options.variants[0]][0]["losses"], strict=True))  # fmt: skip
+        print(f"| {name} | {seconds:.1f} | {first / seconds:.2f} | {cells} | {runs[0]['tokens_read_by_the_update']} |")
+    expected = results[options.variants[0]][0]["losses"]
+    spread = max(abs(a - b) for runs in results.values() for a, b in zip(runs[0]["losses"], expected, strict=True))
     print(f"\nlargest difference of a policy loss to the first variant: {spread:.2g}")
 
 
 def sweep(options: argparse.Namespace) -> None:
-    """Measure (or read) twelve points: turns 1 to 6, then agents 1 to 6, two of the other each."""
+    """Measure or read twelve points: 1 to 6 turns with two agents, then 1 to 6 agents with two turns."""
     import numpy as np
 
     if options.points:
-        every = json.loads(Path(options.points).read_text())
+        measured = json.loads(Path(options.points).read_text())
     else:
         shapes = [{"agents": 2, "turns": n} for n in range(1, 7)] + [{"agents": n, "turns": 2} for n in range(1, 7)]
-        every = [run(options, "and conversations read once", **shape) for shape in shapes]
+        measured = [run(options, "and conversations read once", **shape) for shape in shapes]
     if options.json:
-        print(json.dumps(every))
-    points = {"turns": every[:6], "agents": every[6:]}
+        print(json.dumps(measured))
+    points = {"turns": measured[:6], "agents": measured[6:]}
     for what, found in points.items() if not options.json else ():
         tokens, seconds = [p["tokens_read_by_the_update"] for p in found], [p["seconds"] for p in found]
         slope, start = np.polyfit(tokens, seconds, 1)

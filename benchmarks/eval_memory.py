@@ -2,8 +2,8 @@
 
     python benchmarks/eval_memory.py --model FOLDER [--against ANOTHER_CHECKOUT]
 
-``FOLDER`` holds a causal language model. With ``--against`` the same command is run with the code of another checkout too, in
-turns, so that two versions are compared in one run.
+``FOLDER`` holds a causal language model. With ``--against``, the same command also runs with the code of another
+checkout, which compares two versions.
 """
 
 import argparse
@@ -21,7 +21,10 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def configuration(model: str, folder: str) -> dict:
-    """Two full-weight agents that debate four products; a KL penalty, so that training keeps a reference of each."""
+    """Return a configuration of two full-weight agents that debate four products, with a KL penalty.
+
+    With the penalty, training would keep a reference copy of each model.
+    """
     return {
         "output_dir": f"{folder}/run",
         "task": {"name": "toy_times", "largest": 9},
@@ -33,7 +36,7 @@ def configuration(model: str, folder: str) -> dict:
 
 
 def measure(checkout: Path, model: str) -> dict[str, float]:
-    """GiB of main memory at the peak, seconds, and what was right, of one evaluation in a process of its own."""
+    """Run one evaluation in another process. Return its peak memory in GiB, seconds, right answers and tokens."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(configuration(model, folder)))

@@ -1,11 +1,12 @@
-"""How much of what the bare model can do is left: updates against plain forward and backward passes, rollouts against ``generate``.
+"""Compare updates with plain forward and backward passes of the same model, and rollouts with the model's ``generate``.
 
     python benchmarks/fraction.py --model DIR [--batch 8 --prompt-len 64 --response-len 64 --dtype bfloat16 --rounds 3]
 
-In one process, interleaved: ``trainer.update`` (four passes over the batch, each with a loss, a backward pass and a step of AdamW)
-against four times ``model(...)`` with logits for the answers only, their cross-entropy and ``backward()``; and ``trainer.collect``
-against ``model.generate`` on the same prompts, sampling as many tokens. FLOPs are counted as 6 for every parameter and token read.
-Medians over the rounds after a first one that warms up.
+``trainer.update`` makes four passes over the batch, each with a loss, a backward pass and a step of AdamW. It is
+compared with four times ``model(...)`` with logits for the completions only, their cross-entropy and ``backward()``.
+``trainer.collect`` is compared with ``model.generate`` on the same prompts, for as many tokens. All run in turn in one
+process. FLOPs are counted as 6 for every parameter and every token read. The table has medians over the rounds after a
+first one, which warms up.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import tempfile
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 PASSES = 4
 
 

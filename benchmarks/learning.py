@@ -1,12 +1,13 @@
-"""What configurations learn, over several seeds: the README's learning figures.
+"""Measure what configurations learn over several seeds. The README's learning figures come from here.
 
     python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2
     python benchmarks/learning.py run configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
     python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | cory | spiral | maporl [--seeds 0 1 2]
 
-Each run is a process of its own, one after the other. ``run`` prints held-out accuracy of all agents together in the first
-and the final turn, before and after training, and the run's wall-clock seconds. ``compare`` runs two methods on one
-configuration, seed by seed in turn, and prints each measure as mean over the seeds with a 95% t interval. Markdown tables.
+Each run is a separate process, one after the other. ``run`` prints the held-out accuracy of all agents together in the
+first and the final turn, before and after training, and the run's seconds. ``compare`` runs two methods on one
+configuration, seed by seed in turn. It prints each measure as the mean over the seeds with a 95% t interval. Both print
+Markdown tables.
 """
 
 import argparse
@@ -33,16 +34,17 @@ class Run:
     seconds: float
 
     def evaluation(self, when: str) -> dict:
+        """Return the evaluation ``before`` or ``after`` training."""
         return json.loads((self.folder / f"evaluation_{when}.json").read_text())
 
     def updates(self, name: str) -> list[float]:
-        """A metric at every update that has it."""
+        """Return a metric at every update that has it."""
         records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return [r[name] for r in records if name in r]
 
 
 def train(config: str, seed: int, sets: list[str], folder: Path) -> Run:
-    """Run a configuration to its end in a process of its own."""
+    """Run a configuration to its end in another process."""
     command = [sys.executable, "-m", "maporl", "train", config, "-q"]
     values = [f"seed={seed}", f"output_dir={folder}", *sets]
     started = time.perf_counter()
@@ -51,6 +53,7 @@ def train(config: str, seed: int, sets: list[str], folder: Path) -> Run:
 
 
 def run(options: argparse.Namespace, root: Path) -> None:
+    """Train a configuration with each seed, and print a table of accuracies."""
     print(
         "| seed | first turn before | final turn before | first turn after | final turn after | gain | final - first | s |"
     )
@@ -67,58 +70,59 @@ def run(options: argparse.Namespace, root: Path) -> None:
 
 
 def team(turn: int) -> Callable[[Run], float]:
+    """The team's held-out accuracy in a turn after training, in percent."""
     return lambda done: 100 * done.evaluation("after")["turns"][turn]["team"]["value"]
 
 
 def of_agent(agent: str, when: str = "after", turn: int = -1) -> Callable[[Run], float]:
+    """One agent's held-out accuracy in a turn, in percent."""
     return lambda done: 100 * done.evaluation(when)["turns"][turn]["agents"][agent]["value"]
 
 
 def late(name: str, last: int = 10) -> Callable[[Run], float]:
-    """The mean of a metric over the last updates."""
+    """The mean of a metric over the ``last`` updates."""
     return lambda done: statistics.fmean(done.updates(name)[-last:])
 
 
 def peak(name: str) -> Callable[[Run], float]:
-    """The largest gradient norm over the median one."""
+    """The largest value of a metric, divided by its median."""
     return lambda done: max(done.updates(name)) / statistics.median(done.updates(name))
 
 
 def exploitability(done: Run) -> float:
-    """How much a best response wins from the policy in Kuhn poker, summed over both seats (0 at equilibrium, in antes)."""
+    """How much a best response wins from the policy in Kuhn poker, in antes, summed over both positions.
+
+    It is 0 at the equilibrium.
+    """
     from maporl.config.parse import read_yaml
-    from maporl.runs import train as runs
+    from maporl.runs.build import build_player
     from maporl.types import Message
     from maporl.validation.load import from_dict
 
-    config = from_dict(
-        read_yaml(done.folder / "config.yaml") | {"output_dir": tempfile.mkdtemp(), "warm_start": {"steps": 0}}
-    )
-    trainer = runs.build_trainer(config, quiet=True)
-    runs.load_checkpoint_weights(trainer, done.folder / "final")
+    config = from_dict(read_yaml(done.folder / "config.yaml") | {"output_dir": tempfile.mkdtemp()})
+    policy = build_player(config, done.folder / "final").team.policies_of["first"][0]
     states = [f"{card} {history}".strip() for card in "JQK" for history in ("", "p", "b", "pb")]
-    voice = trainer.team.policies_of["first"][0]
     bets = {}
     for state in states:
         messages: list[Message] = [{"role": "user", "content": state}]
-        bets[state] = _bet_probability(voice, messages)
+        bets[state] = _bet_probability(policy, messages)
     return _best_response(bets, 0) + _best_response(bets, 1)
 
 
-def _bet_probability(voice, messages) -> float:
+def _bet_probability(policy, messages) -> float:
     import torch
 
     from trl_ext.chat import encode_prompt
 
-    ids = torch.tensor([encode_prompt(voice.tokenizer, messages)])
-    with torch.no_grad(), voice.active() as model:
+    with torch.no_grad(), policy.active() as model:
+        ids = torch.tensor([encode_prompt(policy.tokenizer, messages)], device=model.device)
         logits = model(input_ids=ids).logits[0, -1].float()
-    bet, passes = (voice.tokenizer.convert_tokens_to_ids(move) for move in "bp")
-    return float(torch.softmax(logits[[bet, passes]], dim=0)[0])  # among legal moves
+    bet, passes = (policy.tokenizer.convert_tokens_to_ids(move) for move in "bp")
+    return float(torch.softmax(logits[[bet, passes]], dim=0)[0])  # among the legal moves
 
 
-def _best_response(bets: dict[str, float], seat: int) -> float:
-    """What the best response in ``seat`` wins on average from a player who bets with these probabilities."""
+def _best_response(bets: dict[str, float], position: int) -> float:
+    """What the best response in ``position`` wins on average from a player who bets with these probabilities."""
     ends = {"pp", "bp", "bb", "pbp", "pbb"}
 
     def won(history: str, mine: str, theirs: str) -> float:
@@ -126,13 +130,13 @@ def _best_response(bets: dict[str, float], seat: int) -> float:
         first = {"pp": 1, "bb": 2, "pbb": 2}.get(history)
         if first is not None:
             return first * higher
-        return (1.0 if history == "bp" else -1.0) * (1 if seat == 0 else -1)
+        return (1.0 if history == "bp" else -1.0) * (1 if position == 0 else -1)
 
     def value(history: str, mine: str, weights: dict[str, float]) -> float:
-        """Best value over what the other may hold, with the probabilities of coming here."""
+        """The best value. ``weights`` has the probability of coming here with each card of the other player."""
         if history in ends:
             return sum(w * won(history, mine, card) for card, w in weights.items())
-        if len(history) % 2 == seat:
+        if len(history) % 2 == position:
             return max(value(history + move, mine, weights) for move in "pb")
         total = 0.0
         for move in "pb":
@@ -198,10 +202,11 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
 
 
 def compare(options: argparse.Namespace, root: Path) -> None:
+    """Train the two methods of a comparison with each seed, and print a table of measures."""
     config, variants, measures = COMPARISONS[options.what]
     done: dict[str, list[Run]] = {name: [] for name in variants}
     for seed in options.seeds:
-        for number, (name, sets) in enumerate(variants.items()):  # in turn, so that both see the same machine
+        for number, (name, sets) in enumerate(variants.items()):  # in turn, so that both meet the same load
             folder = root / f"{options.what}-{number}-seed{seed}"
             done[name].append(train(config, seed, [*sets, *options.set], folder))
             print(f"seed {seed}, {name}: {done[name][-1].seconds:.0f} s", file=sys.stderr, flush=True)
@@ -210,14 +215,16 @@ def compare(options: argparse.Namespace, root: Path) -> None:
     for measure, value in measures.items():
         cells = []
         for name in variants:
-            values = [value(one) for one in done[name]]
+            values = [value(finished) for finished in done[name]]
             cells.append(f"{interval(values)} ({', '.join(f'{v:.3g}' for v in values)})")
         print(f"| {measure} | " + " | ".join(cells) + " |")
-    print("| seconds | " + " | ".join(interval([one.seconds for one in done[name]]) for name in variants) + " |")
+    print(
+        "| seconds | " + " | ".join(interval([finished.seconds for finished in done[name]]) for name in variants) + " |"
+    )
 
 
 def interval(values: list[float]) -> str:
-    """``mean +- half width`` of the 95% t interval."""
+    """Return the text ``mean ± half width`` of the 95% t interval."""
     if len(values) < 2:
         return f"{values[0]:.3g}"
     half = T95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))

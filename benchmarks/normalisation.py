@@ -1,10 +1,11 @@
-"""When one normalisation for all agents inflates one agent's gradient: the identity of Dr. MAS, as a picture.
+"""Draw the identity of Dr. MAS: one normalisation for all agents may inflate one agent's gradient.
 
     python benchmarks/normalisation.py docs/images/normalisation.png
 
-An agent speaks in a share w of a prompt's rows. Its rewards have the same spread s as the others', and a mean that is D higher.
-With m and S the mean and spread of all rows, E[A^2] of that agent is (s^2 + (m_i - m)^2) / S^2: drawn as lines, and measured
-by ``estimate`` on sampled rewards as dots. With the key [prompt, agent] it is 1.
+An agent speaks in a share w of a prompt's rows. Its rewards have the same spread s as the others', and a mean m_i that
+is D higher. All rows have the mean m and the spread S. Then E[A^2] of that agent is (s^2 + (m_i - m)^2) / S^2. The
+lines show this formula, and the dots show what ``estimate`` gives on sampled rewards. With the key [prompt, agent] it
+is 1.
 """
 
 import argparse
@@ -20,7 +21,7 @@ ROWS = 4000
 
 
 def measured(share: float, distance: float, key: tuple[str, ...]) -> float:
-    """The mean of the rare agent's squared advantages."""
+    """Return the mean of the rare agent's squared advantages."""
     rng = np.random.default_rng(0)
     rare = round(ROWS * share)
     rewards = np.concatenate([rng.normal(distance, SPREAD, rare), rng.normal(0.0, SPREAD, ROWS - rare)])

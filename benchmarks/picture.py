@@ -1,7 +1,7 @@
-"""A picture of a run's report, as the README shows it: Chromium, driven by Selenium.
+"""Take a picture of a run's report for the README, with Chromium driven by Selenium.
 
-python benchmarks/picture.py runs/quickstart docs/images/report.png --height 1000
-python benchmarks/picture.py runs/quickstart docs/images/dialogues.png --height 800 --at "when=train&dialogue=0/150/47%2B29"
+python benchmarks/picture.py runs/quickstart docs/images/report.png --height 1000 python benchmarks/picture.py
+runs/quickstart docs/images/dialogues.png --height 800 --at "when=train&dialogue=0/150/47%2B29"
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
         browser = webdriver.Chrome(options=chromium, service=webdriver.ChromeService(shutil.which("chromedriver")))
         browser.get(f"{page.resolve().as_uri()}#{options.at}")
         WebDriverWait(browser, 10).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
-        time.sleep(1)  # charts are drawn
+        time.sleep(1)  # until the charts are drawn
         browser.save_screenshot(str(options.picture))
         browser.quit()
 

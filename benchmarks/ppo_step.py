@@ -1,9 +1,9 @@
-"""Seconds, memory and work of PPO updates on one policy with forced answer length.
+"""Measure seconds, memory and work of PPO updates on one policy with a forced completion length.
 
     python benchmarks/ppo_step.py --model DIR --batch 8 --prompt-len 64 --response-len 64 --epochs 4 --critic head --json
 
-``--model tiny`` is a random Llama (width 64, 2 layers, 1024 ids). Prompts are random ids, every answer has exactly
-``--response-len`` tokens, and the reward is a function that costs nothing, so that the work is fixed. Prints one line:
+``--model tiny`` is a random Llama (width 64, 2 layers, 1024 ids). The work is fixed: prompts are random ids, every
+completion has exactly ``--response-len`` tokens, and the reward is a function of the text's length. The result has
 ``seconds_per_update`` (median), ``seconds_per_phase`` (mean per update), ``tokens_per_second`` (sampled, end to end),
 ``peak_rss_bytes`` (while training) and ``work``.
 """
@@ -17,13 +17,13 @@ import threading
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed, where installed, speaks on stdout
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="a folder, or 'tiny'")
-    parser.add_argument("--batch", type=int, default=8, help="answers per update")
+    parser.add_argument("--batch", type=int, default=8, help="completions per update")
     parser.add_argument("--micro", type=int, default=None, help="rows per forward and backward (default: batch)")
     parser.add_argument("--mini-batches", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=4)
@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
 
 
 def load(options: argparse.Namespace):
-    """(model, tokenizer) of ``--model``."""
+    """Return the model and the tokenizer of ``--model``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -61,7 +61,7 @@ def load(options: argparse.Namespace):
 
 
 class PeakMemory:
-    """Largest resident set of this process while the block runs, sampled every 10 ms."""
+    """Measures the largest resident memory of this process while the block runs, every 10 ms."""
 
     def __enter__(self):
         import psutil
@@ -141,7 +141,7 @@ def main() -> None:
         callbacks=[Record()],
         peft_config=peft_config,
     )
-    trainer.remove_callback(PrinterCallback)  # standard output is for the result alone
+    trainer.remove_callback(PrinterCallback)  # standard output has the result only
     with PeakMemory() as memory:
         started = time.perf_counter()
         trainer.train()

@@ -1,4 +1,4 @@
-"""How long the report of many dialogues takes: writing its page, and each filter in Chromium, driven by Selenium.
+"""Measure the report of many dialogues: the time to write its page, and the time of each filter in Chromium.
 
 python benchmarks/report_page.py runs/quickstart --dialogues 5000
 
@@ -42,7 +42,7 @@ const type = (text) => { field.value = text; field.dispatchEvent(new Event("inpu
 
 
 def enlarged(run: Path, number: int, folder: Path) -> Path:
-    """A copy of ``run`` in ``folder`` with ``number`` recorded dialogues, each under an id of its own."""
+    """Return a copy of ``run`` in ``folder`` with ``number`` recorded dialogues, each with a different id."""
     copy = folder / "run"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoint-*", "final", "initial"))
     recorded = [json.loads(line) for line in (run / "dialogues.jsonl").read_text().splitlines()]
@@ -53,7 +53,7 @@ def enlarged(run: Path, number: int, folder: Path) -> Path:
 
 
 def filter_times(page: Path, profile: str) -> list[float]:
-    """Milliseconds that the page takes for each of ``FILTERS``."""
+    """Return the milliseconds that the page takes for each of ``FILTERS``."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or shutil.which("chromium-browser") or ""
     for flag in (*FLAGS, f"--user-data-dir={profile}"):

@@ -1,13 +1,13 @@
-"""How fast the reward server is: against scoring offline, and against one request at a time.
+"""Measure the reward server's throughput against offline scoring and against one request at a time.
 
     python benchmarks/reward_server.py [--model DIR] [--requests 128] [--tokens 100 250] [--concurrency 32] [--rounds 3]
     python benchmarks/reward_server.py --soak 20000
 
-Without ``--model`` a bfloat16 verifier of SmolLM2-135M's size with random weights is made; ``--tokens`` are the shortest
-and the longest chat. Every round measures, on the same chats, one after the other: ``Verifier.score`` on all of them in
-this process; the server with ``--concurrency`` clients that each send one chat at a time; and a server that handles one
-request at a time, with as many clients. ``--soak`` sends that many requests and compares latency and memory of the four
-quarters. Servers run in processes of their own. Prints JSON.
+Without ``--model``, the verifier has the size of SmolLM2-135M and random bfloat16 weights. ``--tokens`` are the lengths
+of the shortest and the longest chat. Every round measures three ways on the same chats, one after the other:
+``Verifier.score`` in this process, the server with ``--concurrency`` clients that each send one chat at a time, and a
+server that handles one request at a time with as many clients. ``--soak`` sends that many requests, and compares
+latency and memory of the four quarters. Servers run in other processes. The result is printed as JSON.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from maporl.team.tiny import build_tiny_tokenizer
 
 
 def make_verifier(folder: Path, small: bool) -> str:
-    """A folder with a verifier of random weights: SmolLM2-135M's shape, or a small one."""
+    """Save a verifier with random weights in ``folder``. It has the shape of SmolLM2-135M, or a ``small`` one."""
     tokenizer = build_tiny_tokenizer(TinySection())
     shape = (64, 128, 2, 4, 4) if small else (576, 1536, 30, 9, 3)
     hidden, inner, layers, heads, kv = shape
@@ -53,7 +53,7 @@ def make_verifier(folder: Path, small: bool) -> str:
 
 @contextmanager
 def serving(model: str, *options: str):
-    """(URL, process) of a server of its own."""
+    """Start a server, and yield its URL and its process."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -78,33 +78,33 @@ def serving(model: str, *options: str):
 
 
 def ask(url: str, chats: list, concurrency: int) -> tuple[float, list[float], list[float]]:
-    """(seconds, latencies in order of sending, scores) of one chat a request by ``concurrency`` clients.
+    """Send one chat in each request with ``concurrency`` clients. Return seconds, latencies and scores.
 
-    Each client keeps one connection of the standard library's, which leaves most of the machine to the server.
+    Each client keeps one connection of the standard library, which leaves most of the machine to the server.
     """
-    mine = threading.local()
+    client = threading.local()
     bodies = [json.dumps({"chats": [chat]}) for chat in chats]
 
-    def one(body: str) -> tuple[float, float]:
-        if not hasattr(mine, "connection"):
-            mine.connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+    def send(body: str) -> tuple[float, float]:
+        if not hasattr(client, "connection"):
+            client.connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
         started = time.perf_counter()
-        mine.connection.request("POST", "/v1/score", body, {"Content-Type": "application/json"})
-        answer = mine.connection.getresponse()
-        text = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status}: {text!r}")
+        client.connection.request("POST", "/v1/score", body, {"Content-Type": "application/json"})
+        response = client.connection.getresponse()
+        text = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {text!r}")
         return time.perf_counter() - started, json.loads(text)["results"][0]["score"]
 
     with ThreadPoolExecutor(concurrency) as pool:
         started = time.perf_counter()
-        found = list(pool.map(one, bodies))
+        found = list(pool.map(send, bodies))
         seconds = time.perf_counter() - started
     return seconds, [latency for latency, _ in found], [score for _, score in found]
 
 
 def throughput(model: str, chats: list, concurrency: int, rounds: int) -> dict:
-    """Chats per second, offline and served, each round one after the other."""
+    """Measure chats per second, offline and served, one after the other in each round."""
     verifier = Verifier.load(model, "cpu")
     verifier.score(chats[:16])
     rates: dict[str, list[float]] = {"offline": [], "served": [], "one_at_a_time": []}
@@ -128,7 +128,7 @@ def throughput(model: str, chats: list, concurrency: int, rounds: int) -> dict:
 
 
 def soak(model: str, chats: list, requests: int, concurrency: int) -> dict:
-    """p50 and p99 latency, milliseconds, and the server's memory, MB, by quarter of the requests."""
+    """Measure p50 and p99 latency in milliseconds and the server's memory in MB, for each quarter of the requests."""
     quarters = []
     with serving(model) as (url, process):
         ask(url, chats, concurrency)

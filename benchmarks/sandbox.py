@@ -1,9 +1,9 @@
-"""Programs per second of the sandbox on a TinyGSM file, without its cache.
+"""Measure how many programs of a TinyGSM file the sandbox runs in a second, without its cache.
 
     python benchmarks/sandbox.py --source tinygsm.jsonl --kind auto
 
-Prints one JSON line for the fastest of ``--repeats`` passes: ``rows_per_second``, ``start_seconds`` of the worker, and
-``reasons``. This process, the worker and its forks take turns, so the rate is that of one core.
+It prints one JSON line for the fastest of ``--repeats`` passes: ``rows_per_second``, ``start_seconds`` of the worker,
+and ``reasons``. This process, the worker and its forks take turns, so the rate is that of one core.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from maporl.tasks.base import read_rows
 
 
 def measure(codes: list[str], kind: str) -> dict:
-    """One pass with a worker of its own."""
+    """Run all programs once with a new worker."""
     started = time.perf_counter()
     with Sandbox(kind=kind, cache=False) as sandbox:
         sandbox.run("0")
@@ -44,7 +44,7 @@ def main() -> None:
     # equal programs would run once
     codes = list(dict.fromkeys(row.get("code") or row["meta"]["code"] for row in rows))
     passes = [measure(codes, options.kind) for _ in range(options.repeats)]
-    print(json.dumps(max(passes, key=lambda one: one["rows_per_second"])))
+    print(json.dumps(max(passes, key=lambda result: result["rows_per_second"])))
 
 
 if __name__ == "__main__":

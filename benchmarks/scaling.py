@@ -1,19 +1,20 @@
-"""What an update would take and cost: a model of its phases, fitted to measured points, for other teams, models and ranks.
+"""Predict the time and cost of an update for other teams, models and ranks, by a model that is fitted to measured
+points.
 
     python benchmarks/debate_step.py sweep --model DIR --json > points.json     # twelve measured points
     python benchmarks/scaling.py check points.json                              # fit on eight of them, predict the other four
     python benchmarks/scaling.py predict points.json --agents 4 --turns 3 --questions 256 --new-tokens 512 \
         --parameters 1.7e9 --ranks 8 --speed 400 --price 2.5
 
-With N agents, T turns, Q questions and L new tokens per answer, all agents on one base:
+With N agents, T turns, Q questions and L new tokens in each completion, all agents on one base:
 
     rollout = a L T + b (tokens sampled) + c (tokens read before sampling)      decoding: a per step, b per token; prefill: c
     update  = d + e (tokens read by the update)                                  forward, backward, reference, old log-probabilities
     over R ranks: tokens / R, plus the sum of gradients: 2 (R - 1) / R * trained bytes / bandwidth
 
-``--parameters`` scales b, c and e in proportion to those of the measured model (computation), ``--speed`` divides all by how many
-times as fast the other machine multiplies matrices as the measured one. A rough model: it knows no memory, and decoding on GPUs
-is bound by bandwidth rather than computation, so treat its rollouts there as a lower bound.
+``--parameters`` scales b, c and e in proportion to the measured model's parameters. ``--speed`` divides all seconds by
+how many times as fast the other machine multiplies matrices. The model is rough. It does not consider memory, and
+decoding on GPUs is limited by bandwidth rather than computation. Its rollouts on GPUs are therefore a lower bound.
 """
 
 import argparse
@@ -24,14 +25,14 @@ import numpy as np
 
 
 def features(point: dict) -> tuple[list[float], list[float]]:
-    """(rollout's, update's) terms of a point."""
+    """Return the terms of the rollout and of the update for a measured point."""
     sampled = point["agents"] * point["turns"] * point["questions"] * point["new_tokens"]
     steps = point["turns"] * point["new_tokens"]
     return [steps, sampled, point["tokens_prefilled"]], [1.0, point["tokens_read_by_the_update"]]
 
 
 def fit(points: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-    """Least squares on relative errors; negative coefficients are set to 0 and the rest fitted again."""
+    """Fit by least squares on relative errors. Negative coefficients are set to 0, and the rest is fitted again."""
 
     def solve(rows: list[list[float]], seconds: list[float]) -> np.ndarray:
         matrix, target = np.array(rows) / np.array(seconds)[:, None], np.ones(len(seconds))
@@ -50,11 +51,12 @@ def fit(points: list[dict]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def seconds_of(point: dict, model: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
-    """Predicted (rollout, update) seconds."""
+    """Return the predicted seconds of the rollout and of the update."""
     return float(np.dot(features(point)[0], model[0])), float(np.dot(features(point)[1], model[1]))
 
 
 def check(points: list[dict]) -> None:
+    """Fit eight points, and print a table of the predictions for the other four."""
     held_out = [points[i] for i in (2, 5, 8, 11) if i < len(points)]
     model = fit([p for p in points if p not in held_out])
     print("| agents | turns | measured s | predicted s | error |\n|---|---|---|---|---|")
@@ -66,21 +68,22 @@ def check(points: list[dict]) -> None:
 
 
 def predict(points: list[dict], options: argparse.Namespace) -> None:
+    """Print the predicted seconds and cost of a run with ``options``."""
     rollout, update = fit(points)
     size = options.parameters / points[0]["parameters"]
     typical = points[-1]
-    heard = typical["tokens_prefilled"] / (typical["agents"] * typical["turns"] * typical["questions"])
+    prompt = typical["tokens_prefilled"] / (typical["agents"] * typical["turns"] * typical["questions"])
     sampled = options.agents * options.turns * options.questions * options.new_tokens / options.ranks
-    prefilled = options.agents * options.turns * options.questions * (options.prompt_tokens or heard) / options.ranks
+    prefilled = options.agents * options.turns * options.questions * (options.prompt_tokens or prompt) / options.ranks
     read = sampled + prefilled
     play = (
         rollout[0] * options.turns * options.new_tokens + size * (rollout[1] * sampled + rollout[2] * prefilled)
     ) / options.speed
     learn = (update[0] + size * update[1] * read) / options.speed
     trained = options.trained_parameters or options.parameters
-    talk = 2 * (options.ranks - 1) / options.ranks * trained * 2 * options.agents / (options.bandwidth * 1e9)
-    step = play + learn + talk
-    print(f"rollout {play:.1f} s, update {learn:.1f} s, gradients between ranks {talk:.2f} s: {step:.1f} s per update")
+    sync = 2 * (options.ranks - 1) / options.ranks * trained * 2 * options.agents / (options.bandwidth * 1e9)
+    step = play + learn + sync
+    print(f"rollout {play:.1f} s, update {learn:.1f} s, gradients between ranks {sync:.2f} s: {step:.1f} s per update")
     print(
         f"{step * options.ranks / 3600 * options.price * options.updates:.2f} for {options.updates} updates at {options.price} an hour and rank"
     )
@@ -94,7 +97,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--questions", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--prompt-tokens", type=float, default=None, help="read before an answer; default: as measured")
+    parser.add_argument("--prompt-tokens", type=float, default=None, help="tokens of a prompt; default: as measured")
     parser.add_argument("--parameters", type=float, default=1.7e9)
     parser.add_argument(
         "--trained-parameters", type=float, default=None, help="per agent; default: all (a LoRA has fewer)"

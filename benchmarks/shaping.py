@@ -1,9 +1,9 @@
-"""Milliseconds of the reward rules on one core: shaping 10,000 questions, repetition in 10,000 answers.
+"""Measure the reward rules on one core: shaping 10,000 questions, and repetition in 10,000 answers.
 
     OMP_NUM_THREADS=1 python benchmarks/shaping.py
 
-Prints one JSON line with the median of several runs: ``share_scores_ms`` (the slowest of the six rules),
-``collaboration_bonus_ms``, ``shaping_ms`` (both) and ``repetition_ms``.
+It prints one JSON line with medians of several runs in milliseconds: ``share_scores_ms`` (the slowest of the six
+rules), ``collaboration_bonus_ms``, ``shaping_ms`` (both) and ``repetition_ms``.
 """
 
 import json
@@ -19,6 +19,7 @@ QUESTIONS, AGENTS, TURNS, ANSWERS, TOKENS, RUNS = 10_000, 4, 5, 10_000, 300, 9
 
 
 def milliseconds(function, *arguments) -> float:
+    """Return the median milliseconds of a call."""
     times = []
     for _ in range(RUNS):
         started = time.perf_counter()

@@ -1,9 +1,10 @@
-"""Does a long run grow? Resident memory of a team of two tiny models over ten minutes of training, and its slope.
+"""Measure whether the memory of a long run grows: a team of two tiny models trains for ten minutes.
 
     python benchmarks/soak.py --minutes 10 [--json]
 
-Every update samples, scores, trains and records; every tenth evaluates and saves a checkpoint (two are kept). The slope is that of
-a line through the resident memory after every update of the second half of the time: the first half fills pools and caches.
+Every update samples, scores, trains and records. Every tenth update also evaluates and saves a checkpoint, of which two
+are kept. The slope is that of a line through the resident memory after every update in the second half of the time,
+because the first half fills pools and caches.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""Two agents with weights of their own, one turn, one pass of optimisation: tokens per second here and in CoMLRL 1.4.3.
+"""Compare tokens per second with CoMLRL 1.4.3: two agents with separate weights, one turn, one pass of optimisation.
 
     python benchmarks/two_agents.py --peer-python VENV/bin/python --peer-script bench_comlrl.py --model DIR --rounds 3
 
-``--peer-python`` is an environment with torch 2.13.0, comlrl 1.4.3, transformers, wandb and openai; ``--peer-script`` drives
-CoMLRL's independent actor-critic on the same prompts, both models fully trained in bfloat16, and prints one JSON line. Both
-stop answers at the end of sequence, so tokens per second are compared: all sampled tokens over the seconds of ``train()``,
-loading left out. Prompts are the bare text there and here. Rounds are interleaved, each run in a process of its own.
+``--peer-python`` is an environment with torch 2.13.0, comlrl 1.4.3, transformers, wandb and openai. ``--peer-script``
+drives CoMLRL's independent actor-critic on the same prompts, trains both models fully in bfloat16, and prints one JSON
+line. Both libraries stop completions at the end of sequence. The comparison is therefore of tokens per second: all
+sampled tokens over the seconds of ``train()``, without loading. Prompts are the bare text in both. Runs alternate in
+separate processes.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, speaks on stdout
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 QUESTION = "Question {a}: a farmer has {a} cows and buys {b} more, how many cows does he have now and why? Explain."
 
 
@@ -37,7 +38,7 @@ def parse() -> argparse.Namespace:
 
 
 def once(options: argparse.Namespace) -> dict:
-    """One update of two full models: seconds of ``train()``, tokens sampled, memory."""
+    """Run one update of two full models. Return the seconds of ``train()``, the sampled tokens and the memory."""
     import resource
 
     import torch
@@ -47,7 +48,7 @@ def once(options: argparse.Namespace) -> dict:
 
     torch.set_num_threads(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    tokenizer.chat_template = "{{ messages[-1]['content'] }}"  # the bare text, as there
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"  # the bare text, as in CoMLRL
     models = [AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16) for _ in range(2)]
     team = Team([Agent(name, model, tokenizer) for name, model in zip(("first", "second"), models, strict=True)])
     args = MultiAgentPPOConfig(
