@@ -160,20 +160,22 @@ class _Silent(Engine):
 
     def __init__(self, tokenizers: dict[str, Tokenizer]):
         self.tokenizers = tokenizers
-        self.heard: list[tuple[Request, int]] = []
+        self.prompts: list[tuple[Request, int]] = []
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
         """Empty answers; people, who have no tokenizer, are not measured."""
         for request in (r for r in requests if r.ask.agent in self.tokenizers):
-            prompt = request.transcript.hear(request.ask.messages, self.tokenizers[request.ask.agent], frozenset())
-            request.transcript.say(request.utterance, [], ended=False)
-            self.heard.append((request, len(prompt)))
+            tokenizer = self.tokenizers[request.ask.agent]
+            prompt = request.transcript.add_messages(request.ask.messages, tokenizer, frozenset())
+            request.transcript.add_completion(request.utterance, [], ended=False)
+            self.prompts.append((request, len(prompt)))
         return [Reply("") for _ in requests]
 
 
 def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]) -> tuple[list[str], int]:
-    """Refuse prompts that cannot fit even if every answer is empty; returns warnings of those that long answers make too long,
-    and the tokens of the longest conversation if every answer is as long as it may be."""
+    """Refuse prompts that cannot fit even if every answer is empty; returns warnings of those that long answers make
+    too long, and the tokens of the longest conversation if every answer is as long as it may be.
+    """
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
@@ -186,7 +188,7 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
     most = config.ppo.response_length
     longer: dict[str, int] = {}
     longest = 0
-    for request, length in silent.heard:
+    for request, length in silent.prompts:
         agent, context = request.ask.agent, contexts[request.ask.agent]
         said = len(players) * most * (1 if request.ask.fresh else request.turn)
         longest = max(longest, length + said + most)
@@ -212,7 +214,7 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
 def _unread(config: Config, silent: _Silent) -> list[str]:
     """A line for each tiny model whose prompts have characters that it does not know."""
     used: dict[str, set[str]] = {}
-    for request, _ in silent.heard:
+    for request, _ in silent.prompts:
         used.setdefault(request.ask.agent, set()).update(*(message["content"] for message in request.ask.messages))
     tinies = {name: config.agents[name].tiny for name in used}
     missing = {name: used[name] - set(tiny.alphabet) for name, tiny in tinies.items() if tiny is not None}
