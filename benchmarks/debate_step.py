@@ -64,7 +64,7 @@ def once(options: argparse.Namespace) -> dict:
     torch.set_num_threads(options.threads)
     variant = VARIANTS[options.variants[0]]
     if not variant["families"]:
-        trl_ext.token_batch._families = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
+        trl_ext.token_batch.prefix_groups = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
