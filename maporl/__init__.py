@@ -43,6 +43,11 @@ __all__ = sorted(_EXPORTS)
 
 
 def __getattr__(name: str):
+    """Load the module of a public name on first use.
+
+    Raises:
+        AttributeError: the package has no public name ``name``.
+    """
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'maporl' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -1,4 +1,4 @@
-"""``python -m maporl``."""
+"""Run the command line: ``python -m maporl``."""
 
 from maporl.cli.main import main
 

@@ -1,7 +1,7 @@
-"""Errors that a user can act on, with the exit status of a command that meets them. Imports no torch.
+"""Errors that a user can act on, with the exit status of the command. Imports no torch.
 
-An error that belongs to one part is declared beside it (``maporl.rewards.base.RewardFailure``, ...); here are those that many
-parts raise.
+An error of one part is declared in that part, such as ``maporl.rewards.base.RewardFailure``. This module has the errors
+that many parts raise.
 """
 
 from trl_ext.errors import UserError
@@ -10,10 +10,10 @@ __all__ = ["ConfigError", "RunError", "UserError"]
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration that cannot run: says what, where, what was got, what was expected, and what to do."""
+    """A configuration cannot run. The message says what is wrong, where, what was expected, and what to do."""
 
     exit_status = 2
 
 
 class RunError(UserError, RuntimeError):
-    """The folder is not a run, or it cannot be read; names the file and the line."""
+    """A folder is not a run, or its run cannot be read. The message names the file and, if possible, the line."""

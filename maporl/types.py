@@ -1,7 +1,7 @@
-"""The vocabulary: everything downstream of generation reads these records and nothing else. No torch.
+"""The records of dialogues. Everything after generation reads these records and nothing else. No torch.
 
-Shape suffixes used throughout: ``_B`` dialogues, ``_A`` agents, ``_K`` turns, ``_N`` rows, ``_T`` tokens;
-score arrays are ``[turn, agent, question]`` with NaN where a turn was not played. Turns count from 0.
+Shape suffixes: ``_B`` dialogues, ``_A`` agents, ``_K`` turns, ``_N`` rows, ``_T`` tokens. Score arrays are
+``[turn, agent, question]``, with NaN where a turn was not played. Turns count from 0.
 """
 
 import enum
@@ -15,7 +15,7 @@ Message = dict[str, str]
 
 
 class Stop(enum.StrEnum):
-    """Why an answer ended."""
+    """Why a completion ended: a stop token, its length, or a filter of the engine."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -24,7 +24,7 @@ class Stop(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Example:
-    """One question with its label."""
+    """One question with its right answer."""
 
     id: str
     question: str
@@ -34,7 +34,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Grade:
-    """What an answer was taken to be, whether it is right, and why. ``correct`` is None when it cannot be graded."""
+    """The final answer that grading found, whether it is right, and why. ``correct`` is None if it cannot be graded."""
 
     answer: str | None
     correct: bool | None
@@ -43,13 +43,19 @@ class Grade:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a protocol wants said next: ``messages`` are those that are *new* to the speaker.
+    """A protocol's request for one utterance.
 
-    ``parents`` are ids of utterances whose words appear in the messages; ``caller`` the one that called this one.
-    ``answers=False``: what is said does not answer the question (a summary, a hint): it is not graded, and its worth is
-    that of the utterances it is a parent of. ``fresh=True``: it is asked apart from the agent's conversation, which
-    neither shows in the prompt nor remembers the reply. ``tags`` are copied to the utterance: ``game``, ``seed`` and
-    ``state`` are columns that advantages may be grouped by.
+    Args:
+        agent: the agent that speaks.
+        messages: the messages that are *new* to the agent.
+        role: the role in which it speaks. By default it is the agent's own role.
+        parents: the ids of the utterances whose text is in the messages.
+        caller: the id of the utterance that called for this one.
+        answers: whether the utterance answers the question. If not, for example a summary or a hint, it is not graded.
+            Its worth is then that of the utterances that it is a parent of.
+        fresh: whether the request stands apart from the agent's conversation. The prompt then does not show the
+            conversation, and the conversation does not remember the reply.
+        tags: values that the utterance keeps. ``game``, ``seed`` and ``state`` are columns for grouping advantages.
     """
 
     agent: str
@@ -64,8 +70,14 @@ class Ask:
 
 @dataclass
 class Trace:
-    """What training saw of an utterance, token by token; the lists are equally long, and ``pieces`` join to the whole answer, special
-    tokens included. ``logprobs``: of the policy that was about to be updated, in nats. ``values``: of the critic, where there is one."""
+    """The training values of an utterance's tokens. All lists are equally long.
+
+    Args:
+        pieces: the text of each token. Together they are the whole completion, special tokens included.
+        logprobs: the log-probabilities of the policy before the update, in nats.
+        advantages: the advantages.
+        values: the critic's values, or None without a critic.
+    """
 
     pieces: list[str]
     logprobs: list[float]
@@ -75,15 +87,32 @@ class Trace:
 
 @dataclass
 class Utterance:
-    """One agent's words at one point of a dialogue, with the tokens that said them.
+    """What one agent said at one point of a dialogue, as text and as tokens.
 
-    ``id`` numbers the utterances of a dialogue; ``turn`` numbers this agent's own; ``order`` the step of the dialogue
-    in which it was asked (utterances of one step are simultaneous). ``prompt_ids`` is everything the speaker saw.
-    ``logprobs`` are the engine's own, where it gives them: a diagnostic, never trained on. ``restated`` is the final
-    answer in the asked form where the untrained model had to find it in ``text``; others read it, nothing trains on it.
-    ``trace`` is there for the dialogues of an update that are recorded, where somebody learned from the utterance.
-    ``sample`` is a name that the copies of one utterance share, in dialogues of one prompt that were forked after it: the rollout in
-    which it was first said, and its ``id`` there.
+    Args:
+        id: the number of the utterance in its dialogue.
+        agent: the agent that speaks.
+        policy: the policy whose weights speak.
+        turn: the number of the utterance among the agent's own.
+        order: the step of the dialogue. Utterances of one step are simultaneous.
+        messages: the messages that were new to the agent.
+        text: what it said.
+        role: the role in which it spoke.
+        parents: the ids of the utterances whose text is in the messages.
+        caller: the id of the utterance that called for this one.
+        prompt_ids: the token ids of everything that the agent saw.
+        response_ids: the sampled token ids.
+        logprobs: their log-probabilities by the sampling engine, if it gives them.
+        stop: why the completion ended.
+        trainable: whether the policy may be trained on the utterance.
+        answers: whether the utterance answers the question.
+        fresh: whether it stands apart from the agent's conversation.
+        restated: the final answer, if the untrained model had to find it in ``text``. Graders and other agents read it.
+        rewards: the rewards, scores and credit by name.
+        grade: the task's grade.
+        tags: values from the protocol.
+        sample: the name that an utterance shares with its copies in dialogues that were forked after it.
+        trace: the training values of its tokens, if they are recorded.
     """
 
     id: int
@@ -111,13 +140,21 @@ class Utterance:
     trace: Trace | None = None
 
     def words(self) -> str:
-        """What graders and other agents read: the text, and the restated final answer where there is one."""
+        """Return what graders and other agents read: the text, and the restated final answer if there is one."""
         return self.text if self.restated is None else f"{self.text}\n{self.restated}"
 
 
 @dataclass
 class Dialogue:
-    """One played example. ``prompt`` names the example in its batch, ``rollout`` tells siblings of one prompt apart."""
+    """One dialogue on an example.
+
+    Args:
+        example: the question.
+        utterances: what was said, in order.
+        outcome: what the protocol returned at the end.
+        prompt: the number of the question in its batch.
+        rollout: the number of the dialogue among those on the same question.
+    """
 
     example: Example
     utterances: list[Utterance]
@@ -126,26 +163,26 @@ class Dialogue:
     rollout: int = 0
 
     def answers(self) -> list[Utterance]:
-        """The utterances that answer the question, in order of speaking."""
+        """Return the utterances that answer the question, in order of speaking."""
         return [u for u in self.utterances if u.answers]
 
     def turns(self) -> int:
-        """Number of turns in which anyone answered."""
+        """Return the number of turns with an answer."""
         return 1 + max((u.turn for u in self.answers()), default=-1)
 
     def at(self, turn: int) -> list[Utterance]:
-        """The answers of one turn, in order of speaking."""
+        """Return the answers of one turn, in order of speaking."""
         return [u for u in self.answers() if u.turn == turn]
 
 
 def without_tokens(dialogue: Dialogue) -> Dialogue:
-    """``dialogue`` as text alone: for people, not for training."""
+    """Return a copy of ``dialogue`` without token ids and log-probabilities, for reading and not for training."""
     bare: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": None}
     return replace(dialogue, utterances=[replace(u, **bare) for u in dialogue.utterances])
 
 
 def to_record(dialogue: Dialogue) -> dict[str, Any]:
-    """``dialogue`` as plain values, ready for JSON. :func:`from_record` reads them back equal."""
+    """Return ``dialogue`` as plain values for JSON. :func:`from_record` turns them into an equal dialogue."""
     record = asdict(dialogue)
     for utterance in record["utterances"]:
         utterance["stop"] = utterance["stop"].value
@@ -153,15 +190,14 @@ def to_record(dialogue: Dialogue) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Dialogue:
-    """Inverse of :func:`to_record`; ``record`` is left as it is.
+    """Return the dialogue of a record that :func:`to_record` made. ``record`` does not change.
 
-    A field that the record lacks gets its default, because older versions wrote fewer fields. A field that this version does
-    not know is passed over.
+    A missing field gets its default, because older versions wrote fewer fields. An unknown field is ignored.
 
     Raises:
         KeyError: the record has no example or no utterances.
-        TypeError: one of its parts lacks a field that has no default.
-        ValueError: an utterance stopped for no known reason.
+        TypeError: a part of it lacks a field without a default.
+        ValueError: an utterance has an unknown reason for its end.
     """
     example = Example(**_known(Example, record["example"]))
     own = {name: record[name] for name in ("outcome", "prompt", "rollout") if name in record}
@@ -181,7 +217,7 @@ def _utterance(entry: Mapping[str, Any]) -> Utterance:
 
 
 def _known(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a record that are fields of ``kind``."""
+    """Return the entries of a record that are fields of ``kind``."""
     return {name: entry[name] for name in _FIELDS[kind] if name in entry}
 
 
@@ -189,10 +225,10 @@ _FIELDS: dict[type, list[str]] = {kind: [f.name for f in fields(kind)] for kind 
 
 
 def to_json(dialogue: Dialogue) -> str:
-    """One line of JSON that :func:`from_json` reads back equal."""
+    """Return ``dialogue`` as one line of JSON. :func:`from_json` turns it into an equal dialogue."""
     return json.dumps(to_record(dialogue), ensure_ascii=False)
 
 
 def from_json(line: str) -> Dialogue:
-    """Inverse of :func:`to_json`; raises what :func:`from_record` raises."""
+    """Return the dialogue of a line that :func:`to_json` made. It raises the errors of :func:`from_record`."""
     return from_record(json.loads(line))

@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 2 tests/distributed_worker.py CONFIG.json OUT
 
-``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``resume``, ``strategy``, ``die``. Writes the weights and the metrics from the main process.
+``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``resume``, ``strategy``, ``die``.
+Writes the weights and the metrics from the main process.
 """
 
 import json

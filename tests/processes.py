@@ -1,8 +1,8 @@
 """Processes of Python that start with the libraries already loaded.
 
-A server imports them once. Every process is a fork of it, with an environment, a folder and output of its own.
-It runs what a user types after ``python``. This saves the seconds in which each process would import torch and transformers.
-A test whose subject is the start itself uses :mod:`subprocess`.
+A server imports them once. Every process is a fork of it, with an environment, a folder and output of its own. It runs
+what a user types after ``python``. This saves the seconds in which each process would import torch and transformers. A
+test whose subject is the start itself uses :mod:`subprocess`.
 """
 
 import multiprocessing

@@ -152,7 +152,7 @@ UNFIT = {
     "training.report_to=[nobody]": "training.report_to: ['nobody'] cannot be reported to",
     "training.eval_strategy=sometimes": "eval_strategy",
     "agents.ann.tiny.alphabet='01234'": "agents.ann.tiny.alphabet: questions have characters",
-    "agents.ann.chat_template=nowhere.jinja": "agents.ann.chat_template: 'nowhere.jinja' is no readable file",
+    "agents.ann.chat_template=nowhere.jinja": "agents.ann.chat_template: 'nowhere.jinja' cannot be read as a file",
     "agents.ann.chat_template='{{ broken('": "agents.ann: its chat template cannot render",
     f"protocol.later='{'{question}' * 60}'": "agents.ann: a prompt of turn 2 has at least 245 tokens",
 }
@@ -264,7 +264,7 @@ def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_identical(written,
     written_at = (tmp_path / "parts/final/ann/model.safetensors").stat().st_mtime_ns
     (tmp_path / "parts/evaluation_after.json").unlink()  # as if it had been killed in its last evaluation
     again = maporl("train", path, "--resume", "-q")
-    assert again.returncode == 0 and "its run has ended; there is nothing to go on with" in again.stderr
+    assert again.returncode == 0 and "its run has ended; nothing is left to train" in again.stderr
     assert (tmp_path / "parts/final/ann/model.safetensors").stat().st_mtime_ns == written_at
     assert [
         json.loads((tmp_path / run / "evaluation_after.json").read_text())["turns"] for run in ("whole", "parts")

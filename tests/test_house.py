@@ -108,7 +108,7 @@ BAD = {
     "width and heads": ({"agents": {"ann": {"tiny": {"hidden_size": 30, "heads": 4}}}}, r"hidden_size=30 is not divisible by heads=4"),
     "defaults that are no mapping": ({"agent_defaults": 5}, r"agent_defaults: expected options of agents by name, got 5"),
     "agent that is no mapping": ({"agents": {"ann": 5}}, r"agents\.ann"),
-    "policy that leaves the folder": ({"agents": {"ann": {"tiny": {}, "policy": "../../x"}}}, r"policy: '\.\./\.\./x' is no name for a folder"),
+    "policy that leaves the folder": ({"agents": {"ann": {"tiny": {}, "policy": "../../x"}}}, r"policy: '\.\./\.\./x' cannot be the name of a folder"),
     "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' is listed 2 times"),
     "no speakers": ({"protocol": {"name": "debate", "agents": []}}, r"protocol\.agents: expected a list of agents, got \[\]"),
     "nobody who speaks learns": (
@@ -128,7 +128,7 @@ BAD = {
     "warm start without a writer": ({"task": {"name": "gsm8k"}, "warm_start": {"steps": 1}}, r"cannot write example answers"),
     "reserved option": ({"task": {"name": "toy_sum", "split": "eval"}}, r"task\.split: is set by the run itself"),
     "two lengths": ({"ppo": {"total_episodes": 10}}, r"length of a run is set by 'updates'"),
-    "name that is no folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' is no name for a folder"),
+    "name that is no folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' cannot be the name of a folder"),
 }  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
             r"'ann' must be one of .* that does not play",
         ),
         ({"reward": {"sources": {"arena": 1}, "arena": {"agent": "jo"}}}, r"set branching\.group to 2 or more"),
-        ({"branching": {"resample": 2}}, r"one dialogue per question has nothing to differ from"),
+        ({"branching": {"resample": 2}}, r"one dialogue per question has no reward variance"),
     ],
 )
 def test_judges_that_cannot_judge_are_refused(change, message):

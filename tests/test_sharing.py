@@ -217,7 +217,7 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
         (lambda run, empty: push(run, "org/team"), "org/team: could not be pushed|org/team: nobody is logged in"),
         (
             lambda run, empty: Team.from_pretrained("org/none-such-team"),
-            "is no folder here, and no team on the hub that can be read",
+            "neither a folder here nor a team on the hub that can be read",
         ),
         (lambda run, empty: Team.from_pretrained(empty), "has no config.yaml"),
     ],

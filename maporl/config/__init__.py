@@ -1,4 +1,4 @@
-"""A configuration: its schema, reading it from YAML, and the recipes that come with maporl. Imports no torch."""
+"""Configurations: their schema, their YAML files, and the recipes that come with maporl. Imports no torch."""
 
 from maporl.config.parse import (
     build_named,

@@ -1,4 +1,4 @@
-"""Every engine by name. To add one, write its module with a function ``build(setup) -> Engine``, and add its line here.
+"""All engines by name. To add one, write its module with a function ``build(setup) -> Engine``, and add a line here.
 
 This module imports nothing heavy, because configurations are checked against it before anything is loaded.
 """
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """An engine as configurations know it.
+    """What a configuration needs to know about an engine.
 
     Args:
-        module: where its ``build(setup)`` is (:class:`maporl.engines.build.EngineSetup`); imported when an agent uses it.
-        weights: whether its agents have weights in this process: then they need a model, and may learn.
-        section: the key of an agent's section that holds its options and goes with this engine alone; None: it has no options,
-            or takes them from the agent's ``engine_options``.
-        remote: whether it answers with weights of its own while those of this process are being updated, as its class says.
-        serves_folders: whether it reads models from folders or the hub, so that a model built on the spot cannot speak through it.
+        module: the module with ``build(setup)``, which takes a :class:`maporl.engines.build.EngineSetup`. It is
+            imported when an agent uses the engine.
+        weights: whether its agents have weights in this process. Such agents need a model, and may be trained.
+        section: the key of an agent's section that holds the options of this engine only. None means that the engine
+            has no options, or reads the agent's ``engine_options``.
+        remote: whether it samples from its own copy of the weights; the same as the engine's class attribute.
+        serves_folders: whether it reads models from folders or the hub. A model that is built on the spot cannot use
+            it.
     """
 
     module: str
@@ -35,5 +37,5 @@ ENGINES: dict[str, EngineEntry] = {
 
 
 def has_weights(engine: str) -> bool:
-    """Whether agents of ``engine`` have weights in this process."""
+    """Return whether agents of ``engine`` have weights in this process."""
     return engine in ENGINES and ENGINES[engine].weights

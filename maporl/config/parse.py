@@ -1,7 +1,7 @@
-"""Reading a configuration: YAML plus dotted overrides -> one frozen dataclass. Imports no torch.
+"""Read a configuration from YAML and dotted overrides into dataclasses. Imports no torch.
 
-The dataclasses of :mod:`maporl.config.schema` *are* the schema. Here keys and types are checked; whether the parts fit each other
-is checked by :mod:`maporl.validation`.
+The dataclasses of :mod:`maporl.config.schema` *are* the schema. This module checks keys and types. Whether the parts
+fit each other is checked by :mod:`maporl.validation`.
 """
 
 import dataclasses
@@ -21,7 +21,14 @@ from maporl.errors import ConfigError
 
 
 def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """What :func:`load` makes a Config of: the plain values of ``path`` with ``overrides``, not yet checked."""
+    """Read the plain values of a configuration, without checking them.
+
+    ``path`` is a YAML file, or the name of a recipe or of another configuration that comes with maporl. ``overrides``
+    are ``a.b=c`` with YAML values.
+
+    Raises:
+        ConfigError: the file is missing, or an override cannot be read.
+    """
     file = Path(path)
     if file.suffix == "" and not file.is_file():
         recipes = recipe_files() | configuration_files()
@@ -32,14 +39,16 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a YAML file: every section's keys, and those that serve the file itself. An overlay may leave out what it
-    extends, so nothing is required."""
+    """Return the JSON schema of a configuration file, for editors.
+
+    No key is required, because a file that extends another one may leave out its keys.
+    """
     found = TypeAdapter(Config).json_schema()
     found.pop("required", None)
     agent = dict(found["$defs"]["AgentSection"])
     agent.pop("required", None)
     found["properties"] |= {
-        "extends": {"type": "string", "description": "A file beside this one, whose values these overlay."},
+        "extends": {"type": "string", "description": "A file beside this one, whose values this file overrides."},
         "agent_defaults": {**agent, "description": "Merged into every agent."},
         "recipe": {"type": "object", "description": "Where a method comes from."},
     }
@@ -47,10 +56,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def parse_config(values: dict[str, Any], where: str = "configuration") -> Config:
-    """A Config from plain values: keys and types are checked here, what spans several keys in :mod:`maporl.validation`.
+    """Build a configuration from plain values. This checks keys and types only.
+
+    Messages begin with ``where``.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value is not of its type; names the key and the nearest known ones.
+        ConfigError: a key is unknown or missing, or a value has the wrong type. The message names the key and the
+            nearest known keys.
     """
     values = dict(values)
     values.pop("recipe", None)
@@ -58,22 +70,26 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
     if not isinstance(defaults, dict | None):
         raise ConfigError(f"{where}: agent_defaults: expected options of agents by name, got {defaults!r:.80}")
     agents = values.get("agents")
-    if isinstance(agents, dict):  # an agent that is no mapping is left for the schema to refuse
+    if isinstance(agents, dict):  # the schema refuses an agent that is not a mapping
         values["agents"] = {
-            name: _merge(defaults or {}, own or {}) if isinstance(own, dict | None) else own
-            for name, own in agents.items()
+            name: _merge(defaults or {}, section or {}) if isinstance(section, dict | None) else section
+            for name, section in agents.items()
         }
     return validated(Config, values, where)
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration, every value written out; :func:`load` reads it back equal."""
+    """Return the YAML text of a configuration with all its values. Reading it gives an equal configuration."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
-    """``values`` as an instance of the dataclass ``kind``; every fault becomes one line of a ``ConfigError``."""
-    for key in values:  # plain dataclasses (a task, a protocol) let unknown keys pass
+    """Build an instance of the dataclass ``kind`` from plain values.
+
+    Raises:
+        ConfigError: values are wrong. The message begins with ``where`` and names all faults.
+    """
+    for key in values:  # pydantic itself refuses unknown keys only of its own dataclasses, and tasks are plain ones
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
             raise ConfigError(f"{where}: unknown key {key!r}; {_nearest(kind, (key,))}")
     try:
@@ -84,7 +100,13 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
 
 
 def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
-    """What ``entries`` name among ``known``, in their order: a name, or ``{name: options}``."""
+    """Build the parts that ``entries`` name, in their order.
+
+    An entry is a name among ``known``, or one mapping ``{name: options}``.
+
+    Raises:
+        ConfigError: a name is unknown, or its options are wrong. The message begins with ``where``.
+    """
     parts = []
     for entry in entries:
         if isinstance(entry, dict) and len(entry) != 1:
@@ -97,9 +119,12 @@ def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mappi
 
 
 def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping in a YAML file, with its ``extends`` merged under it; duplicate keys are an error.
+    """Return the mapping in a YAML file, with the values of the file that it ``extends``.
 
-    ``overlays``: the files that extend this one.
+    ``overlays`` are the files that extend this one.
+
+    Raises:
+        ConfigError: the file is missing, is not a YAML mapping, has a key twice, or extends itself.
     """
     if path.resolve() in overlays:
         raise ConfigError(
@@ -116,7 +141,7 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise ConfigError(f"{path}: no such configuration file{hint}")
     try:
-        with path.open(encoding="utf-8") as stream:  # its name is in the error
+        with path.open(encoding="utf-8") as stream:  # YAML's errors name the stream's file
             values = yaml.load(stream, Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         hint = "; indent with spaces" if "'\\t'" in str(error) else ""
@@ -134,7 +159,7 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def unknown(name: str, known: Any) -> str:
-    """``unknown 'x'; did you mean 'y'? known: ...``."""
+    """Return the message ``unknown 'x'; did you mean 'y'? known: ...``."""
     names = sorted(map(str, known))
     near = difflib.get_close_matches(str(name), names, 1)
     return f"unknown {name!r}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
@@ -150,8 +175,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _merge(under: dict, over: dict) -> dict:
-    """``over`` on top of ``under``; a section that names another kind (task.name, protocol.name) begins anew, and
-    reward.sources are taken as a whole."""
+    """Return ``under`` with the values of ``over``.
+
+    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources.
+    """
     merged = dict(under)
     for key, value in over.items():
         beneath = merged.get(key)
@@ -189,12 +216,12 @@ def _explain(kind: type, fault: Any) -> str:
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):
         return f"{location}: this key is required"
-    told = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "value_error":  # our own words; they may begin with a key
-        return f"{location}{'.' if re.match(r'[a-z_]+: ', told) else ': '}{told}" if location else told
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
+        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}" if location else message
     for theirs, ours in _WORDS:
-        told = re.sub(theirs, ours, told)
-    return f"{location}: {told}, got {fault['input']!r:.80}"
+        message = re.sub(theirs, ours, message)
+    return f"{location}: {message}, got {fault['input']!r:.80}"
 
 
 _WORDS = (
@@ -203,11 +230,11 @@ _WORDS = (
     (r"a valid list", "a list, as [a, b]"),
     (r"^Dictionary should have at least 1 item after validation, not 0", "expected at least one"),
 )
-"""Pydantic's words, and those of this place."""
+"""Pydantic's phrases, and the phrases of this package in their place."""
 
 
 def _nearest(kind: type, location: tuple) -> str:
-    """The keys known at ``location``, and the nearest to its last part."""
+    """Return a text with the known keys at ``location`` and the key that is nearest to its last part."""
     current: Any = kind
     for part in location[:-1]:
         if dataclasses.is_dataclass(current):

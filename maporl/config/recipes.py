@@ -1,6 +1,6 @@
-"""Recipes: published methods as configurations, with what is exact in them and what differs. No torch.
+"""Recipes: published methods as configurations, with notes on what is exact and what differs. No torch.
 
-They are YAML files like any other (``configs/ppo/recipes``), with a block ``recipe:`` of provenance.
+They are ordinary YAML files (``configs/ppo/recipes``) with a block ``recipe:`` that says where the method comes from.
 """
 
 import string
@@ -17,7 +17,10 @@ from maporl.errors import ConfigError
 
 @dataclass(frozen=True, config=STRICT)
 class RecipeCard:
-    """Where a method comes from (``evidence``: what of it was read), what is exact and what differs from the paper."""
+    """Where a method comes from, what the recipe reproduces exactly, and what differs from the paper.
+
+    ``evidence`` says which sources were read.
+    """
 
     title: str
     paper: str
@@ -28,7 +31,11 @@ class RecipeCard:
 
 
 def recipe_file(name: str) -> Path:
-    """The file of the recipe ``name``."""
+    """Return the file of the recipe ``name``.
+
+    Raises:
+        ConfigError: no recipe has this name.
+    """
     files = recipe_files()
     if name not in files:
         raise ConfigError(f"recipes: {unknown(name, files)}")
@@ -36,24 +43,32 @@ def recipe_file(name: str) -> Path:
 
 
 def card_of(name: str) -> RecipeCard:
-    """The provenance of the recipe ``name``."""
+    """Return the card of the recipe ``name``.
+
+    Raises:
+        ConfigError: no recipe has this name, or its card is incomplete.
+    """
     path = recipe_file(name)
     return validated(RecipeCard, read_yaml(path).get("recipe", {}), f"{path.name}: recipe")
 
 
 def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
-    """The values of a recipe with everything small: random models of characters, sums, three updates, on the CPU.
+    """Return the values of a recipe in a tiny version: random character models, sums, and three updates on the CPU.
 
-    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay what they are, but for sizes, a
-    brief warm start, and how near a number is besides whether it is right.
+    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes are smaller.
+    A brief warm start is added, and the reward also measures how near a number is.
+
+    Raises:
+        ConfigError: no recipe has this name.
     """
     values = read_yaml(recipe_file(name))
     kept = ("policy", "role", "system", "trainable", "critic", "lora")
     values["agents"] = {
-        agent: {key: (own or {})[key] for key in kept if key in (own or {})} for agent, own in values["agents"].items()
+        agent: {key: (section or {})[key] for key in kept if key in (section or {})}
+        for agent, section in values["agents"].items()
     }
-    # who is frozen has learned something before: a warm start teaches those that train, and the schedule freezes them then
-    frozen = [agent for agent, own in values["agents"].items() if own.pop("trainable", True) is False]
+    # a frozen agent must have learned something, so it takes part in the warm start and the schedule freezes it later
+    frozen = [agent for agent, section in values["agents"].items() if section.pop("trainable", True) is False]
     if frozen:
         schedule = values.setdefault("schedule", {})
         schedule["freeze"] = [*schedule.get("freeze", []), *({"agent": a, "first": 1, "last": 1000} for a in frozen)]
@@ -71,7 +86,7 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,
     }  # fmt: skip
-    # models that know nothing earn nothing, and groups of equals have no gradient
+    # random models earn no rewards, and without reward variance there is no gradient
     values["warm_start"] = {"steps": 60, "batch_size": 8, "learning_rate": 5e-3}
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
     if "label" in sources:
@@ -80,7 +95,7 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
 
 
 def index_page() -> str:
-    """The paper index: every recipe with its source, as Markdown. ``docs/recipes.md`` is this text."""
+    """Return the paper index as Markdown: every recipe with its source. ``docs/recipes.md`` is this text."""
     lines = [
         "# Recipes: an index of papers",
         "",

@@ -1,6 +1,6 @@
-"""The sections of a configuration: their names, types, defaults and limits, declared here once. No torch.
+"""The sections of a configuration: their names, types, defaults and limits, each declared once. No torch.
 
-PPO's own options are in :mod:`trl_ext.ppo_options`; ``configs/ppo/base.yaml`` shows everything with a comment above each.
+PPO's own options are in :mod:`trl_ext.ppo_options`. ``configs/ppo/base.yaml`` shows every key with a comment above it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
-"""The environment variable that the reward server, and its client, read the bearer token from."""
+"""The environment variable with the bearer token of the reward server and of its client."""
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -27,7 +27,7 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 @dataclass(frozen=True, config=STRICT)
 class LoraSection:
-    """A LoRA adapter of its own for a policy, on a base that policies of the same model share."""
+    """A policy's own LoRA adapter. Policies of the same model share its base."""
 
     r: Positive = 16
     alpha: Positive = 32
@@ -36,7 +36,11 @@ class LoraSection:
 
 @dataclass(frozen=True, config=STRICT)
 class TinySection:
-    """A small character-level model built on the spot, for trying things out without any download."""
+    """A small character-level model that is built without any download, for experiments.
+
+    Raises:
+        ValueError: a character stands twice in the alphabet, or the heads do not divide the hidden size.
+    """
 
     architecture: Literal["llama", "gpt_neox", "qwen3"] = "llama"
     alphabet: str = "0123456789+*= :;?ab"
@@ -61,10 +65,11 @@ class TinySection:
 
 @dataclass(frozen=True, config=STRICT)
 class ApiSection:
-    """An agent behind an OpenAI-compatible endpoint: speaks, and never learns.
+    """An agent behind an OpenAI-compatible endpoint. It speaks and is never trained.
 
-    ``key_variable`` is the environment variable with the API key. ``temperature``: None takes the run's. ``cache``: answers are
-    kept on disk, by model, conversation and place in the run, so that a run that is repeated asks (and pays) once.
+    ``key_variable`` is the environment variable with the API key. ``temperature`` is by default that of the run. With
+    ``cache``, answers are kept on disk by model, conversation and place in the run. A repeated run then asks and pays
+    only once.
     """
 
     model: str
@@ -79,7 +84,11 @@ class ApiSection:
 
 
 def check_urls(urls: Iterable[str]) -> None:
-    """Raise unless all of ``urls`` name a server."""
+    """Check that all ``urls`` are addresses of servers.
+
+    Raises:
+        ValueError: one of them is not ``http://HOST:PORT``.
+    """
     for url in urls:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -88,8 +97,10 @@ def check_urls(urls: Iterable[str]) -> None:
 
 @dataclass(frozen=True, config=STRICT)
 class ColocateSection:
-    """vLLM in the trainer's process: its share of the GPU's memory, its longest conversation, and further ``options`` of
-    ``vllm.LLM``."""
+    """vLLM in the trainer's process: its share of the GPU's memory, its longest conversation, and its other options.
+
+    ``options`` are keyword arguments of ``vllm.LLM``.
+    """
 
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
     max_model_len: Positive | None = None
@@ -100,9 +111,13 @@ class ColocateSection:
 class VLLMSection:
     """vLLM that answers for an agent whose weights are trained here (``maporl.engines.vllm``).
 
-    ``urls``: each serves the agent's base model; or ``colocate``, in this process. ``base``: their name for it; by default what they list. ``folder``: where
-    adapters are written for them to read; by default in the run's folder. ``timeout``: seconds of a request. ``seeds``: send
-    a seed with every request, so that a run repeats as far as the server does (vLLM 0.32 on CPUs dies of seeds).
+    ``urls`` are servers of the agent's base model. ``colocate`` runs vLLM in this process instead. ``base`` is the
+    servers' name of the model, by default the one that they list. ``folder`` is where adapters are written for the
+    servers to read, by default in the run's folder. ``timeout`` is in seconds. With ``seeds``, every request has a
+    seed, so that a run repeats as far as the server does. vLLM 0.32 crashes on CPUs if requests have seeds.
+
+    Raises:
+        ValueError: not exactly one of ``urls`` and ``colocate`` is given, or a URL is not valid.
     """
 
     urls: list[str] = dataclasses.field(default_factory=list)
@@ -132,7 +147,7 @@ EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_ext
 
 @dataclass(frozen=True, config=STRICT)
 class AgentSection:
-    """One agent: whose weights speak for it, and how they are trained."""
+    """One agent: the weights that speak for it, and how they are trained."""
 
     model: str | None = None
     tiny: TinySection | None = None
@@ -158,18 +173,18 @@ class AgentSection:
 
     @property
     def weights(self) -> bool:
-        """Whether the agent has weights in this process."""
+        """Return whether the agent has weights in this process."""
         return ENGINES[self.engine].weights
 
     def options_of_engine(self) -> Any:
-        """What its engine is built from: the section that goes with the engine, or ``engine_options``."""
+        """Return the options of the agent's engine: the section that belongs to the engine, or ``engine_options``."""
         section = ENGINES[self.engine].section
         return self.engine_options if section is None else getattr(self, section)
 
 
 @dataclass(frozen=True, config=STRICT)
 class BonusSection:
-    """The incentives to collaborate (``maporl.rewards.shaping.collaboration_bonus``)."""
+    """The incentives for collaboration (``maporl.rewards.shaping.collaboration_bonus``)."""
 
     alpha: Annotated[list[Finite], Field(min_length=4, max_length=4)]
     mode: Literal["paper", "upstream"] = "paper"
@@ -179,10 +194,11 @@ class BonusSection:
 
 @dataclass(frozen=True, config=STRICT)
 class PenaltySection:
-    """What answers cost their author that are no answers (``maporl.rewards.penalties``); 0 switches one off.
+    """Penalties for answers that are too short, repetitive or unfinished (``maporl.rewards.penalties``). 0 turns one
+    off.
 
-    ``mode="subtract"`` takes the amount off the author's credit alone; ``replace`` puts minus the amount in place of
-    the score before it is shared, as the published MAPoRL code did (with 10).
+    ``mode="subtract"`` subtracts the amount from the author's own credit. ``replace`` replaces the score by minus the
+    amount before it is shared, as the published MAPoRL code did (with 10).
     """
 
     too_short: NotNegative = 0.1
@@ -197,10 +213,14 @@ class PenaltySection:
 class VerifierSection:
     """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
-    In this process if there is only a ``model``; served if there are ``urls``, or none of both here and some in the
-    environment (``MAPORL_VERIFIER_URLS``). ``batch_size``: chats of a forward, or of a request. ``timeout``: seconds.
-    ``on_failure``: after ``retries``, stop the run, wait for the servers as long as it takes, or use the task's grades.
-    ``learn_every``: in this process only, learn from graded answers every so many updates; 0: never.
+    It runs in this process if only ``model`` is given. Servers run it if ``urls`` are given. Without both, the URLs
+    come from the environment variable ``MAPORL_VERIFIER_URLS``. ``batch_size`` is the number of chats in a forward, or
+    in a request. ``timeout`` is in seconds. ``on_failure`` says what happens after ``retries``: the run stops, waits
+    for the servers, or uses the task's grades. A verifier in this process is trained on graded answers every
+    ``learn_every`` updates, and never if that is 0.
+
+    Raises:
+        ValueError: a URL is not valid, or two options exclude each other.
     """
 
     model: str | None = None
@@ -224,10 +244,10 @@ class VerifierSection:
 
 @dataclass(frozen=True, config=STRICT)
 class JudgeSection:
-    """Of the source ``judge``: an agent of the team that scores every answer.
+    """The options of the reward source ``judge``: an agent of the team scores every answer.
 
-    ``prompt`` may use ``{question}``, ``{answer}`` and ``{reference}``; the last number that ``pattern`` finds, over
-    ``largest``, is the reward. ``unreadable``: what a verdict without a number gives; None: it stops the run.
+    ``prompt`` may use ``{question}``, ``{answer}`` and ``{reference}``. The reward is the last number that ``pattern``
+    finds, divided by ``largest``. A verdict without a number gives ``unreadable``, or stops the run if that is None.
     """
 
     agent: str
@@ -241,9 +261,10 @@ class JudgeSection:
 
 @dataclass(frozen=True, config=STRICT)
 class ArenaSection:
-    """Of the source ``arena``: an agent of the team that says which of two last answers is better.
+    """The options of the reward source ``arena``: an agent of the team says which of two final answers is better.
 
-    ``prompt`` may use ``{question}``, ``{first}`` and ``{second}``; the last A or B that ``pattern`` finds is preferred.
+    ``prompt`` may use ``{question}``, ``{first}`` and ``{second}``. The last A or B that ``pattern`` finds is
+    preferred.
     """
 
     agent: str
@@ -256,10 +277,11 @@ class ArenaSection:
 
 @dataclass(frozen=True, config=STRICT)
 class RewardSection:
-    """Where scores come from and how an utterance is credited with them.
+    """Where scores come from, and how utterances are credited with them.
 
-    Without ``rules``, by MAPoRL's ``horizon``, ``share`` and ``discount`` (``maporl.rewards.shaping``); with them, by these
-    from left to right (``maporl.rewards.rules``), beginning with every utterance's own score.
+    Without ``rules``, MAPoRL's ``horizon``, ``share`` and ``discount`` assign the credit (``maporl.rewards.shaping``).
+    With ``rules``, each rule transforms the credit in turn, from left to right (``maporl.rewards.rules``). The first
+    one begins with every utterance's own score.
     """
 
     sources: Annotated[dict[str, Finite], Field(min_length=1)] = dataclasses.field(
@@ -278,14 +300,22 @@ class RewardSection:
 
 @dataclass(frozen=True, config=STRICT)
 class BranchingSection:
-    """How many dialogues a question is played in while training, and from where they part (``maporl.rollout.branching``).
+    """The number of training dialogues for each question, and where they fork (``maporl.rollout.branching``).
 
-    ``how``: ``independent`` from the beginning; ``fork_first`` and ``fork_random``: one dialogue, forked before its first or
-    a random step; ``fork_every``: before every step; ``tree``: ``group`` candidates at every step, of which one is gone on
-    with; ``best_of``: the best of ``drafts`` first steps is forked. ``joint``: where several speak at once, whether the k-th
-    answers of all make a dialogue (aligned), or every combination does (cross). ``pick``: the candidate to go on with.
-    ``common_seed``: whether what a protocol draws at random is the same in all dialogues of a question. ``resample``:
-    questions whose dialogues all earned the same are replaced by others, so many times at most (DAPO's dynamic sampling).
+    Args:
+        how: ``independent`` dialogues. Or one dialogue that forks before its first step (``fork_first``), before a
+            random step (``fork_random``) or before every step (``fork_every``). Or a ``tree`` with ``group`` candidates
+            at every step, of which one continues. Or ``best_of``: the best of ``drafts`` first steps forks.
+        group: the number of dialogues for each question, or of candidates at each step.
+        joint: what happens if several agents speak at once. The k-th answers of all make a dialogue (aligned), or every
+            combination of answers does (cross).
+        pick: which candidate of a tree continues.
+        drafts: the number of first steps of ``best_of``.
+        common_seed: whether a protocol has the same random numbers in all dialogues of a question.
+        resample: how many times questions without reward variance are replaced by others (DAPO's dynamic sampling).
+
+    Raises:
+        ValueError: ``group`` is too small, or two options exclude each other.
     """
 
     how: Literal["independent", "fork_first", "fork_random", "fork_every", "tree", "best_of"] = "independent"
@@ -307,14 +337,23 @@ class BranchingSection:
 
 @dataclass(frozen=True, config=STRICT)
 class AdvantageConfig:
-    """How credits become advantages: return, baseline, scale and posts over rows grouped by ``key``.
+    """How credits become advantages: a return, a baseline, a scale and transforms, over rows grouped by ``key``.
 
-    The slots are in ``maporl.advantages``: RETURNS (and ``token_gae``, PPO's own over tokens), BASELINES, SCALES, TRANSFORMS.
+    The slots are in ``maporl.advantages``: RETURNS (and PPO's own ``token_gae``), BASELINES, SCALES and TRANSFORMS.
 
-    ``key``: rows with equal values of these columns are compared. ``gamma``, ``lam``: per utterance (per token they are
-    ``ppo.gamma`` and ``ppo.lam``). ``ddof``: 1 for the unbiased standard deviation, 0 for the population's. ``eps`` is
-    added to it. ``ema``: how much of the running mean is kept. ``unit``: whether each row counts once in a statistic, or
-    each rollout, by the mean of its rows. ``singleton``: what a group of one is.
+    Args:
+        returns: the return of a row.
+        baseline: what is subtracted from the return.
+        scale: what the difference is divided by.
+        key: rows with equal values of these columns form a group.
+        post: the transforms that follow, in order.
+        gamma: the discount for each utterance. ``ppo.gamma`` is the discount for each token.
+        lam: lambda of GAE over utterances. ``ppo.lam`` is that over tokens.
+        ddof: 1 for the unbiased standard deviation, 0 for the population's.
+        eps: what is added to the standard deviation.
+        ema: the share of the running mean that is kept in each update.
+        unit: whether a statistic counts each row once, or each rollout once, with the mean of its rows.
+        singleton: whether a group of one is an error, or has advantage zero.
     """
 
     returns: str = "token_gae"
@@ -333,17 +372,17 @@ class AdvantageConfig:
 
 @dataclasses.dataclass
 class TrainingOptions(LearnerOptions):
-    """How learning is run: the YAML section ``training:``, and the base of :class:`maporl.MultiAgentPPOConfig`.
+    """The options of training: the YAML section ``training:``, and a base of :class:`maporl.MultiAgentPPOConfig`.
 
-    What ``transformers.TrainingArguments`` has too bears its name and its default, and counts updates.
+    An option that ``transformers.TrainingArguments`` has too has the same name and the same default. Steps are updates.
     """
 
     per_device_train_batch_size: Positive = option(8, "Rows per forward and backward pass.")
     gradient_accumulation_steps: Positive = option(
         1, "Dialogues of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
     )
-    warmup_steps: NotNegative = option(0.0, "Updates in which the learning rate rises.")
-    max_grad_norm: NotNegative = option(1.0, "Norm that the gradient of a policy is clipped to; 0: no clipping.")
+    warmup_steps: NotNegative = option(0.0, "Number of updates in which the learning rate rises.")
+    max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of a policy is clipped; 0: no clipping.")
     weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
     adam_beta2: Share = option(0.999, "Second beta of AdamW.")
     optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = option(
@@ -355,29 +394,29 @@ class TrainingOptions(LearnerOptions):
     save_steps: Annotated[int, Field(ge=0)] = option(500, "Save a checkpoint every so many updates; 0: never.")
     save_total_limit: Positive | None = option(None, "How many checkpoints are kept; the oldest go first.")
     eval_steps: Annotated[int, Field(ge=0)] | None = option(
-        None, "Evaluate every so many updates; none: only before and after training."
+        None, "Evaluate every so many updates; None: only before and after training."
     )
     report_to: list[str] = dataclasses.field(
         default_factory=list, metadata={"help": "Where else to log: tensorboard, wandb, trackio."}
     )
-    critic_per_turn: bool = option(True, "One output of the critic's head for each turn.")
+    critic_per_turn: bool = option(True, "Give the critic's head one output for each turn.")
     critic_context: Literal["dialogue", "answer", "joint"] = option(
         "dialogue",
         "What the critic reads before an answer: all that its agent saw, the question alone, or the question and all "
-        "agents' words so far.",
+        "agents' utterances so far.",
     )
     async_depth: Literal[0, 1] = option(
-        0, "1: play the dialogues of the next update while this one is learned from; with engines elsewhere (vllm)."
+        0, "1: play the dialogues of the next update while this one is trained on; needs an engine such as vllm."
     )
     placement: Literal["shared", "split"] = option(
         "shared",
-        "All learners on this process's device, or each base model, with its adapters, on a device of its own.",
+        "All learners on this process's device, or each base model, with its adapters, on a separate device.",
     )
 
 
 @dataclass(frozen=True, config=STRICT)
 class WarmStartSection:
-    """Brief supervised training before PPO, on dialogues played by an imperfect oracle: for tiny models."""
+    """Brief supervised training before PPO, on dialogues that an imperfect oracle plays. It is for tiny models."""
 
     steps: Annotated[int, Field(ge=0)] = 0
     batch_size: Positive = 64
@@ -400,10 +439,11 @@ def _off(value: Any) -> Any:
 
 @dataclasses.dataclass(kw_only=True)
 class RunOptions:
-    """What a run in YAML and a trainer in Python are told alike."""
+    """The options that are at the top level of a YAML file, and arguments of a trainer in Python."""
 
     restate: Annotated[Literal["off", "base_model"], BeforeValidator(_off)] = option(
-        "off", "Ask the untrained model for the final answer where grading finds none; only grading and others read it."
+        "off",
+        "Ask the untrained model for the final answer if grading cannot find it; only graders and others read it.",
     )
     dialogues_logged: Annotated[int, Field(ge=0)] = option(
         4, "Dialogues of each update that are written to dialogues.jsonl."
@@ -428,7 +468,7 @@ for _plain in (
 
 @dataclass(config=STRICT)
 class Config(RunOptions):
-    """One run."""
+    """The configuration of a run."""
 
     output_dir: str
     task: dict[str, Any]
@@ -446,5 +486,5 @@ class Config(RunOptions):
     evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
 
     def questions_per_update(self) -> int:
-        """Dialogues that one update plays."""
+        """Return the number of questions that a process plays in an update."""
         return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""Engines: things that answer. ``ENGINES`` names them all; each is loaded when an agent uses it."""
+"""Engines answer for agents. ``ENGINES`` names them all. An engine's module is loaded when an agent uses it."""
 
 from maporl.config.engines import ENGINES, EngineEntry
 from maporl.engines.base import Engine, Reply, Request

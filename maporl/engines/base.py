@@ -1,4 +1,4 @@
-"""The contract of an engine: something that answers. Imports no torch."""
+"""The contract of an engine, which answers for agents. Imports no torch."""
 
 from dataclasses import dataclass, field
 
@@ -8,9 +8,17 @@ from maporl.types import Ask, Example, Stop
 
 @dataclass
 class Request:
-    """One Ask in its place: the dialogue's example, the agent's turn and conversation so far, whose weights answer.
+    """One :class:`maporl.types.Ask` with its context.
 
-    ``rng_key`` names the random numbers of the answer, which do not depend on what else is asked for; None: torch's.
+    Args:
+        ask: what the protocol asks for.
+        example: the example of the dialogue.
+        turn: the agent's turn, from 0.
+        utterance: the id that the answer's utterance will have.
+        transcript: the agent's conversation so far.
+        label: the request's name in errors.
+        policy: the name of the policy that answers.
+        rng_key: the key of the answer's random numbers, which do not depend on other requests. None uses torch's state.
     """
 
     ask: Ask
@@ -25,7 +33,7 @@ class Request:
 
 @dataclass
 class Reply:
-    """What an engine answers; token engines also say which ids were seen and sampled."""
+    """An engine's answer. Engines that work on tokens also give the ids of the prompt and of the completion."""
 
     text: str
     stop: Stop = Stop.EOS
@@ -35,21 +43,21 @@ class Reply:
 
 
 class Engine:
-    """Something that answers. Derive from it and define :meth:`generate`; the hooks do nothing unless they are overridden."""
+    """The base class of engines. A subclass defines :meth:`generate`, and may override the hooks."""
 
     remote: bool = False
-    """Whether it answers with weights of its own while those of this process are being updated."""
+    """Whether the engine samples from its own copy of the weights, while those of this process are being updated."""
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """One reply for each request, in order; ``temperature`` 0 is greedy."""
+        """Return one reply for each request, in order. A ``temperature`` of 0 is greedy."""
         raise NotImplementedError(f"{type(self).__name__}: an engine defines generate(requests, temperature)")
 
     def sync(self, policy: str) -> None:
-        """The weights of ``policy`` have changed; all processes call this together."""
+        """Hook: take over the weights of ``policy``, which have changed. All processes call this together."""
 
     def release(self) -> None:
-        """Dialogues have ended: what was kept of them may go."""
+        """Hook: drop what was kept of dialogues, because they have ended."""
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log after every update."""
+        """Hook: return metrics to log after every update."""
         return {}

@@ -1,4 +1,4 @@
-"""Building the engines that a team speaks through."""
+"""Build the engines that answer for a team."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from trl_ext.ppo_options import PPOOptions
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine is built from.
+    """The arguments of an engine's ``build``.
 
     Args:
-        options: for each agent that speaks through it, its section of the configuration (:class:`EngineEntry.section`) or, where
-            it has none, its ``engine_options``.
+        options: for each agent of the engine, its section of the configuration (:class:`EngineEntry.section`), or its
+            ``engine_options`` if the engine has no section.
         policies: the policies that speak for these agents, by name.
-        sampling: temperature, longest answer, batch sizes.
-        folder: the run's output folder, for what it has to write.
+        sampling: the temperature, the longest completion and the batch sizes.
+        folder: the run's output folder, for files that the engine writes.
     """
 
     options: Mapping[str, Any]
@@ -38,10 +38,12 @@ def build_engines(
     sampling: PPOOptions,
     folder: Path,
 ) -> dict[str, Engine]:
-    """The engines that ``agents`` (name -> engine) speak through, by name; ``options`` and ``policies`` as in :class:`EngineSetup`.
+    """Build the engines of ``agents``, which maps each agent to the name of its engine. Return them by name.
+
+    The other arguments are those of :class:`EngineSetup`.
 
     Raises:
-        ConfigError: there is no engine of a name, or what it needs is not installed.
+        ConfigError: an engine's name is unknown, or a package that it needs is not installed.
     """
     engines: dict[str, Engine] = {}
     for name in dict.fromkeys(agents.values()):
@@ -50,7 +52,7 @@ def build_engines(
                 f"engine {name!r}: expected one of {', '.join(ENGINES)}, or pass it to the trainer: engines={{{name!r}: ...}}"
             )
         speaking = {agent for agent, engine in agents.items() if engine == name}
-        own = {policy.name: policy for policy in policies.values() if speaking & set(policy.agents)}
-        setup = EngineSetup({agent: options.get(agent) for agent in speaking}, own, sampling, folder)
+        served = {policy.name: policy for policy in policies.values() if speaking & set(policy.agents)}
+        setup = EngineSetup({agent: options.get(agent) for agent in speaking}, served, sampling, folder)
         engines[name] = import_module(ENGINES[name].module).build(setup)
     return engines

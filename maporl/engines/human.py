@@ -1,4 +1,4 @@
-"""An engine for people: shows what is new to the agent, reads one answer."""
+"""An engine for people: it shows an agent's new messages and reads one answer."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,16 @@ from maporl.text import visible
 
 
 class SeatLeft(RuntimeError):
-    """The person is gone: their input has ended."""
+    """The person has left: their input has ended."""
 
 
 class HumanEngine(Engine):
-    """``show`` prints a line, ``read`` waits for one; an empty line is asked again, end of input is an error."""
+    """Asks a person for every answer. An empty answer is asked for again.
+
+    Args:
+        show: prints a line.
+        read: shows a prompt and waits for a line.
+    """
 
     remote = True
 
@@ -20,7 +25,11 @@ class HumanEngine(Engine):
         self.show, self.read = show, read
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """One typed answer per request."""
+        """Return one typed answer for each request, in order.
+
+        Raises:
+            SeatLeft: the input ended before all requests were answered.
+        """
         return [Reply(self._ask(request)) for request in requests]
 
     def _ask(self, request: Request) -> str:
@@ -40,5 +49,5 @@ class HumanEngine(Engine):
 
 
 def build(setup: EngineSetup) -> HumanEngine:
-    """The engine of :data:`maporl.engines.ENGINES`: at this terminal."""
+    """Build the engine that :data:`maporl.engines.ENGINES` names. The person sits at this terminal."""
     return HumanEngine()

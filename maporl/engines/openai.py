@@ -1,4 +1,7 @@
-"""An engine for agents behind an OpenAI-compatible API (a vendor's, vLLM, ``transformers serve``). They never learn."""
+"""An engine for agents behind an OpenAI-compatible API. They are never trained.
+
+A vendor, vLLM or ``transformers serve`` may provide the API.
+"""
 
 import hashlib
 import json
@@ -16,13 +19,20 @@ from maporl.types import Stop
 
 
 class ApiFailure(UserError, RuntimeError):
-    """An endpoint gave no answer after all retries; names agent, endpoint and model."""
+    """An endpoint gave no answer after all retries. The message names the agent, the endpoint and the model."""
 
 
 class OpenAIEngine(Engine):
-    """``sections`` by agent. Retries with backoff, and what is worth one, are the client's (package ``openai``).
+    """Sends each agent's conversation to its API. The client of package ``openai`` retries failed requests.
 
-    ``counts`` adds up requests, answers from the cache, and tokens, by agent.
+    ``counts`` has the number of requests, of answers from the cache, and of tokens, for each agent.
+
+    Args:
+        sections: the API options of each agent.
+        max_new_tokens: the longest answer, unless an agent's section sets another length.
+
+    Raises:
+        ConfigError: the package ``openai`` or an API key is missing.
     """
 
     remote = True
@@ -36,7 +46,11 @@ class OpenAIEngine(Engine):
             self._cache = DiskCache(cache_folder(), "api")
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """One reply per request, in order; requests of one agent go out ``concurrency`` at a time."""
+        """Return one reply for each request, in order. At most ``concurrency`` requests run at a time.
+
+        Raises:
+            ApiFailure: an endpoint gave no answer after all retries.
+        """
         queries = [self._query(request, temperature) for request in requests]
         keys = [_key(query, request.label) for query, request in zip(queries, requests, strict=True)]
         cached = [self.sections[r.ask.agent].cache for r in requests]
@@ -50,7 +64,7 @@ class OpenAIEngine(Engine):
         return [self._reply(request, fresh.get(i) or known[keys[i]], i in fresh) for i, request in enumerate(requests)]
 
     def metrics(self) -> dict[str, float]:
-        """What was asked so far: ``api/AGENT/requests | cached | prompt_tokens | completion_tokens``."""
+        """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``prompt_tokens`` and ``completion_tokens``."""
         return dict(self.counts)
 
     def _query(self, request: Request, temperature: float) -> dict[str, Any]:
@@ -97,7 +111,11 @@ class OpenAIEngine(Engine):
 
 
 def client_of(name: str, section: ApiSection) -> Any:
-    """The client of an agent; an error where the package or the key is missing."""
+    """Return the API client of agent ``name``.
+
+    Raises:
+        ConfigError: the package ``openai`` or the API key is missing.
+    """
     try:
         import openai
     except ImportError as error:
@@ -116,10 +134,10 @@ def client_of(name: str, section: ApiSection) -> Any:
 
 
 def _key(query: dict[str, Any], label: str) -> str:
-    """Different dialogues, turns and rollouts ask different questions even where the words are the same."""
+    """Return the cache key of a query. It includes the label, so other dialogues ask again."""
     return hashlib.sha256(json.dumps([query, label], sort_keys=True).encode()).hexdigest()
 
 
 def build(setup: EngineSetup) -> OpenAIEngine:
-    """The engine of :data:`maporl.engines.ENGINES`."""
+    """Build the engine that :data:`maporl.engines.ENGINES` names."""
     return OpenAIEngine(setup.options, setup.sampling.response_length)

@@ -1,4 +1,4 @@
-"""An engine whose agents follow a script: for tests, for warm starts, for a fixed opponent."""
+"""An engine whose agents follow a script, for tests, warm starts and fixed opponents."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,11 @@ from maporl.engines.base import Engine, Reply, Request
 
 
 class ScriptedEngine(Engine):
-    """Answers with ``script(request) -> text``."""
+    """Answers every request with the text that ``script(request)`` returns."""
 
     def __init__(self, script: Callable[[Request], str]):
         self.script = script
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """One reply per request; ``temperature`` has nothing to act on."""
+        """Return one reply for each request. ``temperature`` is ignored."""
         return [Reply(self.script(request)) for request in requests]

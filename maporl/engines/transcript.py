@@ -1,4 +1,4 @@
-"""The token-exact transcript of one agent in one dialogue: what it heard and said, as ids that only ever grow."""
+"""The token-exact transcript of one agent in one dialogue. Its ids are only ever appended to."""
 
 from dataclasses import dataclass, field
 
@@ -8,67 +8,79 @@ from trl_ext.chat import Tokenizer, encode_continuation, encode_prompt
 
 @dataclass
 class Transcript:
-    """``ids`` of the whole conversation, ``own`` true where the agent sampled, ``spans`` [start, end) per utterance;
-    ``closed`` says which of them ended by themselves, ``ended`` whether the last one did. ``messages`` is the same as text,
-    for engines that keep no tokens."""
+    """A conversation as token ids.
+
+    Args:
+        ids: the token ids of the whole conversation.
+        sampled_mask: for each id, whether the agent sampled it.
+        spans: for each utterance id, the positions [start, end) of its tokens.
+        ended: whether the last completion ended with a stop token.
+        closed: for each utterance id, whether its completion ended with a stop token.
+        messages: the conversation as messages, for engines that work on text.
+    """
 
     ids: list[int] = field(default_factory=list)
-    own: list[bool] = field(default_factory=list)
+    sampled_mask: list[bool] = field(default_factory=list)
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     ended: bool = True
     closed: dict[int, bool] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
 
-    def hear(self, messages: list[Message], tokenizer: Tokenizer, stop_ids: frozenset[int]) -> list[int]:
-        """Append ``messages`` and the opening of the agent's next answer; returns the prompt: everything so far."""
+    def add_messages(self, messages: list[Message], tokenizer: Tokenizer, stop_ids: frozenset[int]) -> list[int]:
+        """Append ``messages`` and the opening of the agent's next message. Return the prompt, which is all ids so far.
+
+        Raises:
+            ChatError: the chat template does not show earlier assistant messages.
+        """
         if self.ids:
             new = encode_continuation(tokenizer, messages, self.ended, stop_ids)
         else:
             new = encode_prompt(tokenizer, messages)
         self.ids += new
-        self.own += [False] * len(new)
+        self.sampled_mask += [False] * len(new)
         return list(self.ids)
 
-    def say(self, utterance: int, ids: list[int], ended: bool) -> None:
-        """Append what was sampled, as it was sampled."""
+    def add_completion(self, utterance: int, ids: list[int], ended: bool) -> None:
+        """Append the sampled ids of an utterance. ``ended`` says whether they end with a stop token."""
         self.spans[utterance] = (len(self.ids), len(self.ids) + len(ids))
         self.ids += ids
-        self.own += [True] * len(ids)
+        self.sampled_mask += [True] * len(ids)
         self.ended = self.closed[utterance] = ended
 
-    def after(self, said: list[Utterance]) -> "Transcript":
-        """A copy as it was after these utterances, the first of those it holds."""
-        messages = [m for u in said for m in (*u.messages, {"role": "assistant", "content": u.text})]
-        if (last := said[-1].id) not in self.spans:  # an engine that keeps no tokens
+    def after(self, utterances: list[Utterance]) -> "Transcript":
+        """Return a copy as it was after ``utterances``, which are the first utterances of the conversation."""
+        messages = [m for u in utterances for m in (*u.messages, {"role": "assistant", "content": u.text})]
+        if (last := utterances[-1].id) not in self.spans:  # the engine keeps no tokens
             return Transcript(messages=messages)
         end = self.spans[last][1]
-        closed = {u.id: self.closed[u.id] for u in said}
+        closed = {u.id: self.closed[u.id] for u in utterances}
         spans = {u: self.spans[u] for u in closed}
-        return Transcript(self.ids[:end], self.own[:end], spans, closed[last], closed, messages)
+        return Transcript(self.ids[:end], self.sampled_mask[:end], spans, closed[last], closed, messages)
 
 
 def conversations(
     dialogue: Dialogue, agent: str, policy: str, tokenizer: Tokenizer, stop_ids: frozenset[int]
 ) -> list[tuple[list[int], list[bool]]]:
-    """(ids, own) of each conversation that ``agent`` would have had if it had said what it says with these tokens, each
-    closed by EOS: the one it goes on with, and one for every answer it was asked for afresh.
+    """Return the token ids of each conversation of ``agent``, with a mask of the tokens of ``policy``.
 
-    ``own`` is true on the words of ``policy``. For supervised training on words that somebody else may have chosen.
+    This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends with EOS. Supervised
+    training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
+    form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one.
     """
-    said = [u for u in dialogue.utterances if u.agent == agent]
-    going_on = [u for u in said if not u.fresh]
-    pieces = ([going_on] if going_on else []) + [[u] for u in said if u.fresh and u.answers]
-    return [_spoken(piece, policy, tokenizer, stop_ids) for piece in pieces]
+    utterances = [u for u in dialogue.utterances if u.agent == agent]
+    ongoing = [u for u in utterances if not u.fresh]
+    parts = ([ongoing] if ongoing else []) + [[u] for u in utterances if u.fresh and u.answers]
+    return [_encoded(part, policy, tokenizer, stop_ids) for part in parts]
 
 
-def _spoken(
-    said: list[Utterance], policy: str, tokenizer: Tokenizer, stop_ids: frozenset[int]
+def _encoded(
+    utterances: list[Utterance], policy: str, tokenizer: Tokenizer, stop_ids: frozenset[int]
 ) -> tuple[list[int], list[bool]]:
     transcript = Transcript()
-    for utterance in said:
-        transcript.hear(utterance.messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
-        words = [*tokenizer.encode(utterance.text, add_special_tokens=False), tokenizer.eos_token_id]
-        transcript.say(utterance.id, words, ended=True)
+    for utterance in utterances:
+        transcript.add_messages(utterance.messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
+        ids = [*tokenizer.encode(utterance.text, add_special_tokens=False), tokenizer.eos_token_id]
+        transcript.add_completion(utterance.id, ids, ended=True)
         if utterance.policy != policy:
-            transcript.own[-len(words) :] = [False] * len(words)
-    return transcript.ids, transcript.own
+            transcript.sampled_mask[-len(ids) :] = [False] * len(ids)
+    return transcript.ids, transcript.sampled_mask

@@ -1,4 +1,4 @@
-"""The default engine: the team's own models, token-exact transcripts, one batch for all agents of one base."""
+"""The default engine. It samples from the team's own models, with one batch for all agents of one base."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -15,18 +15,18 @@ from trl_ext.sampling import Sampled, Sampling, sample
 
 
 class TransformersEngine(Engine):
-    """Answers with the team's own models.
-
-    What was read of a conversation is kept between its turns, where the model allows it (``keep_states``), until :meth:`sync`
-    or :meth:`release`.
-
-    ``adapters``: how LoRA policies of one base answer. ``mixed``: in one batch, each row through its own adapter; best where a
-    step takes as long for many rows as for few (GPUs). ``merged``: one after the other, each added into the weights meanwhile;
-    best where it does not (CPUs). ``plain``: one after the other. ``auto``: by the device.
+    """Samples from the team's own models, with token-exact transcripts.
 
     Args:
         policies: the team's policies by name.
-        max_new_tokens, batch_size, batch_tokens: see :class:`trl_ext.sampling.Sampling`.
+        max_new_tokens: see :class:`trl_ext.sampling.Sampling`.
+        batch_size: see :class:`trl_ext.sampling.Sampling`.
+        batch_tokens: see :class:`trl_ext.sampling.Sampling`.
+        keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`sync` or
+            :meth:`release`.
+        adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
+            This suits GPUs, where many rows take about as long as few. ``merged``: one after the other, each merged
+            into the weights. This suits CPUs. ``plain``: one after the other. ``auto`` decides by the device.
     """
 
     def __init__(
@@ -43,7 +43,11 @@ class TransformersEngine(Engine):
         self.kv_cache: KVCache | None = KVCache() if keep_states else None
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """Replies in the order of ``requests``."""
+        """Return one reply for each request, in order.
+
+        Raises:
+            PromptTooLong: a prompt and its completion do not fit the model's context.
+        """
         replies: list[Reply | None] = [None] * len(requests)
         group_of = {name: self._group(self.policies[name]) for name in {r.policy for r in requests}}
         groups: dict[tuple, list[int]] = {}
@@ -55,16 +59,16 @@ class TransformersEngine(Engine):
         return replies  # type: ignore[return-value]  # every request names a policy
 
     def sync(self, policy: str) -> None:
-        """The engine samples from the very weights that are trained; what was read with earlier ones is dropped."""
+        """Drop the KV cache, which earlier weights computed. The engine already samples from the trained weights."""
         self.release()
 
     def release(self) -> None:
-        """Drop what was read of conversations; they are read again if they go on."""
+        """Drop the KV cache of all conversations. A conversation that continues is read again."""
         if self.kv_cache is not None:
             self.kv_cache.clear()
 
     def _group(self, policy: Policy) -> tuple:
-        """Policies of one group answer in one batch."""
+        """Return the policy's group. Policies of one group answer in one batch."""
         if self._how(policy) == "mixed":
             return (id(policy.model), policy.stop_ids, policy.tokenizer.pad_token_id)
         return (policy.name,)
@@ -78,7 +82,8 @@ class TransformersEngine(Engine):
         speaking = [self.policies[r.policy] for r in requests]
         known = [len(r.transcript.ids) for r in requests]
         prompts = [
-            r.transcript.hear(r.ask.messages, p.tokenizer, p.stop_ids) for r, p in zip(requests, speaking, strict=True)
+            r.transcript.add_messages(r.ask.messages, p.tokenizer, p.stop_ids)
+            for r, p in zip(requests, speaking, strict=True)
         ]
         for request, policy, ids in zip(requests, speaking, prompts, strict=True):
             policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
@@ -91,7 +96,7 @@ class TransformersEngine(Engine):
         mixed = len({p.name for p in speaking}) > 1
         merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
         with merged(first.model, str(first.adapter)) if merge else first.active() as model:  # type: ignore[arg-type]
-            answers = sample(
+            completions = sample(
                 first.model if mixed else model,
                 prompts,
                 first.tokenizer.pad_token_id,
@@ -102,19 +107,19 @@ class TransformersEngine(Engine):
                 known,
                 owners=[p.name for p in speaking],
             )
-        return [reply_of(*place) for place in zip(requests, speaking, prompts, answers, strict=True)]
+        return [reply_of(*parts) for parts in zip(requests, speaking, prompts, completions, strict=True)]
 
 
-def reply_of(request: Request, policy: Policy, prompt: list[int], answer: Sampled) -> Reply:
-    """What was sampled, as an engine replies; the transcript takes it in."""
-    ended = answer.ids[-1] in policy.stop_ids
-    request.transcript.say(request.utterance, answer.ids, ended)
-    text = policy.tokenizer.decode(answer.ids, skip_special_tokens=True).strip()
-    return Reply(text, Stop.EOS if ended else Stop.LENGTH, prompt, answer.ids, answer.logprobs)
+def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sampled) -> Reply:
+    """Add a completion to the request's transcript, and return it as the engine's reply."""
+    ended = completion.ids[-1] in policy.stop_ids
+    request.transcript.add_completion(request.utterance, completion.ids, ended)
+    text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
+    return Reply(text, Stop.EOS if ended else Stop.LENGTH, prompt, completion.ids, completion.logprobs)
 
 
 def build(setup: EngineSetup) -> TransformersEngine:
-    """The engine of :data:`maporl.engines.ENGINES`."""
+    """Build the engine that :data:`maporl.engines.ENGINES` names."""
     sampling = setup.sampling
     return TransformersEngine(
         setup.policies,

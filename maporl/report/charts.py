@@ -27,9 +27,10 @@ class Series:
 
 @dataclass
 class Chart:
-    """Lines over the same updates. ``about`` says in words what is drawn, ``part`` is the part of the page that has the chart.
-    ``share``: numbers are shown in percent. ``whole``: the axis goes from 0 to 1. ``limit`` is a value of the configuration that
-    bounds what is drawn, and its name."""
+    """Lines over the same updates. ``about`` says in words what is drawn, ``part`` is the part of the page that has the
+    chart. ``share``: numbers are shown in percent. ``whole``: the axis goes from 0 to 1. ``limit`` is a value of the
+    configuration that bounds what is drawn, and its name.
+    """
 
     title: str
     about: str

@@ -65,8 +65,9 @@ class PageSeat:
             return self._answer
 
     def asked(self) -> dict[str, Any]:
-        """The question that waits for an answer: its number, who is asked, and what was told before it. Empty while others speak;
-        ``over`` once the seat is closed."""
+        """The question that waits for an answer: its number, who is asked, and what was told before it. Empty while
+        others speak; ``over`` once the seat is closed.
+        """
         with self._turn:
             return {"over": True, "lines": self._lines} if self.closed else dict(self._asked)
 
@@ -126,8 +127,9 @@ class LivePage(ThreadingHTTPServer):
         return render({"title": self.reader.folder.resolve().name, "runs": []}, live=True).encode()
 
     def data(self, epoch: int, after: int) -> dict[str, Any]:
-        """The page's data, with the dialogues that came after number ``after``. A page that has read another ``epoch`` of the run
-        gets all of them."""
+        """The page's data, with the dialogues that came after number ``after``. A page that has read another ``epoch``
+        of the run gets all of them.
+        """
         with self._lock:
             state = hashlib.sha256(repr(_state(self.reader.folder)).encode()).hexdigest()[:16]
             began = time.monotonic()

@@ -1,8 +1,8 @@
 """Every number that a run logs, declared once: its name, what it means, its unit, and where it is shown.
 
-The charts of the report, the pictures, the view in a terminal, the progress bar and ``docs/metrics.md`` are made of :data:`METRICS`.
-To add a metric, log it and give it a row here; then write the page again with
-``python -m maporl.report.metric_panels > docs/metrics.md``.
+The charts of the report, the pictures, the view in a terminal, the progress bar and ``docs/metrics.md`` are made of
+:data:`METRICS`. To add a metric, log it and give it a row here; then write the page again with ``python -m
+maporl.report.metric_panels > docs/metrics.md``.
 """
 
 import re
@@ -19,8 +19,8 @@ _PLACE = re.compile("|".join(PLACES))
 class Comparison:
     """A chart that has one line for each of several runs: the mean over the panel's metrics.
 
-    ``title`` and ``about`` are the panel's own where they are empty. ``last_turn``: only the metric of the last turn counts, on
-    held-out questions with ``held_out``. ``only``: this one metric counts.
+    ``title`` and ``about`` are the panel's own where they are empty. ``last_turn``: only the metric of the last turn
+    counts, on held-out questions with ``held_out``. ``only``: this one metric counts.
     """
 
     title: str = ""
@@ -34,12 +34,13 @@ class Comparison:
 class Panel:
     """Metrics that are drawn together over the updates.
 
-    ``about`` says in a sentence what is drawn. ``part`` is the part of the page that has the chart, ``chart=False`` leaves it out.
-    ``whole``: the axis goes from 0 to 1. ``limit`` is the section and key of the configuration that bounds what is drawn.
-    ``debate``: the chart says nothing of a game; ``voters`` is how many agents it needs at least. ``in_game`` is its title and
-    sentence in a game. ``from_dialogues``: evaluations before and after training are the ends of its held-out lines, and lines of
-    training have intervals over questions. ``absent_if_zero``: zeros throughout mean that the run does not have it.
-    ``picture`` is a file and the words on its axis. ``terminal``: the view in a terminal shows it.
+    ``about`` says in a sentence what is drawn. ``part`` is the part of the page that has the chart, ``chart=False``
+    leaves it out. ``whole``: the axis goes from 0 to 1. ``limit`` is the section and key of the configuration that
+    bounds what is drawn. ``debate``: the chart says nothing of a game; ``voters`` is how many agents it needs at least.
+    ``in_game`` is its title and sentence in a game. ``from_dialogues``: evaluations before and after training are the
+    ends of its held-out lines, and lines of training have intervals over questions. ``absent_if_zero``: zeros
+    throughout mean that the run does not have it. ``picture`` is a file and the words on its axis. ``terminal``: the
+    view in a terminal shows it.
     """
 
     title: str
@@ -60,8 +61,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of :data:`METRICS`. ``line`` is what a line of the panel is called, with the :data:`PLACES` of ``name`` filled in; by
-    default it is the part of the name that varies. ``bar`` is what the progress bar says of it, and the format of a number."""
+    """A row of :data:`METRICS`. ``line`` is what a line of the panel is called, with the :data:`PLACES` of ``name``
+    filled in; by default it is the part of the name that varies. ``bar`` is what the progress bar says of it, and the
+    format of a number.
+    """
 
     name: str
     meaning: str

@@ -103,8 +103,9 @@ def _summary(run: Run) -> dict[str, str]:
 
 
 def results(run: Run) -> list[dict[str, Any]]:
-    """Held-out accuracy by turn and speaker, before and after training. The majority vote is left out with fewer than three agents,
-    where it says nothing new."""
+    """Held-out accuracy by turn and speaker, before and after training. The majority vote is left out with fewer than
+    three agents, where it says nothing new.
+    """
     last = run.after or run.before
     rows = []
     for number, turn in enumerate(last.turns if last else ()):
@@ -156,8 +157,9 @@ def _flat(content: Any, at: str = "") -> dict[str, str]:
 
 
 def render(content: dict[str, Any], live: bool = False) -> str:
-    """The HTML page of a :func:`payload`. A ``live`` page does not hold the data; it asks the address ``data`` beside it for them
-    again and again."""
+    """The HTML page of a :func:`payload`. A ``live`` page does not hold the data; it asks the address ``data`` beside
+    it for them again and again.
+    """
     packed = b"" if live else gzip.compress(as_json(content), 4, mtime=0)
     scripts = [Markup(_asset(name)) for name in SCRIPTS]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
@@ -180,12 +182,12 @@ def as_json(content: dict[str, Any]) -> bytes:
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path | None = None, most: int = MOST) -> Path:
-    """Write the report of the runs in ``folders`` and return its file: ``output``, or else ``report.html`` in the folder of a single
-    run and ``comparison.html`` in the working directory for several.
+    """Write the report of the runs in ``folders`` and return its file: ``output``, or else ``report.html`` in the
+    folder of a single run and ``comparison.html`` in the working directory for several.
 
     Raises:
-        RunError: a folder is not a run, or the file cannot be written, or it exists and is not a report. Only an earlier report is
-            ever overwritten.
+        RunError: a folder is not a run, or the file cannot be written, or it exists and is not a report. Only an
+            earlier report is ever overwritten.
     """
     runs = [read_run(folder) for folder in folders]
     if output is None:

@@ -27,8 +27,9 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A dialogue as a run has recorded it. ``number`` counts the dialogues in the order of reading; ``key`` names this one, and is
-    the same whenever the run is read."""
+    """A dialogue as a run has recorded it. ``number`` counts the dialogues in the order of reading; ``key`` names this
+    one, and is the same whenever the run is read.
+    """
 
     number: int
     when: When
@@ -84,8 +85,8 @@ def read_run(folder: str | Path) -> Run:
 class RunReader:
     """Reads a run again and again while it grows, each time only what is new.
 
-    ``keep`` bounds how many dialogues of training are kept: the newest. ``epoch`` counts how often the run was set back to an
-    earlier checkpoint; everything is then read and numbered again.
+    ``keep`` bounds how many dialogues of training are kept: the newest. ``epoch`` counts how often the run was set back
+    to an earlier checkpoint; everything is then read and numbered again.
     """
 
     def __init__(self, folder: str | Path, keep: int | None = None):
@@ -210,8 +211,10 @@ def _missing(record: Any, when: str | None) -> str:
 
 
 def _dialogue(record: dict[str, Any]) -> Dialogue:
-    """The dialogue of a record that has all parts (:func:`_missing`). People may have edited the file, and older versions wrote
-    fewer fields. So a field that is absent or of the wrong kind is empty, and a number where a text should be becomes a text."""
+    """The dialogue of a record that has all parts (:func:`_missing`). People may have edited the file, and older
+    versions wrote fewer fields. So a field that is absent or of the wrong kind is empty, and a number where a text
+    should be becomes a text.
+    """
     example = {"id": "", "question": "", "answer": "", **_cleaned(record["example"])}
     example["id"] = str(example["id"])
     utterances = [

@@ -133,8 +133,9 @@ def _learned(run: Run) -> str:
 
 
 def paired_gain(run: Run) -> Difference | None:
-    """How much more often the last turn is right after training than before it, on the questions that both evaluations have.
-    None without such questions."""
+    """How much more often the last turn is right after training than before it, on the questions that both evaluations
+    have. None without such questions.
+    """
     before, after = (
         {d.example.id: right_share(d) for one in run.of(when) if graded(d := one.dialogue)}
         for when in ("before", "after")

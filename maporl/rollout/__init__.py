@@ -1,1 +1,1 @@
-"""Playing dialogues: the driver advances many of them together, branching forks them, the player needs no trainer."""
+"""Play dialogues. The driver advances many of them together, branching forks them, and the player needs no trainer."""

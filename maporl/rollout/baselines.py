@@ -1,4 +1,4 @@
-"""What a team's agents do without talking: one answer each, and a vote over as many samples as the dialogues cost."""
+"""Baselines without dialogue: one answer of each agent, and a majority vote at the token cost of the dialogues."""
 
 import torch
 
@@ -12,10 +12,14 @@ from maporl.types import Grade
 def play_baselines(
     player: Player, task: Task, evaluation: Evaluation, temperature: float, seed: int
 ) -> dict[str, Share]:
-    """The questions of ``evaluation`` without debate, for each agent: one answer, and a majority vote over independent samples.
+    """Let each agent answer the questions of ``evaluation`` alone: once, and by a majority vote over several samples.
 
-    The single answer is drawn at ``temperature``, that of the evaluation. Samples are drawn at the training temperature, a round
-    over all questions at a time, until as many tokens have been sampled as the dialogues took.
+    The single answer is sampled at ``temperature``. The samples of the vote use the training temperature. Each round
+    samples one answer to every question. Rounds go on until they have sampled as many tokens as the dialogues of
+    ``evaluation``.
+
+    Returns:
+        The share of right answers of each baseline, by its name.
     """
     examples = [task[i] for i in range(evaluation.questions)]
     alone = Debate(turns=1, opening=player.protocol.opening)
@@ -25,9 +29,9 @@ def play_baselines(
         specs = {agent: player.specs()[agent]}
         driver = player.driver(task, temperature, protocol=alone, specs=specs, scores=False)
         played = driver.play(examples)
-        said = [d.utterances[0] for d in played]
-        grades = task.grade_many([d.example for d in played], [u.text for u in said])
-        return grades, sum(len(u.response_ids) for u in said)
+        answers = [d.utterances[0] for d in played]
+        grades = task.grade_many([d.example for d in played], [u.text for u in answers])
+        return grades, sum(len(u.response_ids) for u in answers)
 
     for agent in (name for name in player.speakers if name in player.team.policies_of):
         with torch.random.fork_rng():
@@ -39,6 +43,6 @@ def play_baselines(
                 grades, tokens = round_of(agent, player.options.temperature)
                 rounds.append(grades)
                 sampled += tokens
-        votes = sum(majority_credit(own) for own in zip(*rounds, strict=True))
+        votes = sum(majority_credit(grades) for grades in zip(*rounds, strict=True))
         baselines[f"majority of {len(rounds)} by {agent}"] = Share(votes, len(examples))
     return baselines

@@ -1,8 +1,9 @@
-"""How many continuations a question is played in, and from where. ``BRANCHINGS`` names every way. No torch.
+"""Branchings decide how many dialogues each question gets, and where they fork. ``BRANCHINGS`` names them. No torch.
 
-A branching is ``(driver, examples, section, judge, rng) -> dialogues``: it opens dialogues, advances and forks them.
-Dialogues of one question have its ``prompt`` number and ``rollout`` numbers of their own; utterances that they share have
-one ``sample`` name. ``judge`` says what each dialogue's newest utterances are worth; it looks at each dialogue by itself.
+A branching is a function ``(driver, examples, section, judge, rng) -> dialogues``. It opens, advances and forks
+dialogues. The dialogues of one question share its ``prompt`` number and have different ``rollout`` numbers. An
+utterance that dialogues share has one ``sample`` name. ``judge`` returns the worth of each dialogue's newest
+utterances.
 """
 
 import itertools
@@ -19,97 +20,103 @@ from maporl.types import Dialogue, Example, Utterance
 Numbers = defaultdict[int, "itertools.count[int]"]
 """The next free rollout number of each question."""
 Judge = Callable[[list[Dialogue]], list[float]]
-"""The worth of dialogues that hold their newest utterances only; each is judged by itself, so that a family waits for no other."""
+"""Returns the worth of each dialogue, which holds only its newest utterances. Each dialogue is judged separately."""
 
 
 def independent(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """``group`` dialogues from the beginning."""
+    """Play ``group`` independent dialogues for each question."""
     return driver.play(examples, section.group)
 
 
 def fork_first(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """Forked before the first step, from there one by one (MHGPO's fork on first, arXiv 2506.02718)."""
+    """Fork each dialogue before its first step (fork-on-first of MHGPO, arXiv 2506.02718)."""
     return _fork_once(driver, examples, section, lambda steps: 0)
 
 
 def fork_random(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """One dialogue to its end, then forked before a random one of its steps (MHGPO's round robin)."""
+    """Play one dialogue to its end, then fork it before a random step (round-robin of MHGPO)."""
     return _fork_once(driver, examples, section, lambda steps: rng.randrange(max(1, steps)))
 
 
 def fork_every(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """Forked before every step: ``group ** steps`` dialogues (MAGRPO, arXiv 2508.04652; MALT's tree, 2412.01928).
+    """Fork before every step, into ``group ** steps`` dialogues (MAGRPO, arXiv 2508.04652; MALT's tree, 2412.01928).
 
-    With ``joint: cross`` every combination of simultaneous answers is gone on with: ``group ** speakers`` of each step.
+    With ``joint: cross``, every combination of simultaneous answers continues: ``group ** speakers`` at each step.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
     episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
     over: list[Episode] = []
     while episodes:
-        families = [driver.branch(one, _next(numbers, one, section.group - 1)) for one in episodes]
-        driver.step([twin for family in families for twin in family])
+        groups = [driver.branch(episode, _next(numbers, episode, section.group - 1)) for episode in episodes]
+        driver.step([branch for group in groups for branch in group])
         if section.joint == "cross":
-            families = [_crossed(driver, family, numbers) for family in families]
-        everybody = [twin for family in families for twin in family]
-        over += [one for one in everybody if one.over]
-        episodes = [one for one in everybody if not one.over]
+            groups = [_crossed(driver, group, numbers) for group in groups]
+        branches = [branch for group in groups for branch in group]
+        over += [branch for branch in branches if branch.over]
+        episodes = [branch for branch in branches if not branch.over]
     return _in_order(over)
 
 
 def tree(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """``group`` candidates from the same state at every step, each with an outcome of its own; one is gone on with, the
-    best or a random one (AT-GRPO, PettingLLMs). The others end there."""
+    """Sample ``group`` candidates from the same state at every step, and continue one of them (AT-GRPO, PettingLLMs).
+
+    ``pick`` says whether the best or a random candidate continues. The others end there.
+    """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
     episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
     done: list[Episode] = []
     while episodes:
-        families = [driver.branch(one, _next(numbers, one, section.group - 1)) for one in episodes]
-        everybody = [twin for family in families for twin in family]
-        worth = _worth(everybody, driver.step(everybody), judge)
+        groups = [driver.branch(episode, _next(numbers, episode, section.group - 1)) for episode in episodes]
+        branches = [branch for group in groups for branch in group]
+        worth = _worth(branches, driver.step(branches), judge)
         chosen = [
-            max(family, key=lambda one: worth[id(one)]) if section.pick == "best" else rng.choice(family)
-            for family in families
+            max(group, key=lambda branch: worth[id(branch)]) if section.pick == "best" else rng.choice(group)
+            for group in groups
         ]
-        done += [one for one in everybody if one.over or not any(one is c for c in chosen)]
-        episodes = [one for one in chosen if not one.over]
+        done += [branch for branch in branches if branch.over or not any(branch is c for c in chosen)]
+        episodes = [branch for branch in chosen if not branch.over]
     return _in_order(done)
 
 
 def best_of(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """The best of ``drafts`` first steps, which nobody learns from, then ``group`` dialogues (iGRPO, arXiv 2602.09000)."""
+    """Sample ``drafts`` first steps, and play ``group`` dialogues from the best one (iGRPO, arXiv 2602.09000).
+
+    No policy is trained on the drafts.
+    """
     episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
-    families = [driver.branch(one, list(range(section.group, section.group + section.drafts - 1))) for one in episodes]
-    everybody = [draft for family in families for draft in family]
-    news = driver.step(everybody)
-    for said in news:
-        for utterance in said:
+    numbers = list(range(section.group, section.group + section.drafts - 1))
+    groups = [driver.branch(episode, numbers) for episode in episodes]
+    drafts = [draft for group in groups for draft in group]
+    new = driver.step(drafts)
+    for utterances in new:
+        for utterance in utterances:
             utterance.trainable = False
-    worth = _worth(everybody, news, judge)
+    worth = _worth(drafts, new, judge)
     played: list[Episode] = []
-    for family in families:
-        best = max(family, key=lambda one: worth[id(one)])
+    for group in groups:
+        best = max(group, key=lambda draft: worth[id(draft)])
         best.dialogue.rollout = 0
         played += driver.branch(best, list(range(1, section.group)))
     driver.finish(played)
-    return [one.dialogue for one in played]
+    return [episode.dialogue for episode in played]
 
 
-def _worth(episodes: list[Episode], news: list[list[Utterance]], judge: Judge) -> dict[int, float]:
-    """What the newest utterances of each episode are worth, by its ``id``."""
-    said = [replace(episode.dialogue, utterances=new) for episode, new in zip(episodes, news, strict=True)]
-    return dict(zip(map(id, episodes), judge(said), strict=True))
+def _worth(episodes: list[Episode], new: list[list[Utterance]], judge: Judge) -> dict[int, float]:
+    """Return the worth of each episode's ``new`` utterances, by the episode's ``id``."""
+    dialogues = [replace(episode.dialogue, utterances=said) for episode, said in zip(episodes, new, strict=True)]
+    return dict(zip(map(id, episodes), judge(dialogues), strict=True))
 
 
 def _fork_once(
@@ -117,46 +124,45 @@ def _fork_once(
 ) -> list[Dialogue]:
     trunks = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
     driver.finish(trunks)
-    forks = [
-        [driver.fork(one, r, steps) for r in range(1, section.group)]
-        for one, steps in ((one, where(len(one.sent))) for one in trunks)
-    ]
-    for one, twins in zip(trunks, forks, strict=True):
-        depth = len(twins[0].sent)
-        name = f"question {one.dialogue.prompt}, step {depth}"
-        for said in one.sent[depth : depth + 1]:
-            for utterance in said:
+    groups = []
+    for trunk in trunks:
+        steps = where(len(trunk.sent))
+        groups.append([driver.fork(trunk, rollout, steps) for rollout in range(1, section.group)])
+    for trunk, forks in zip(trunks, groups, strict=True):
+        depth = len(forks[0].sent)
+        name = f"question {trunk.dialogue.prompt}, step {depth}"
+        for utterances in trunk.sent[depth : depth + 1]:
+            for utterance in utterances:
                 utterance.tags.setdefault("state", name)
-        for twin in twins:
-            twin.state = name
-    driver.finish([twin for twins in forks for twin in twins])
-    return [one.dialogue for trunk, twins in zip(trunks, forks, strict=True) for one in (trunk, *twins)]
+        for fork in forks:
+            fork.state = name
+    driver.finish([fork for forks in groups for fork in forks])
+    return [e.dialogue for trunk, forks in zip(trunks, groups, strict=True) for e in (trunk, *forks)]
 
 
-def _crossed(driver: RolloutDriver, family: list[Episode], numbers: Numbers) -> list[Episode]:
-    """Every combination of the last step's answers of a family, which said them in one state."""
-    last = [one.sent[-1] for one in family]
+def _crossed(driver: RolloutDriver, branches: list[Episode], numbers: Numbers) -> list[Episode]:
+    """Return an episode for every combination of the branches' last answers, which were given in one state."""
+    last = [branch.sent[-1] for branch in branches]
     if len(last[0]) == 1:
-        return family
-    before = driver.fork(family[0], 0, len(family[0].sent) - 1)
+        return branches
+    before = driver.fork(branches[0], 0, len(branches[0].sent) - 1)
     crossed = []
-    for choice in itertools.product(range(len(family)), repeat=len(last[0])):
-        diagonal = len(set(choice)) == 1
-        if diagonal:
-            crossed.append(family[choice[0]])
+    for choice in itertools.product(range(len(branches)), repeat=len(last[0])):
+        if len(set(choice)) == 1:  # all answers are from one branch
+            crossed.append(branches[choice[0]])
             continue
         joint = driver.fork(before, _next(numbers, before, 1)[0])
-        driver.put(joint, [(family[c], last[c][seat]) for seat, c in enumerate(choice)])
+        driver.put(joint, [(branches[c], last[c][speaker]) for speaker, c in enumerate(choice)])
         crossed.append(joint)
     return crossed
 
 
-def _next(numbers: Numbers, one: Episode, count: int) -> list[int]:
-    return list(itertools.islice(numbers[one.dialogue.prompt], count))
+def _next(numbers: Numbers, episode: Episode, count: int) -> list[int]:
+    return list(itertools.islice(numbers[episode.dialogue.prompt], count))
 
 
 def _in_order(episodes: list[Episode]) -> list[Dialogue]:
-    dialogues = [one.dialogue for one in episodes]
+    dialogues = [episode.dialogue for episode in episodes]
     return sorted(dialogues, key=lambda d: (d.prompt, d.rollout))
 
 
@@ -173,7 +179,7 @@ BRANCHINGS: dict[str, Any] = {
 def play_branched(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """The dialogues of ``examples``, those of one question together."""
+    """Play the ``examples`` with the branching that ``section`` names. The dialogues of one question stand together."""
     dialogues = BRANCHINGS[section.how](driver, examples, section, judge, rng)
     driver.release()
     return dialogues

@@ -1,4 +1,4 @@
-"""Playing many dialogues in lock-step, so that each policy answers one batch per step; and forking them."""
+"""Play many dialogues in lockstep, so that each policy answers one batch at each step, and fork them."""
 
 import copy
 from collections.abc import Mapping
@@ -15,9 +15,14 @@ from maporl.types import Ask, Dialogue, Example, Utterance
 
 @dataclass(frozen=True)
 class SpeakerSpec:
-    """What the driver needs to know of an agent: which engine answers for it, whose weights at which turn.
+    """What the driver needs to know about an agent.
 
-    ``policies`` by turn; the last one speaks for all later turns too. ``learning`` are those whose words are trained on.
+    Args:
+        engine: the name of the engine that answers for the agent.
+        policies: the policy of each turn. The last one also speaks in all later turns.
+        learning: the policies that are trained.
+        system: the system prompt.
+        role: the agent's role, which its utterances record.
     """
 
     engine: str
@@ -27,7 +32,7 @@ class SpeakerSpec:
     role: str | None = None
 
     def policy(self, turn: int) -> str:
-        """Whose weights speak at ``turn``."""
+        """Return the name of the policy that speaks at ``turn``."""
         return self.policies[min(turn, len(self.policies) - 1)]
 
 
@@ -35,8 +40,16 @@ class SpeakerSpec:
 class Episode:
     """A dialogue in progress.
 
-    ``sent`` is what the protocol was sent so far, step by step. ``seed`` is the number of the rollout that its protocol draws from.
-    ``state`` names the fork whose next step it plays.
+    Args:
+        dialogue: the record so far.
+        play: the protocol's generator.
+        seed: the rollout number from which the protocol takes its random numbers.
+        asks: what the protocol asks for next.
+        sent: the utterances that the protocol was sent, for each step.
+        transcripts: the conversation of each agent.
+        turns: the number of turns that each agent has had.
+        over: whether the dialogue has ended.
+        state: the name of the state from which several forks take their next step.
     """
 
     dialogue: Dialogue
@@ -51,25 +64,25 @@ class Episode:
 
 
 class RolloutDriver:
-    """Opens dialogues, advances many by one step, and forks one at any step it has been through.
+    """Opens dialogues, advances many of them by one step, and forks a dialogue at any of its steps.
 
-    A fork replays the protocol on what was said. Therefore a protocol must ask the same again when it is sent the same; what it
-    draws at random it draws from ``example.id`` and ``example.meta["rollout"]``.
+    A fork replays the protocol on the same utterances. A protocol must therefore ask the same when it is sent the same.
+    It takes its random numbers from ``example.id`` and ``example.meta["rollout"]``.
 
-    Whatever is numbered here is named by its place (question, rollout, utterance, step) and not by a counter, so that names do not
-    depend on the order of playing.
+    Names consist of places (question, rollout, utterance, step) and not of counters. They do not depend on the order in
+    which dialogues are played.
 
     Args:
-        task: puts the examples' questions.
-        protocol: who speaks when.
+        task: turns examples into questions.
+        protocol: decides who speaks when.
         specs: the agents that play, in order.
-        engines: by the names that ``specs`` use.
-        temperature: of sampling; 0 is greedy.
-        referee: looks at what was just said, before anybody speaks again.
-        common_seed: whether what a protocol draws at random is the same in all dialogues of a question.
-        rng_key: names the random numbers of everything said here. An answer's depend on it and on the answer's place in its
-            dialogue, so that they are the same however dialogues are spread over batches or processes. None: torch's random state.
-        first: the number of the first question, where others are played elsewhere.
+        engines: the engines by the names that ``specs`` use.
+        temperature: the sampling temperature; 0 is greedy.
+        referee: sees the new utterances of each step before the next step begins.
+        common_seed: whether a protocol has the same random numbers in all dialogues of a question.
+        rng_key: the key of all random numbers. Those of an utterance depend on this key and on the utterance's place in
+            its dialogue. They do not depend on batches or processes. None uses torch's random state.
+        first: the number of the first question, if other processes play other questions.
     """
 
     def __init__(
@@ -89,81 +102,100 @@ class RolloutDriver:
         self.referee = referee or Referee()
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
-        """A new dialogue, ready for its first step; ``prompt`` and ``rollout`` name it in the batch."""
+        """Open a dialogue on ``example``, ready for its first step.
+
+        ``prompt`` and ``rollout`` are its numbers in the batch.
+
+        Raises:
+            ValueError: the protocol asks an agent that is not among the speakers.
+        """
         dialogue = Dialogue(example, [], prompt=self.first + prompt, rollout=rollout)
         episode = Episode(dialogue, self._play(example, rollout), rollout)
         self._advance(episode, None)
         return episode
 
     def fork(self, episode: Episode, rollout: int, steps: int | None = None) -> Episode:
-        """A copy of ``episode`` as it was after ``steps`` steps (default: as it is), named ``rollout`` in the batch."""
+        """Return a copy of ``episode`` as it was after ``steps`` steps, by default as it is now.
+
+        ``rollout`` is the copy's number in the batch.
+        """
         steps = len(episode.sent) if steps is None else steps
         dialogue = Dialogue(episode.dialogue.example, [], prompt=episode.dialogue.prompt, rollout=rollout)
-        twin = Episode(dialogue, self._play(dialogue.example, episode.seed), episode.seed)
-        self._advance(twin, None)
-        for said in episode.sent[:steps]:
-            twin.turns |= {u.agent: u.turn + 1 for u in said}
-            copies = [_shared_copy(u, episode.dialogue.rollout) for u in said]
+        fork = Episode(dialogue, self._play(dialogue.example, episode.seed), episode.seed)
+        self._advance(fork, None)
+        for utterances in episode.sent[:steps]:
+            fork.turns |= {u.agent: u.turn + 1 for u in utterances}
+            copies = [_shared_copy(u, episode.dialogue.rollout) for u in utterances]
             dialogue.utterances += copies
-            self._advance(twin, copies)
+            self._advance(fork, copies)
         for agent in {u.agent for u in dialogue.utterances if not u.fresh}:
-            twin.transcripts[agent] = episode.transcripts[agent].after(
+            fork.transcripts[agent] = episode.transcripts[agent].after(
                 [u for u in dialogue.utterances if u.agent == agent and not u.fresh]
             )
-        return twin
+        return fork
 
     def branch(self, episode: Episode, rollouts: list[int]) -> list[Episode]:
-        """``episode`` and forks of it, named ``rollouts``; what they say next is said in one and the same state."""
+        """Return ``episode`` and one fork of it for each number in ``rollouts``.
+
+        The next utterances of all of them record that they were said in the same state.
+        """
         dialogue = episode.dialogue
         episode.state = f"question {dialogue.prompt}, rollout {dialogue.rollout}, step {len(episode.sent)}"
-        twins = [self.fork(episode, rollout) for rollout in rollouts]
-        for twin in twins:
-            twin.state = episode.state
-        return [episode, *twins]
+        forks = [self.fork(episode, rollout) for rollout in rollouts]
+        for fork in forks:
+            fork.state = episode.state
+        return [episode, *forks]
 
     def step(self, episodes: list[Episode]) -> list[list[Utterance]]:
-        """Let each say what it asks for, all in one batch; returns what was said in each."""
+        """Answer what each episode asks for, all in one batch. Return the new utterances of each episode.
+
+        Raises:
+            ValueError: a protocol asks an agent twice in one step, or asks an agent that is not among the speakers.
+        """
         requests = [request for episode in episodes for request in self._requests(episode)]
         pairs = iter(zip(requests, self._replies(requests), strict=True))
-        news = []
+        new = []
         for episode in episodes:
-            said = [self._utterance(*next(pairs), len(episode.sent)) for _ in episode.asks]
-            for u in said:
+            utterances = [self._utterance(*next(pairs), len(episode.sent)) for _ in episode.asks]
+            for u in utterances:
                 if episode.state is not None:
                     u.tags.setdefault("state", episode.state)
             episode.state = None
-            episode.dialogue.utterances += said
-            news.append(said)
-        for episode, said in zip(episodes, news, strict=True):
-            self.referee.see(replace(episode.dialogue, utterances=said))
+            episode.dialogue.utterances += utterances
+            new.append(utterances)
+        for episode, utterances in zip(episodes, new, strict=True):
+            self.referee.see(replace(episode.dialogue, utterances=utterances))
         self.referee.settle()
-        for episode, said in zip(episodes, news, strict=True):
-            self._advance(episode, said)
-        return news
+        for episode, utterances in zip(episodes, new, strict=True):
+            self._advance(episode, utterances)
+        return new
 
     def put(self, episode: Episode, said: list[tuple[Episode, Utterance]]) -> None:
-        """Give ``episode`` as its next step what others said in the same place."""
+        """Give ``episode`` copies of other episodes' utterances as its next step.
+
+        ``said`` has those episodes and their utterances, which were said in the same state.
+        """
         copies = [_shared_copy(u, other.dialogue.rollout) for other, u in said]
         episode.dialogue.utterances += copies
         for (other, _), u in zip(said, copies, strict=True):
             episode.turns[u.agent] = u.turn + 1
             if not u.fresh:
-                own = [v for v in episode.dialogue.utterances if v.agent == u.agent and not v.fresh]
-                episode.transcripts[u.agent] = other.transcripts[u.agent].after(own)
+                spoken = [v for v in episode.dialogue.utterances if v.agent == u.agent and not v.fresh]
+                episode.transcripts[u.agent] = other.transcripts[u.agent].after(spoken)
         self._advance(episode, copies)
 
     def finish(self, episodes: list[Episode]) -> None:
-        """Play all of them to their ends."""
+        """Play all ``episodes`` to their ends."""
         while episodes := [episode for episode in episodes if not episode.over]:
             self.step(episodes)
 
     def release(self) -> None:
-        """Let engines drop what they kept of dialogues in progress."""
+        """Let engines drop what they keep of dialogues in progress."""
         for engine in self.engines.values():
             engine.release()
 
     def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
-        """``rollouts`` dialogues on every example, to their ends, in order; those of one example together."""
+        """Play ``rollouts`` dialogues on every example to their ends. Dialogues of one example stand together."""
         episodes = [self.open(e, prompt, r) for prompt, e in enumerate(examples) for r in range(rollouts)]
         self.finish(episodes)
         self.release()
@@ -175,14 +207,17 @@ class RolloutDriver:
         meta = example.meta | {"rollout": 0 if self.common_seed else rollout}
         return self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
 
-    def _advance(self, episode: Episode, said: list[Utterance] | None) -> None:
-        """Send the replies in and fetch the next asks, or mark the dialogue as over."""
+    def _advance(self, episode: Episode, utterances: list[Utterance] | None) -> None:
+        """Send the protocol its utterances and take its next asks, or mark the dialogue as over.
+
+        None starts the protocol.
+        """
         try:
-            if said is None:
+            if utterances is None:
                 episode.asks = next(episode.play)
             else:
-                episode.sent.append(said)
-                episode.asks = episode.play.send(said)
+                episode.sent.append(utterances)
+                episode.asks = episode.play.send(utterances)
         except StopIteration as end:
             episode.dialogue.outcome, episode.over, episode.asks = end.value, True, []
             return
@@ -219,12 +254,12 @@ class RolloutDriver:
         return requests
 
     def _replies(self, requests: list[Request]) -> list[Reply]:
-        """The replies in order; the requests of each engine are one call."""
+        """Return the replies in order. Each engine is called once."""
         replies: list[Any] = [None] * len(requests)
         for engine in dict.fromkeys(self.specs[r.ask.agent].engine for r in requests):
             rows = [i for i, r in enumerate(requests) if self.specs[r.ask.agent].engine == engine]
-            answered = self.engines[engine].generate([requests[i] for i in rows], self.temperature)
-            for row, reply in zip(rows, answered, strict=True):
+            generated = self.engines[engine].generate([requests[i] for i in rows], self.temperature)
+            for row, reply in zip(rows, generated, strict=True):
                 replies[row] = reply
         return replies
 
@@ -255,7 +290,7 @@ class RolloutDriver:
 
 
 def _shared_copy(utterance: Utterance, rollout: int) -> Utterance:
-    """A copy of what was said in the dialogue ``rollout``, under a name that it shares with the original: where it was first said."""
+    """Return a copy of an utterance of the dialogue ``rollout``. Both get the same ``sample`` name."""
     if utterance.sample is None:
         utterance.sample = f"{rollout}.{utterance.id}"
     return replace(utterance, rewards=dict(utterance.rewards), tags=copy.copy(utterance.tags))

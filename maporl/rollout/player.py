@@ -1,7 +1,8 @@
-"""Playing without a trainer: who speaks, who referees, and what a team says to questions, to judges and to people.
+"""Play dialogues without a trainer: for training, for evaluation, with people, and for judges.
 
-Data flow: examples -> :class:`maporl.rollout.driver.RolloutDriver`, which asks engines -> dialogues; between turns a
-:class:`ScoringReferee` grades and scores what the protocol must know, and restates what cannot be read.
+Data flow: examples -> :class:`maporl.rollout.driver.RolloutDriver`, which asks engines -> dialogues. Between turns a
+:class:`ScoringReferee` grades and scores what the protocol must know, and restates final answers that grading cannot
+find.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,17 @@ from trl_ext.ppo_options import PPOOptions
 
 
 class ScoringReferee(Referee):
-    """Restates what cannot be read, and grades and scores what the protocol must know before it goes on; all that it has seen in one
-    batch."""
+    """Grades and scores utterances between turns, because the protocol shows the results to agents or decides by them.
+
+    It also restates final answers that grading cannot find. It works on all utterances of a step in one batch.
+
+    Args:
+        task: grades the answers.
+        scorer: scores them.
+        sources: the reward sources that the protocol needs between turns.
+        score: whether the protocol needs the total score between turns.
+        untrained: the untrained weights, which restate answers. None means that answers are not restated.
+    """
 
     def __init__(
         self,
@@ -42,11 +52,11 @@ class ScoringReferee(Referee):
         self._seen: list[Dialogue] = []
 
     def see(self, dialogue: Dialogue) -> None:
-        """Keep it for :meth:`settle`."""
+        """Keep the dialogue for :meth:`settle`."""
         self._seen.append(dialogue)
 
     def settle(self) -> None:
-        """Restate, grade and score everything seen since the last call."""
+        """Restate, grade and score all utterances that were seen since the last call."""
         seen, self._seen = self._seen, []
         if self.untrained is not None:
             restate(seen, self.task, self.untrained.say)
@@ -58,17 +68,17 @@ class ScoringReferee(Referee):
 
 
 class Player:
-    """Plays the dialogues of a team. It needs no trainer: it builds no optimizer and no reference copy.
+    """Plays the dialogues of a team. It needs no trainer: it builds neither an optimizer nor a reference copy.
 
     Args:
-        team: who speaks, with whose weights.
-        protocol: who speaks when and sees what.
-        engines: by the names that the team's agents use.
-        options: sampling temperature and longest answers.
-        scorer: grades and scores; by default it knows the task's labels.
-        speakers: the agents that play, in order; by default all of the team.
-        common_seed: whether what a protocol draws at random is the same in all dialogues of a question.
-        untrained: who restates an answer that cannot be read; None: nobody.
+        team: the agents and the policies that speak for them.
+        protocol: who speaks when, and what each agent sees.
+        engines: the engines by the names that the team's agents use.
+        options: the sampling temperature and the longest completion.
+        scorer: grades and scores the dialogues.
+        speakers: the agents that play, in order. By default the whole team plays.
+        common_seed: whether a protocol has the same random numbers in all dialogues of a question.
+        untrained: the untrained weights, which restate answers that grading cannot read. None turns this off.
 
     Raises:
         ValueError: a speaker is not in the team.
@@ -107,10 +117,12 @@ class Player:
         common_seed: bool = True,
         untrained: UntrainedWeights | None = None,
     ) -> "Player":
-        """A player with a scorer for ``reward``; ``sources`` replace or add to those of ``maporl.rewards.SOURCES``.
+        """Build a player with a scorer for ``reward``.
+
+        ``sources`` replace or extend ``maporl.rewards.SOURCES``. The other arguments are those of :class:`Player`.
 
         Raises:
-            ConfigError: a reward source lacks what it needs, or ``protocol`` is none.
+            ConfigError: a reward source lacks what it needs, or ``protocol`` is not a :class:`maporl.Protocol`.
             ValueError: a speaker is not in the team.
         """
         team.find_stop_ids(options)
@@ -131,26 +143,26 @@ class Player:
         instead: Mapping[str, str] | None = None,
         learning: frozenset[str] = frozenset(),
     ) -> dict[str, SpeakerSpec]:
-        """The speakers as the driver sees them.
+        """Return the speakers as the driver sees them.
 
         Args:
-            weights_from: for an agent, the one whose weights it speaks with, where not its own.
-            instead: for an agent, a policy that speaks for it in the place of its own.
-            learning: the policies whose words are trained on.
+            weights_from: for an agent, another agent whose weights it speaks with.
+            instead: for an agent, a policy that speaks for it instead of its own.
+            learning: the policies that are trained.
         """
         specs = {}
         for name in self.speakers:
             agent = self.team.agents[name]
-            own = self.team.policies_of.get((weights_from or {}).get(name, name), ())
-            policies = tuple(policy.name for policy in own) or (name,)
+            speaking = self.team.policies_of.get((weights_from or {}).get(name, name), ())
+            policies = tuple(policy.name for policy in speaking) or (name,)
             if instead and name in instead:
                 policies = (instead[name],)
             specs[name] = SpeakerSpec(agent.engine, policies, learning, agent.system, agent.role)
         return specs
 
     def sit_down(self, agent: str, engine: Engine) -> None:
-        """Let ``engine`` answer for ``agent`` from now on, such as a person who takes its seat."""
-        self.engines[f"seat of {agent}"] = engine
+        """Let ``engine`` answer for ``agent`` from now on, for example when a person takes the agent's place."""
+        self.engines[f"in place of {agent}"] = engine
 
     # -- playing ------------------------------------------------------------------------------------------------------
 
@@ -166,23 +178,25 @@ class Player:
         first: int = 0,
         scores: bool = True,
     ) -> RolloutDriver:
-        """Where dialogues are played.
+        """Return a driver that plays this player's dialogues.
 
         Args:
-            task: puts the questions and grades.
-            temperature: of sampling; 0 is greedy.
-            protocol: default, the player's own as it is at update ``batch``.
-            specs: who speaks; default, everybody with their own weights.
-            rng_key, first: see :class:`maporl.rollout.driver.RolloutDriver`.
-            scores: whether what the protocol must know between turns is scored.
+            task: has the questions and grades the answers.
+            temperature: the sampling temperature; 0 is greedy.
+            protocol: the protocol to play. By default it is the player's own, as it is at update ``batch``.
+            specs: the speakers. By default every agent speaks with its own weights.
+            batch: the number of the update.
+            rng_key: see :class:`maporl.rollout.driver.RolloutDriver`.
+            first: see :class:`maporl.rollout.driver.RolloutDriver`.
+            scores: whether the referee scores what the protocol must know between turns.
         """
-        own = self.protocol.at_update(batch)
-        sources = own.between_turns() - own.pays if scores else frozenset()
-        referee = ScoringReferee(task, self.scorer, sources, scores and own.score_between_turns, self.untrained)
+        current = self.protocol.at_update(batch)
+        sources = current.between_turns() - current.pays if scores else frozenset()
+        referee = ScoringReferee(task, self.scorer, sources, scores and current.score_between_turns, self.untrained)
         return RolloutDriver(
             task,
-            protocol or own,
-            self._seated(specs or self.specs()),
+            protocol or current,
+            self._with_people(specs or self.specs()),
             self.engines,
             temperature,
             referee,
@@ -192,13 +206,13 @@ class Player:
         )
 
     def play(self, examples: list[Example], task: Task, temperature: float, samples: int = 1) -> list[Dialogue]:
-        """``samples`` independent dialogues on each of ``examples``, those of one example together."""
+        """Play ``samples`` independent dialogues on each example. Dialogues of one example stand together."""
         return self.driver(task, temperature).play(examples, samples)
 
     def play_evaluation(
         self, task: Task, questions: int, temperature: float, seed: int, batch: int = 1
     ) -> list[Dialogue]:
-        """Graded dialogues on this process's share of the first ``questions`` of ``task``; random states are left as they were.
+        """Play and grade this process's share of the first ``questions`` of ``task``. Random states do not change.
 
         Raises:
             ValueError: ``questions`` is below 1.
@@ -216,7 +230,7 @@ class Player:
         return dialogues
 
     def evaluate(self, task: Task, questions: int, temperature: float, seed: int) -> Evaluation:
-        """What the team's answers to the first ``questions`` of ``task`` are worth; all processes call this together.
+        """Evaluate the team on the first ``questions`` of ``task``. All processes call this together.
 
         Raises:
             ValueError: ``questions`` is below 1.
@@ -224,7 +238,7 @@ class Player:
         return evaluate_everywhere(self.play_evaluation(task, questions, temperature, seed))
 
     def speak(self, agent: str, conversations: list[list[Message]]) -> list[str]:
-        """What ``agent`` answers to each conversation, greedily, remembering nothing: for judges."""
+        """Return the greedy answer of ``agent`` to each conversation, without any memory of others. Judges use this."""
         speaker = self.team.agents[agent]
         policies = self.team.policies_of.get(agent, ())
         requests = []
@@ -237,18 +251,18 @@ class Player:
             requests.append(Request(ask, example, 0, 0, transcript, f"judge {agent!r}, {example.id}", policy))
         return [reply.text for reply in self.engines[speaker.engine].generate(requests, 0.0)]
 
-    def _seated(self, specs: Mapping[str, SpeakerSpec]) -> dict[str, SpeakerSpec]:
-        """``specs`` with those who sit in somebody's seat; their words are nobody's to learn from."""
-        seated = {name: f"seat of {name}" for name in specs}
+    def _with_people(self, specs: Mapping[str, SpeakerSpec]) -> dict[str, SpeakerSpec]:
+        """Return ``specs`` with the engines of :meth:`sit_down`. No policy is trained on their answers."""
+        instead = {name: f"in place of {name}" for name in specs}
         return {
-            name: SpeakerSpec(seated[name], (name,), frozenset(), spec.system, spec.role)
-            if seated[name] in self.engines
+            name: SpeakerSpec(instead[name], (name,), frozenset(), spec.system, spec.role)
+            if instead[name] in self.engines
             else spec
             for name, spec in specs.items()
         }
 
 
 def evaluate_everywhere(dialogues: list[Dialogue]) -> Evaluation:
-    """The :class:`Evaluation` of the graded dialogues of all processes; counts travel, dialogues do not."""
+    """Return the :class:`Evaluation` of all processes' graded dialogues. Processes exchange counts, not dialogues."""
     turns = max(distributed.all_gather(turns_played(dialogues)))
     return merge(distributed.all_gather(evaluate_dialogues(dialogues, turns)))

@@ -1,16 +1,16 @@
-"""Who looks at what was just said, before anybody speaks again."""
+"""The contract of a referee, which sees the new utterances of each step before the next step begins."""
 
 from maporl.types import Dialogue
 
 
 class Referee:
-    """Sees one dialogue at a time, and may collect them: what it has to say of them must be said once :meth:`settle` returns.
+    """Sees the dialogues of a step one at a time, and may collect them. It must be done with them after :meth:`settle`.
 
-    This one says nothing; :class:`maporl.rollout.player.ScoringReferee` grades, scores and restates.
+    This base class does nothing. :class:`maporl.rollout.player.ScoringReferee` grades, scores and restates answers.
     """
 
     def see(self, dialogue: Dialogue) -> None:
-        """Take in the new utterances of a dialogue: ``dialogue`` holds no others."""
+        """Receive a dialogue that holds only its new utterances."""
 
     def settle(self) -> None:
-        """Fill in grades and rewards of everything seen since the last call, in one batch."""
+        """Fill in grades and rewards of all utterances that were seen since the last call, in one batch."""

@@ -1,6 +1,6 @@
-"""Asking the untrained model to restate a final answer that grading cannot find.
+"""Ask the untrained model to restate a final answer that grading cannot find.
 
-Only grading and the other agents read what it says; the tokens that are trained on stay as they were sampled.
+Only graders and the other agents read the restated answer. The tokens that are trained on stay as they were sampled.
 """
 
 import copy
@@ -20,20 +20,24 @@ from trl_ext.learner import starting_point
 from trl_ext.sampling import Sampling, generate
 
 Say = Callable[[str, list[list[Message]], int], list[str]]
-"""(policy, conversations, most tokens) -> what the policy's untrained weights say to each, greedily."""
+"""(policy, conversations, most tokens) -> the greedy answer of the policy's untrained weights to each conversation."""
 
 LONGEST = 15
+"""Most tokens of a restated answer."""
 WORDINGS = (
     "Give only the final answer of your solution above, in this form and with nothing else: {form}",
     "Your solution above concludes with an answer. Write that answer on one line and nothing else: {form}",
     "Fill in the answer that you found above: {form}",
 )
-"""One try each, because a greedy answer to the same words would be the same."""
+"""Requests that are tried in turn. A greedy answer to the same words would be the same, so the words differ."""
 
 
 def restate(dialogues: list[Dialogue], task: Task, say: Say) -> None:
-    """Fill in ``restated`` of the answers of ``dialogues`` in whose text grading finds no final answer."""
-    open_ones = [
+    """Fill in ``restated`` for the answers in whose text grading finds no final answer.
+
+    ``say`` asks the untrained weights.
+    """
+    unread = [
         (d, u)
         for d in dialogues
         for u in d.answers()
@@ -41,30 +45,30 @@ def restate(dialogues: list[Dialogue], task: Task, say: Say) -> None:
     ]
     for wording in WORDINGS:
         request = wording.format(form=task.answer_form)
-        for policy in dict.fromkeys(u.policy for _, u in open_ones):
-            own = [(d, u) for d, u in open_ones if u.policy == policy]
+        for policy in dict.fromkeys(u.policy for _, u in unread):
+            answers = [(d, u) for d, u in unread if u.policy == policy]
             conversations = [
                 [
                     {"role": "user", "content": task.question(d.example)},
                     {"role": "assistant", "content": u.text},
                     {"role": "user", "content": request},
                 ]
-                for d, u in own
+                for d, u in answers
             ]
-            for (d, u), text in zip(own, say(policy, conversations, LONGEST), strict=True):
+            for (d, u), text in zip(answers, say(policy, conversations, LONGEST), strict=True):
                 answer = task.grade(d.example, text).answer
                 if answer is not None:
                     u.restated = f"Answer: {answer}"
-        open_ones = [(d, u) for d, u in open_ones if u.restated is None]
+        unread = [(d, u) for d, u in unread if u.restated is None]
 
 
 class UntrainedWeights:
-    """The weights that policies started from, as somebody who can be asked.
+    """The weights that the policies started from. They answer greedily.
 
     Args:
         team: the policies, for their tokenizers.
-        model_of: opens the untrained model of a policy, by its name.
-        batch_size: conversations that are answered at a time.
+        model_of: opens the untrained model of a policy, which is given by name.
+        batch_size: the number of conversations that are answered at a time.
     """
 
     def __init__(self, team: Team, model_of: Callable[[str], AbstractContextManager[Any]], batch_size: int):
@@ -72,7 +76,10 @@ class UntrainedWeights:
 
     @classmethod
     def before_training(cls, team: Team, batch_size: int) -> "UntrainedWeights":
-        """Those that ``team`` has now, before trained ones are read over them: adapters off where that is the same, else copies."""
+        """Keep the present weights of ``team``, before trained weights are loaded over them.
+
+        A new adapter does not change its base model, so the base with adapters off serves. Other weights are copied.
+        """
         opened: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
         for name, policy in team.policies.items():
             if not policy.trainable:
@@ -86,7 +93,7 @@ class UntrainedWeights:
         return cls(team, lambda name: opened[name](), batch_size)
 
     def say(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
-        """What the untrained weights of ``policy`` say to each conversation, greedily, in at most ``most`` tokens.
+        """Return the greedy answers of the untrained weights of ``policy``, with at most ``most`` tokens each.
 
         Raises:
             PromptTooLong: a conversation does not fit the model's context.

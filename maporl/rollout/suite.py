@@ -1,4 +1,4 @@
-"""Playing a suite of benchmarks."""
+"""Play a suite of benchmarks."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,16 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue
 
 CHUNK = 32
-"""Questions that are played at a time."""
+"""The number of questions that are played at a time."""
 
 
 def play_suite(
     player: Player, tasks: Mapping[str, Task], samples: int, temperature: float, seed: int
 ) -> list[SuiteResult]:
-    """``samples`` dialogues on each question of each of ``tasks``, measured."""
+    """Play ``samples`` dialogues on each question of each task, and return each task's measurements.
+
+    ``temperature`` is that of sampling. ``seed`` sets torch's random state before each task.
+    """
     results = []
     for name, task in tasks.items():
         dialogues: list[Dialogue] = []

@@ -1,1 +1,1 @@
-"""What the commands do: train, evaluate, play, push. Each function may be called from Python as well."""
+"""The functions behind the commands: train, evaluate, play and push. Python code may call them too."""

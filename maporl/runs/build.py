@@ -1,4 +1,4 @@
-"""From a configuration to what plays or trains."""
+"""Build a trainer or a player from a configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,14 @@ from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weight
 
 
 def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
-    """The trainer of a configuration, its models loaded and warm-started (or read from the run's ``initial/``).
+    """Build the trainer of a configuration, with loaded and warm-started models.
+
+    The warm-started weights are kept in the run's folder ``initial/``, and a resumed run reads them from there.
+
+    Args:
+        config: the configuration.
+        team: a team to train instead of the one that ``config`` describes.
+        quiet: whether to hide progress bars.
 
     Raises:
         ConfigError: the configuration cannot run.
@@ -56,22 +63,23 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
 
 
 def build_player(config: Config, checkpoint: Path | None = None) -> Player:
-    """The player of a configuration, with the weights of ``checkpoint`` (a ``checkpoint-N`` or ``final`` folder) where given.
+    """Build the player of a configuration.
 
-    No optimizer is built, and no model is copied unless answers are restated by untrained weights.
+    ``checkpoint`` is a ``checkpoint-N`` or ``final`` folder with the weights to load. No optimizer is built. Models are
+    copied only if untrained weights restate answers.
 
     Raises:
         ConfigError: the configuration cannot run.
         CheckpointError: ``checkpoint`` lacks a policy.
     """
     set_seed(config.seed)
-    state = PartialState(cpu=config.training.use_cpu)  # this process's device, among as many as were started
+    state = PartialState(cpu=config.training.use_cpu)  # joins the launcher's processes and knows this one's device
     distributed.check_launcher()
     if state.device.type == "cpu":
         reuse_memory()
     names = tuple(config.agents)
     team = Team.from_config(config)
-    if config.warm_start.steps and checkpoint is None:  # what a warm start did is in a checkpoint
+    if config.warm_start.steps and checkpoint is None:  # the weights of a checkpoint include the warm start
         _warm_start(config, team, quiet=True)
     team.find_stop_ids(config.ppo)
     rows = config.ppo.local_rollout_forward_batch_size
@@ -102,10 +110,10 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
 
 
 def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) -> None:
-    """Weights of a ``checkpoint-N`` or ``final`` folder into the trainable ``policies``.
+    """Load the weights of a ``checkpoint-N`` or ``final`` folder into the trainable ``policies``.
 
     Raises:
-        CheckpointError: the folder has none for one of them.
+        CheckpointError: the folder lacks a policy.
     """
     root = checkpoint / "policies" if (checkpoint / "policies").is_dir() else checkpoint
     for policy in policies.values():
@@ -129,10 +137,13 @@ def _warm_start(config: Config, team: Team, quiet: bool) -> None:
 
 
 def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
-    """Warm-start the team, or read it from the run's ``initial/``: it is PPO's reference, also after resuming."""
+    """Warm-start the team, or read it from the run's ``initial/``.
+
+    These weights are PPO's reference, and they must be the same after resuming.
+    """
     initial = Path(config.output_dir) / "initial"
     if not distributed.is_main():
-        distributed.barrier()  # for the main process to write it
+        distributed.barrier()  # wait until the main process has written it
     if initial.is_dir():
         for policy in team.policies.values():
             load_weights(policy.model, policy.adapter, initial / policy.name)

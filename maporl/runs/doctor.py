@@ -1,4 +1,4 @@
-"""What this machine has, what is missing for which feature, and the command that installs it: ``maporl doctor``."""
+"""Find what this machine has, which features lack something, and how to install it. ``maporl doctor`` prints this."""
 
 import importlib
 import importlib.util
@@ -28,7 +28,10 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of ``maporl doctor``; ``state``: fine, missing (a feature does not work), or broken (nothing does)."""
+    """A line of ``maporl doctor``.
+
+    ``state`` is fine, missing (one feature does not work) or broken (nothing works).
+    """
 
     what: str
     state: Literal["fine", "missing", "broken"]
@@ -36,7 +39,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything that is looked at, in order."""
+    """Return all findings, in order."""
     versions = _versions()
     torch_works = all(found.state == "fine" for found in versions if found.what == "torch")
     return [*versions, *(_devices() if torch_works else []), *_features(), *_surroundings()]
@@ -52,7 +55,7 @@ def _versions() -> list[Finding]:
             found.append(Finding(package, "fine", version(package)))
         except PackageNotFoundError:
             found.append(Finding(package, "fine", "not installed as a package: this is a checkout"))
-        except Exception as error:  # whatever a broken installation throws
+        except Exception as error:  # a broken installation may raise anything
             found.append(
                 Finding(
                     package,
@@ -94,7 +97,7 @@ def _features() -> list[Finding]:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra: from the checkout, where maporl was installed from one."""
+    """Return the command that installs an extra, from the checkout if maporl was installed from one."""
     try:
         source = json.loads(distribution("maporl").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Evaluating a team without a trainer: one task, or a suite of benchmarks. What ``maporl eval`` calls."""
+"""Evaluate a team without a trainer, on one task or on a suite of benchmarks. ``maporl eval`` calls this."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,10 +15,12 @@ from maporl.tasks import Task, build_task
 
 
 def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
-    """Evaluate the team of a configuration, with the weights of ``checkpoint`` where given; nothing is written.
+    """Evaluate the team of a configuration, and its baselines without dialogue. Nothing is written.
+
+    ``checkpoint`` is a folder with the weights to evaluate.
 
     Raises:
-        ConfigError: there is nothing to evaluate on.
+        ConfigError: ``evaluation.questions`` is 0, or the evaluation split is empty.
         CheckpointError: ``checkpoint`` lacks a policy.
     """
     section = config.evaluation
@@ -26,7 +28,7 @@ def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
         raise ConfigError("evaluation.questions is 0; set it to the number of questions to evaluate on")
     task = build_task(config.task, "eval", config.seed)
     if len(task) == 0:
-        raise ConfigError("task: the evaluation split is empty; there is nothing to evaluate on")
+        raise ConfigError("task: the evaluation split is empty; nothing can be evaluated on it")
     player = build_player(config, checkpoint)
     evaluation = player.evaluate(task, section.questions, section.temperature, config.seed)
     baselines = play_baselines(player, task, evaluation, section.temperature, config.seed)
@@ -36,7 +38,9 @@ def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
 def evaluate_suite(
     config: Config, checkpoint: Path | None, tasks: Mapping[str, Task], samples: int, temperature: float
 ) -> list[SuiteResult]:
-    """Evaluate the team on several tasks, ``samples`` dialogues on each question; nothing is written.
+    """Evaluate the team on several tasks, with ``samples`` dialogues on each question. Nothing is written.
+
+    ``checkpoint`` is a folder with the weights to evaluate. ``temperature`` is that of sampling.
 
     Raises:
         CheckpointError: ``checkpoint`` lacks a policy.

@@ -1,4 +1,4 @@
-"""A person at the table: any agent's seat, in any protocol; what is played is graded, scored and recorded like any other."""
+"""Let a person play in place of any agent, in any protocol. The dialogues are graded, scored and recorded."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +18,19 @@ from maporl.types import Dialogue, Example
 
 
 class Game:
-    """The team of ``config`` with a person in the seat of ``person``; what is played is added to the run folder ``output``.
+    """The team of a configuration, with a person in place of one agent.
 
-    ``show`` tells the person something, ``read`` waits for their answer.
+    Args:
+        config: the configuration.
+        person: the agent that the person replaces. By default it is the first speaker.
+        checkpoint: a folder with the weights of the other agents.
+        output: the run folder to which the dialogues are added.
+        show: shows the person a line.
+        read: shows a prompt and waits for the person's answer.
 
     Raises:
-        ConfigError: nobody of that name has a seat, or ``output`` holds something else.
+        ConfigError: ``person`` does not play, or ``output`` holds something else.
+        CheckpointError: ``checkpoint`` lacks a policy.
     """
 
     def __init__(
@@ -35,10 +42,10 @@ class Game:
         show: Callable[[str], None],
         read: Callable[[str], str],
     ):
-        seats = speakers(config.protocol, tuple(config.agents))
-        self.person = person or seats[0]
-        if self.person not in seats:
-            raise ConfigError(f"--as: {unknown(self.person, seats)}")
+        players = speakers(config.protocol, tuple(config.agents))
+        self.person = person or players[0]
+        if self.person not in players:
+            raise ConfigError(f"--as: {unknown(self.person, players)}")
         self.output, self.show = output, show
         self._claim(config)
         self.player = build_player(config, checkpoint)
@@ -48,17 +55,17 @@ class Game:
         self.task = build_task(config.task, split, config.seed)
 
     def play(self, questions: int) -> Iterator[Dialogue]:
-        """One dialogue after the other, each recorded as soon as it has ended."""
+        """Play one dialogue on each of ``questions`` questions. Each is recorded as soon as it has ended."""
         folder = RunFolder(self.output)
         first = 1 + max((record["step"] for record in folder.read_dialogues()), default=0)
-        folder.rewind(first)  # drops nothing but a line that a crash has cut off
+        folder.rewind(first)  # drops a line that a crash has cut off, and keeps everything else
         for number in range(questions):
             example = self.task[(first - 1 + number) % len(self.task)]
-            dialogue = self._one(example)
+            dialogue = self._play_one(example)
             folder.add_dialogues(first + number, [dialogue])
             yield dialogue
 
-    def _one(self, example: Example) -> Dialogue:
+    def _play_one(self, example: Example) -> Dialogue:
         [dialogue] = self.player.play([example], self.task, self.config.evaluation.temperature)
         self.player.scorer.credit([dialogue], self.task)
         for utterance in dialogue.utterances:
@@ -67,7 +74,7 @@ class Game:
         return dialogue
 
     def _claim(self, config: Config) -> None:
-        """Make ``output`` a run folder of this configuration, or see that it is."""
+        """Make ``output`` a run folder of this configuration, or check that it is one."""
         file, text = self.output / "config.yaml", to_yaml(config)
         if (self.output / "metrics.jsonl").exists():
             raise ConfigError(f"{self.output}: holds a training run, which is left as it is; give another --output")
@@ -81,18 +88,18 @@ class Game:
 
 
 def welcome(game: Game, config: Config) -> str:
-    """What a person is told who takes a seat."""
+    """Return the text that greets a person who joins the team."""
     others = [name for name in config.agents if name != game.person]
     turns = f" of {turns_of(config)} turns" if turns_of(config) > 1 else ""
     return (
         f"You are {game.person}, beside {', '.join(others) or 'nobody'}: {config.protocol.get('name', 'debate')}{turns} on "
-        f"{config.task['name']}.\nYou read what the model in your seat would read; what others said is in it. Enter sends your answer, Ctrl-D "
-        "leaves."
+        f"{config.task['name']}.\nYou read what the model in your place would read, with the others' answers. Enter "
+        "sends your answer, Ctrl-D leaves."
     )
 
 
 def told(dialogue: Dialogue) -> str:
-    """How a dialogue ended, for the person who was in it."""
+    """Return the text that tells the person how a dialogue ended."""
     game, outcome = game_of(dialogue) is not None, outcome_of(dialogue)
     label = dialogue.example.answer
     lines = [

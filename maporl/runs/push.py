@@ -1,4 +1,4 @@
-"""Whole teams to the hub: adapters or models per policy, heads, the configuration, and a card with the results."""
+"""Upload whole teams to the hub: each policy's adapter or model, the configuration, and a card with the results."""
 
 import dataclasses
 import re
@@ -22,7 +22,7 @@ EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 TEXTS = (".json", ".md", ".jinja", ".txt")
 PATHS = ("model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "folder")
 ADDRESSES = ("base_url", "urls")
-"""The keys of a configuration whose values may name places of the machine or of its network."""
+"""The keys of a configuration whose values may be addresses in the machine's network."""
 
 _CARD = """---
 {data}
@@ -47,12 +47,12 @@ team = Team.from_pretrained("{name}")  # to evaluate, play with, or train furthe
 ```
 
 ```bash
-maporl play {name}    # take a seat at the table
+maporl play {name}    # play in place of one of the agents
 maporl eval {name}    # held-out accuracy per turn
 ```
 
-Each policy's folder is a model (or an adapter) of its own: {policies}. `value_head.safetensors` is a critic's head, needed only to go
-on training. `config.yaml` is the whole configuration of the run, `report.html` its report.
+Each policy has a folder with a model or an adapter: {policies}. `value_head.safetensors` is a critic's head, which only
+further training needs. `config.yaml` is the whole configuration of the run, and `report.html` is its report.
 
 ## Method
 
@@ -67,7 +67,10 @@ MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Lar
 
 @dataclasses.dataclass(frozen=True)
 class Pushed:
-    """What a push holds: its address, (path, bytes) of its files, and what everybody can read, or cannot, in them."""
+    """The content of a push: its address, the path and size in bytes of each file, and notes for the user.
+
+    The notes say what was taken out, and what everybody can read.
+    """
 
     address: str
     files: list[tuple[str, int]]
@@ -77,8 +80,8 @@ class Pushed:
 def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
     """Upload the team of a finished run as ``name``. With ``dry_run`` nothing leaves this machine.
 
-    Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report. Other files
-    that the repository holds stay there.
+    Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report.
+    Other files that the repository holds stay there.
 
     Raises:
         RunError: the run has not ended, ``name`` is not a name on the hub, or the upload failed.
@@ -113,11 +116,12 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
 
 
 def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
-    """The files of the repository by path, each as new content or as a file that goes there unchanged; and notes for the person who
-    pushes.
+    """Return the repository's content by path, and the notes for the user.
+
+    The content of a path is bytes, or a file that is uploaded as it is.
 
     Raises:
-        RunError: the run's ``final`` folder holds no policy.
+        RunError: the run has no final weights.
     """
     final = run.folder / "final"
     policies = sorted(path.name for path in final.iterdir() if path.is_dir())
@@ -126,7 +130,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     places: dict[str, str] = {}
     config = _public({**run.config, "output_dir": name.split("/")[1]}, places)
     for section in config.get("agents", {}).values():
-        if section.get("engine") == "vllm":  # a server of the one who trained
+        if section.get("engine") == "vllm":  # the server belongs to whoever trained the team
             section |= {"engine": "transformers", "vllm": None}
     shown = dataclasses.replace(run, config=config)
     contents: dict[str, bytes | Path] = {
@@ -152,12 +156,14 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
 
 
 def _public(value: Any, places: dict[str, str], key: str = "") -> Any:
-    """``value`` without paths of this machine, of which the last part stays, and without credentials in addresses. ``places``
-    collects what was replaced, and by what."""
+    """Return ``value`` without paths of this machine and without credentials in addresses.
+
+    The last part of a path stays. ``places`` collects each replaced value and its replacement.
+    """
     if isinstance(value, dict):
-        return {name: _public(own, places, name) for name, own in value.items()}
+        return {name: _public(entry, places, name) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_public(own, places, key) for own in value]
+        return [_public(entry, places, key) for entry in value]
     public = value
     if key in ADDRESSES and isinstance(value, str):
         parts = urlsplit(value)
@@ -170,7 +176,7 @@ def _public(value: Any, places: dict[str, str], key: str = "") -> Any:
 
 
 def _public_text(file: Path, name: str, places: dict[str, str]) -> bytes:
-    """A policy's text file, without ``places``, and with the address that the policy has now."""
+    """Return a policy's text file without the ``places``, and with the policy's new address."""
     text, policy = file.read_text(encoding="utf-8"), file.parent.name
     for place in sorted(places, key=len, reverse=True):
         text = text.replace(place, places[place])
@@ -181,7 +187,7 @@ def _public_text(file: Path, name: str, places: dict[str, str]) -> bytes:
 
 
 def _hub_names(found: re.Match[str]) -> str:
-    """The front matter's base models, those that the hub may know."""
+    """Return the front matter's base models that may be on the hub."""
     bases = yaml.safe_load(found[0])["base_model"]
     known = [base for base in ([bases] if isinstance(bases, str) else bases or []) if _hub_name(base)]
     return yaml.safe_dump({"base_model": known}) if known else ""
@@ -192,16 +198,16 @@ def _hub_name(name: str) -> bool:
 
 
 def _addresses(value: Any, at: str = "") -> list[str]:
-    """The addresses of a configuration."""
+    """Return the addresses in a configuration, as ``key=value``."""
     if isinstance(value, dict):
-        return [found for key, own in value.items() for found in _addresses(own, f"{at}.{key}" if at else str(key))]
+        return [found for key, entry in value.items() for found in _addresses(entry, f"{at}.{key}" if at else str(key))]
     if isinstance(value, list):
-        return [found for own in value for found in _addresses(own, at)]
+        return [found for entry in value for found in _addresses(entry, at)]
     return [f"{at}={value}"] if value and at.split(".")[-1] in ADDRESSES else []
 
 
 def card(run: Run, name: str, policies: list[str]) -> str:
-    """The README of a pushed team."""
+    """Return the README of a pushed team."""
     config = run.config
     bases = sorted({a["model"] for a in run.agents().values() if _hub_name(a.get("model") or "")})
     data = ModelCardData(
@@ -209,13 +215,13 @@ def card(run: Run, name: str, policies: list[str]) -> str:
         base_model=bases or None,
         tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
     )
-    told = "\n\n".join(f"**{part['title']}** {part['text']}" for part in story(run))
+    summary = "\n\n".join(f"**{part['title']}** {part['text']}" for part in story(run))
     failed = failures(run)
     lines = "\n".join(f"- {line['text']}" for line in failed["lines"])
     return _CARD.format(
         data=data.to_yaml(),
         name=name,
-        story=told,
+        story=summary,
         failures=f"**Where it still fails** (counted over {failed['scope']}):\n\n{lines}" if lines else "",
         results=_results(run),
         policies=", ".join(f"`{policy}`" for policy in policies),
@@ -228,7 +234,7 @@ def card(run: Run, name: str, policies: list[str]) -> str:
 
 
 def _results(run: Run) -> str:
-    """The table of the report."""
+    """Return the report's table of results as Markdown."""
     shown = [(row, row["after"]) for row in results(run) if row["after"] and row["after"]["value"] is not None]
     if not shown:
         return ""

@@ -1,4 +1,4 @@
-"""One run from a configuration: build, warm-start, evaluate, train, evaluate, save. What ``maporl train`` calls."""
+"""Run a configuration: build, warm-start, evaluate, train, evaluate and save. ``maporl train`` calls this."""
 
 import json
 import shutil
@@ -19,16 +19,26 @@ from trl_ext.checkpoint import CheckpointError, list_checkpoints
 
 
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
-    """Run ``config`` to its end; returns the evaluations before and after, None where evaluation is off.
+    """Run ``config`` to its end, and return the evaluations before and after training.
 
-    ``resume`` goes on from the newest checkpoint; a run that was stopped before its first one starts again.
+    An evaluation is None if evaluation is turned off.
+
+    Args:
+        config: the configuration.
+        resume: whether to resume from the newest checkpoint. A run without a checkpoint starts again.
+        quiet: whether to hide progress bars.
+
+    Raises:
+        RunExists: the output folder is not empty, and ``resume`` is false.
+        CheckpointError: the output folder holds no run to resume, or a run of another configuration.
+        ConfigError: the configuration cannot run.
     """
     folder = Path(config.output_dir)
     if distributed.is_main():
         _claim(folder, config, resume)
     if resume and (folder / "final").is_dir():
         if distributed.is_main():
-            print(f"{folder}: its run has ended; there is nothing to go on with", file=sys.stderr, flush=True)
+            print(f"{folder}: its run has ended; nothing is left to train", file=sys.stderr, flush=True)
         return _ended(config, folder)
     try:
         trainer = build_trainer(config, quiet=quiet or not distributed.is_main())
@@ -36,7 +46,7 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         from_checkpoint = distributed.broadcast_from_main(resume and bool(list_checkpoints(folder)))
         if resume and not from_checkpoint:
             if distributed.is_main():
-                print(f"{folder}: has no whole checkpoint; the run begins anew", file=sys.stderr, flush=True)
+                print(f"{folder}: has no whole checkpoint; the run starts again", file=sys.stderr, flush=True)
             trainer.run.rewind(0)
         trainer.train(resume_from_checkpoint=from_checkpoint)
     except Exception:
@@ -49,7 +59,7 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
 
 
 def _ended(config: Config, folder: Path) -> tuple[Evaluation | None, Evaluation | None]:
-    """The evaluations of a run that has its final weights; the last one is made up for where the run was killed before it."""
+    """Return the evaluations of a run that has its final weights. If the last one is missing, it is made now."""
     files = [folder / f"evaluation_{when}.json" for when in ("before", "after")]
     if config.evaluation.questions and not files[1].exists():
         player = build_player(config, folder / "final")
@@ -61,11 +71,11 @@ def _ended(config: Config, folder: Path) -> tuple[Evaluation | None, Evaluation 
 
 
 def _claim(folder: Path, config: Config, resume: bool) -> None:
-    """Take the output folder for this run, or make sure that it is this run's."""
+    """Take the output folder for this run. With ``resume``, check that it holds this run."""
     file, text = folder / "config.yaml", to_yaml(config)
     if resume:
         if not file.is_file():
-            raise CheckpointError(f"{folder}: no config.yaml, so there is no run to resume; start without --resume")
+            raise CheckpointError(f"{folder}: no config.yaml, so it holds no run to resume; start without --resume")
         begun = parse_config(read_yaml(file), str(file))  # an earlier version may have written fewer keys
         if begun != config:
             changed = _changed_lines(to_yaml(begun), text)
@@ -79,12 +89,12 @@ def _claim(folder: Path, config: Config, resume: bool) -> None:
             "folder (--set output_dir=...)"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with file.open("x") as new:  # another run that claims the folder at this very moment fails
+    with file.open("x") as new:  # fails if another run takes the folder at the same moment
         new.write(text)
 
 
 def _release(folder: Path) -> None:
-    """Empty the folder of a run that failed before anything was trained, so that a corrected one can have it."""
+    """Empty the folder of a run that failed before it trained anything, so that a corrected run can use the folder."""
     untrained = {"config.yaml", "evaluation_before.json", "evaluation_before.jsonl", ".partial-initial"}
     if {path.name for path in folder.iterdir()} <= untrained:
         shutil.rmtree(folder / ".partial-initial", ignore_errors=True)
@@ -98,7 +108,7 @@ def _changed_lines(old: str, new: str) -> str:
 
 
 def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
-    """Measure the team now and record it in ``file``; a resumed run finds what it measured before."""
+    """Evaluate the team and record the result in ``file``. A resumed run reads its earlier result."""
     if trainer.eval_task is None:
         return None
     known = distributed.broadcast_from_main(file.read_text() if distributed.is_main() and file.exists() else None)
@@ -108,7 +118,7 @@ def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
 
 
 def _record(dialogues: list[Dialogue], file: Path) -> Evaluation:
-    """Measure this evaluation's dialogues, of all processes, and write them and their :class:`Evaluation` beside each other."""
+    """Evaluate the dialogues of all processes, and write them and their :class:`Evaluation` to two files."""
     evaluation = evaluate_everywhere(dialogues)
     bare = distributed.to_main([without_tokens(d) for d in dialogues])
     if distributed.is_main():

@@ -1,1 +1,1 @@
-"""What is written to disk: whole or not at all, and never over somebody else's."""
+"""Files of a run and the disk cache. Files are written whole or not at all, and never over another run's files."""

@@ -1,4 +1,4 @@
-"""Records on disk by key, such as verdicts of the sandbox: a SQLite file for all processes of a user."""
+"""A disk cache of JSON records by key, such as verdicts of the sandbox. All processes of a user share a SQLite file."""
 
 import json
 import os
@@ -11,16 +11,16 @@ from typing import Any
 from maporl.errors import UserError
 
 _BATCH = 500
-"""Keys per query; SQLite takes at least 999 parameters."""
+"""The number of keys in a query. SQLite accepts at least 999 parameters."""
 
 
 def cache_folder() -> Path:
-    """``$MAPORL_CACHE``, else ``~/.cache/maporl``."""
+    """Return the cache's folder: ``$MAPORL_CACHE``, or else ``~/.cache/maporl``."""
     return Path(os.environ.get("MAPORL_CACHE") or Path.home() / ".cache" / "maporl")
 
 
 class CacheUnusable(UserError, OSError):
-    """The cache's file cannot be opened or made."""
+    """The cache's file cannot be opened or created."""
 
 
 class DiskCache:
@@ -45,7 +45,7 @@ class DiskCache:
             ) from error
 
     def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The records that are known among ``keys``."""
+        """Return the known records among ``keys``, by key."""
         found: dict[str, dict[str, Any]] = {}
         with closing(self._open()) as db:
             for start in range(0, len(keys), _BATCH):
@@ -56,7 +56,7 @@ class DiskCache:
         return found
 
     def put(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Add records; where another process was first, its record stays."""
+        """Add records. A record that another process has added already stays."""
         with closing(self._open()) as db, db:
             rows = [(key, json.dumps(record)) for key, record in records]
             db.executemany("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", rows)

@@ -1,4 +1,4 @@
-"""Reading JSONL files that somebody may be writing. No torch."""
+"""Read JSONL files that another process may be writing. No torch."""
 
 import json
 from collections.abc import Iterator

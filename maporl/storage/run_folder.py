@@ -16,7 +16,10 @@ class RunExists(UserError, RuntimeError):
 
 
 class RunFolder:
-    """Writes records as they come; each line is whole or absent after a crash and a rewind. Only the main process writes."""
+    """Appends records to the files of a run folder. Only the main process writes.
+
+    A crash may cut off the last line of a file. :meth:`rewind` removes it.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -38,13 +41,21 @@ class RunFolder:
         self._checked = True
 
     def add_metrics(self, step: int, values: dict[str, Any]) -> None:
-        """One line of numbers; a run that starts in another run's folder fails here at the latest."""
+        """Append a line of metrics. The first call checks that the folder holds no other run.
+
+        Raises:
+            RunExists: it holds another run's records.
+        """
         if not self._checked:
             self.must_be_new()
         self._append(self.metrics, [json.dumps({"step": step, **values})])
 
     def add_dialogues(self, step: int, dialogues: list[Dialogue]) -> None:
-        """One line for each dialogue."""
+        """Append one line for each dialogue.
+
+        Raises:
+            RunExists: the folder holds another run's records.
+        """
         if not self._checked:
             self.must_be_new()
         self._append(self.dialogues, [json.dumps({"step": step, **to_record(d)}) for d in dialogues])
@@ -76,5 +87,5 @@ class RunFolder:
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(line + "\n" for line in lines)
-        except OSError as error:  # a write's own error names no file
+        except OSError as error:  # the error of a write does not name the file
             raise OSError(error.errno, error.strerror, str(path)) from error

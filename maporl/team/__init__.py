@@ -1,1 +1,1 @@
-"""Who speaks, with whose weights: agents, policies, and how their models are loaded."""
+"""Agents, the policies that speak for them, and the loading of their models."""

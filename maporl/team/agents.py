@@ -1,4 +1,4 @@
-"""Agents and policies: who speaks, and the weights that speak for them. Agents are not policies: several agents may share one."""
+"""Agents, and the policies that speak for them. Several agents may share one policy."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,15 +14,27 @@ from trl_ext.forward import base_of
 
 @dataclass(frozen=True)
 class Agent:
-    """One speaker of a team; frozen, because a team reads it once: :func:`dataclasses.replace` makes another one.
+    """One speaker of a team.
 
-    ``model`` and ``tokenizer`` are needed if ``engine`` is "transformers"; ``adapter`` names the adapter of a
-    ``PeftModel`` (which agents may share). ``policy`` names the weights: by default each agent has its own; agents that
-    name the same policy share it, and then the first one's model, tokenizer and options count.
+    It is frozen, because a team reads it only once. :func:`dataclasses.replace` makes a changed copy.
 
-    ``by_turn``: other weights at every turn: entries that stand for this agent in its first turn, its second, ..., the
-    last one in all later turns too. Their names are the policies'; they need one tokenizer, because they continue one
-    conversation.
+    Args:
+        name: the agent's name.
+        model: the model that speaks for it. It is needed if ``engine`` is "transformers". Agents may share a
+            ``PeftModel``.
+        tokenizer: the model's tokenizer.
+        policy: the name of the policy. By default each agent has its own. Agents that name the same policy share it,
+            and it has the first agent's model, tokenizer and options.
+        adapter: the agent's adapter of a ``PeftModel``.
+        role: the agent's role, which its utterances record.
+        system: the system prompt.
+        trainable: whether the policy is trained.
+        learning_rate: the policy's learning rate. By default it is the trainer's.
+        critic: the policy's kind of critic. By default it is the trainer's.
+        engine: the engine that answers for the agent.
+        by_turn: other weights at each turn. The entries speak for this agent in its first turn, its second turn, and so
+            on. The last entry speaks in all later turns too. The entries' names are those of the policies. They need
+            one tokenizer, because they continue one conversation.
     """
 
     name: str
@@ -41,10 +53,13 @@ class Agent:
 
 @dataclass
 class Voice:
-    """What it takes to put words to a policy and to read its answers: everything of it but the weights.
+    """The text side of a policy: everything that prompts and completions need, without the weights.
 
-    ``context``: most tokens that its model reads, None where it says nothing. ``stop_ids``: what ends an answer, settled when a
-    trainer or player is built.
+    Args:
+        name: the policy's name.
+        tokenizer: its tokenizer.
+        context: its model's context length in tokens. None means that the model does not give one.
+        stop_ids: the token ids that end a completion. They are filled in when a trainer or a player is built.
     """
 
     name: str
@@ -54,15 +69,15 @@ class Voice:
 
     @cached_property
     def digits(self) -> frozenset[int]:
-        """Token ids that are nothing but digits."""
+        """Return the token ids whose text consists of digits only."""
         tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         return frozenset(i for i, t in enumerate(tokens) if t is not None and t.lstrip("\u0120\u2581 ").isdigit())
 
     def check_length(self, prompt: int, new: int, label: str) -> None:
-        """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more.
+        """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more tokens.
 
         Raises:
-            PromptTooLong: the model's context is too short for both; ``label`` says whose answer it is.
+            PromptTooLong: the model's context is too short for both. ``label`` says in the message whose prompt it is.
         """
         remedy = "shorten the prompt, lower ppo.response_length or protocol.turns, or use another model"
         check_length(prompt, new, self.context, label, f"policy {self.name!r}", remedy)
@@ -70,7 +85,7 @@ class Voice:
 
 @dataclass
 class Policy:
-    """Weights that speak: a model (perhaps one adapter of a shared base) and its :class:`Voice`; ``agents`` are who it speaks for."""
+    """The weights that speak for ``agents``: a model, or one adapter of a shared base, with its :class:`Voice`."""
 
     voice: Voice
     model: PreTrainedModel | PeftModel
@@ -82,33 +97,33 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """What metrics, errors and folders call it."""
+        """Return the policy's name in metrics, errors and folders."""
         return self.voice.name
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of its voice."""
+        """Return the policy's tokenizer."""
         return self.voice.tokenizer
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """What ends its answers."""
+        """Return the token ids that end its completions."""
         return self.voice.stop_ids
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its weights are quantised, and therefore in their place already."""
+        """Return whether the weights are quantised. Quantised weights cannot be moved to another device."""
         return bool(getattr(self.model, "is_quantized", False))  # transformers sets it on quantised models only
 
     @contextmanager
     def active(self) -> Iterator[PreTrainedModel]:
-        """The Hugging Face model with this policy's adapter switched on."""
+        """Yield the Hugging Face model with this policy's adapter switched on."""
         if self.adapter is not None and self.model.active_adapters != [self.adapter]:
             self.model.set_adapter(self.adapter)
         yield base_of(self.model)
 
     def with_adapter(self, adapter: str) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
-        """Opens the model with another adapter of the same base switched on."""
+        """Return a function that opens the model with another ``adapter`` of the same base switched on."""
 
         @contextmanager
         def opened() -> Iterator[PreTrainedModel]:
@@ -119,6 +134,6 @@ class Policy:
 
     @contextmanager
     def without_adapter(self) -> Iterator[PreTrainedModel]:
-        """The Hugging Face model with all adapters switched off."""
+        """Yield the Hugging Face model with all adapters switched off."""
         with self.model.disable_adapter():  # type: ignore[operator]  # a PeftModel
             yield base_of(self.model)

@@ -1,4 +1,4 @@
-"""What must hold of the agents of a configuration before their models are loaded. Imports no torch."""
+"""Check the agents of a configuration before their models are loaded. Imports no torch."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from maporl.errors import ConfigError
 
 
 def check_agents(config: Config, where: str) -> None:
-    """Check every agent's section, and that agents of one policy agree about it.
+    """Check every agent's section, and check that agents of one policy describe it alike.
 
     Raises:
-        ConfigError: the first fault; ``where`` is what its message begins with.
+        ConfigError: something is wrong. The message begins with ``where`` and names the first fault.
     """
     for name, agent in config.agents.items():
         _check_agent(name, agent, where)
@@ -45,7 +45,7 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
 
 
 def _check_engine(name: str, agent: AgentSection, where: str) -> None:
-    """The section that goes with an engine is there, those of others are not, and the engine can read the model."""
+    """Check that an agent has its engine's section and no other engine's, and that the engine can read its model."""
     for engine, entry in ENGINES.items():
         if entry.section is None:
             continue
@@ -68,11 +68,11 @@ def _check_engine(name: str, agent: AgentSection, where: str) -> None:
 
 def _check_folder_name(name: str, where: str) -> None:
     if not name.replace("_", "").replace("-", "").isalnum():
-        raise ConfigError(f"{where}: {name!r} is no name for a folder; use letters, digits, '-' and '_'")
+        raise ConfigError(f"{where}: {name!r} cannot be the name of a folder; use letters, digits, '-' and '_'")
 
 
 def _check_policies(config: Config, where: str) -> None:
-    """Agents that name one policy share its weights, so whatever describes the weights must agree."""
+    """Check that agents of one policy describe its weights alike, because they share them."""
     first: dict[str, str] = {}
     for name, agent in config.agents.items():
         policy = agent.policy or name

@@ -1,4 +1,4 @@
-"""Which device a base model lives on."""
+"""Give each base model a device."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,13 @@ from trl_ext.forward import base_of
 
 
 def split(owners: list[str], devices: list[torch.device] | None = None) -> list[torch.device]:
-    """A device for each base model, which ``owners`` name by a policy; default devices: this process's accelerators."""
+    """Return a device for each base model. ``owners`` names each of them by one of its policies.
+
+    ``devices`` are by default the accelerators of this process.
+
+    Raises:
+        ValueError: the devices are fewer than the base models, or several processes were started.
+    """
     if distributed.size() > 1:
         raise ValueError(
             f"placement: split gives one process several devices, and {distributed.size()} processes were started; start one, or use "
@@ -28,10 +34,10 @@ def split(owners: list[str], devices: list[torch.device] | None = None) -> list[
 
 
 def split_bases(policies: Mapping[str, Policy]) -> dict[int, torch.device]:
-    """A device for every base model, by its ``id``, in the order of the policies.
+    """Return a device for every base model by the model's ``id``, in the order of the policies.
 
     Raises:
-        ValueError: there are fewer devices than base models, or several processes.
+        ValueError: the devices are fewer than the base models, or several processes were started.
     """
     bases = {id(base_of(policy.model)): name for name, policy in reversed(list(policies.items()))}
     return dict(zip(reversed(bases), split(list(reversed(bases.values()))), strict=True))

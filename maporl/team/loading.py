@@ -1,4 +1,4 @@
-"""Loading a team: tokenizers first, checked, and only then the models; one base for adapters of the same model."""
+"""Load a team. Tokenizers are loaded and checked before the models. Adapters of the same model share one base."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, context_of, encode_prompt
 
 
 def policy_names(agent: str, section: AgentSection, turns: int) -> tuple[str, ...]:
-    """The policies that speak for an agent, by turn; the last one for all later turns too."""
+    """Return the names of the policies that speak for an agent, by turn. The last one speaks in all later turns too."""
     policy = section.policy or agent
     if section.policy_per == "turn":
         return tuple(f"{policy}-turn{turn}" for turn in range(1, turns + 1))
@@ -28,19 +28,21 @@ def policy_names(agent: str, section: AgentSection, turns: int) -> tuple[str, ..
 
 
 def load_agents(config: Config, tokenizers: dict[str, Tokenizer], weights: bool = True) -> list[Agent]:
-    """Every agent of ``config`` with its model, in speaking order; ``weights=False``: models without memory for their weights.
+    """Load every agent of ``config`` with its model, in speaking order.
+
+    ``weights=False`` builds models from their configurations, without reading weights.
 
     Raises:
-        ConfigError: a model or adapter cannot be loaded.
+        ConfigError: a model or an adapter cannot be loaded.
     """
     bases: dict[tuple, PeftModel] = {}
     loaded: dict[str, Agent] = {}
     agents: list[Agent] = []
     for name, section in config.agents.items():
         options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
-        spoken: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
+        speaker: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
         if not section.weights:
-            agents.append(Agent(name, **spoken))
+            agents.append(Agent(name, **speaker))
             continue
         for policy in (names := policy_names(name, section, turns_of(config))):
             if policy not in loaded:
@@ -48,14 +50,18 @@ def load_agents(config: Config, tokenizers: dict[str, Tokenizer], weights: bool 
                 adapter = policy if isinstance(model, PeftModel) else None
                 loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
         if len(names) > 1:
-            agents.append(Agent(name, by_turn=tuple(loaded[policy] for policy in names), **spoken))
+            agents.append(Agent(name, by_turn=tuple(loaded[policy] for policy in names), **speaker))
         else:
-            agents.append(replace(loaded[names[0]], name=name, policy=names[0], **spoken))
+            agents.append(replace(loaded[names[0]], name=name, policy=names[0], **speaker))
     return agents
 
 
 def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
-    """Every agent's tokenizer, checked; no model is loaded."""
+    """Load and check every agent's tokenizer. No model is loaded.
+
+    Raises:
+        ConfigError: a tokenizer cannot be loaded, or lacks something that dialogues need.
+    """
     tokenizers = {}
     for name, section in config.agents.items():
         if not section.weights:
@@ -95,9 +101,9 @@ def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) ->
 
 
 def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -> None:
-    """The template renders a short chat, and the model knows every id that this and ordinary text may hold.
+    """Check that the template renders a short chat, and that the model knows every token id that text may become.
 
-    Tokens added beyond the model's vocabulary that no text leads to do no harm, and some tokenizers have them.
+    Some tokenizers have added tokens beyond the model's vocabulary. They do no harm if no text is encoded by them.
     """
     messages = [{"role": "system", "content": "."}] if section.system else []
     messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
@@ -118,9 +124,9 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
 
 
 def read_chat_template(value: str, where: str) -> str:
-    """The template that ``value`` stands for: ``fallback``, the text of a template, or the path of a file.
+    """Return the chat template that ``value`` means: ``fallback``, the text of a template, or the path of a file.
 
-    What ends in ``.jinja``, or has no brace, is a path. ``where`` names the option in the error.
+    A value that ends in ``.jinja`` or has no brace is a path. ``where`` names the option in the error.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -133,15 +139,15 @@ def read_chat_template(value: str, where: str) -> str:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{where}: {value!r:.80} is no readable file ({type(error).__name__}); expected 'fallback', a Jinja file, or "
-            "the text of a template"
+            f"{where}: {value!r:.80} cannot be read as a file ({type(error).__name__}); expected 'fallback', a Jinja "
+            "file, or the text of a template"
         ) from None
 
 
 def _load_policy(
     agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: dict[tuple, PeftModel], weights: bool
 ) -> PreTrainedModel | PeftModel:
-    """The model of a policy; policies with a LoRA on the same model and dtype share its base."""
+    """Load the model of a policy. Policies with a LoRA on the same model and dtype share its base."""
     key = (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
     if section.tiny is None and key in bases and (section.lora or section.adapter):
         return _add_adapter(bases[key], policy, section)
@@ -201,7 +207,13 @@ def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) 
 
 
 def context_length(agent: str, section: AgentSection) -> int | None:
-    """The context of an agent's model, from its configuration alone."""
+    """Return the context length of an agent's model, in tokens, or None if its configuration does not give one.
+
+    Only the model's configuration is read.
+
+    Raises:
+        ConfigError: the model's configuration cannot be loaded.
+    """
     if section.tiny is not None:
         return section.tiny.context
     if section.model is None:

@@ -1,4 +1,4 @@
-"""A pool of past opponents: an agent that sometimes speaks with weights that a policy had some updates ago."""
+"""A pool of past opponents: an agent sometimes speaks with the weights that a policy had some updates ago."""
 
 import copy
 import random
@@ -14,9 +14,14 @@ from maporl.team.team import Policy, Team
 
 
 class PastPolicies:
-    """Keeps snapshots of a policy on the CPU, and a frozen policy that speaks with one of them.
+    """Keeps snapshots of a policy on the CPU, and adds a frozen policy to the team that speaks with one of them.
 
-    That is a policy of the team, named ``NAME-past``: an adapter of its own on the same base, or a copy of the model.
+    The frozen policy is called ``NAME-past``. It is another adapter on the same base, or a copy of the model.
+
+    Args:
+        section: which agent has past opponents, and how often.
+        team: the team, which gets the frozen policy.
+        seed: the seed that chooses the updates and the snapshots.
     """
 
     def __init__(self, section: OpponentPool, team: Team, seed: int):
@@ -40,7 +45,7 @@ class PastPolicies:
         team.policies[name] = self.past
 
     def speaking(self, update: int) -> str | None:
-        """The policy that speaks for the agent in ``update``: the past one, its weights loaded, or None for its own."""
+        """Return the frozen policy's name if it speaks in ``update``, with a snapshot loaded, or else None."""
         rng = random.Random(f"{self.seed}/{update}/opponents")
         if not self.snapshots or rng.random() >= self.section.probability:
             return None
@@ -48,17 +53,17 @@ class PastPolicies:
         return self.past.name
 
     def after_update(self, update: int) -> None:
-        """Take a snapshot where one is due."""
+        """Take a snapshot if one is due after ``update``."""
         if update % self.section.every == 0:
             self.snapshots = [*self.snapshots, self._weights()][-self.section.keep :]
 
     def save(self, folder: Path) -> None:
-        """Every snapshot, for a checkpoint."""
+        """Save every snapshot to ``folder``, for a checkpoint."""
         for number, weights in enumerate(self.snapshots):
             save_file(weights, folder / f"snapshot-{number}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Inverse of :meth:`save`."""
+        """Load the snapshots that :meth:`save` wrote to ``folder``."""
         count = len(list(folder.glob("snapshot-*.safetensors")))
         self.snapshots = [load_file(folder / f"snapshot-{number}.safetensors") for number in range(count)]
 

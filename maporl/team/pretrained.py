@@ -1,4 +1,4 @@
-"""A trained team from a run's folder or from the hub, for evaluation, play or further training."""
+"""Read a trained team from a run's folder or from the hub, for evaluation, play or further training."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,11 @@ from trl_ext.checkpoint import load_weights
 
 
 def find_run(name: str | Path) -> Path:
-    """The folder of a run or of a team that was pushed: a local one, else the hub's ``ORG/NAME``."""
+    """Return the folder of a run or of a pushed team: a local folder, or else a download of the hub's ``ORG/NAME``.
+
+    Raises:
+        RunError: neither exists, or it cannot be read.
+    """
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.yaml").is_file():
@@ -33,22 +37,24 @@ def find_run(name: str | Path) -> Path:
         )
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         raise RunError(
-            f"{name}: is no folder here, and no team on the hub that can be read ({first_line(error)})"
+            f"{name}: neither a folder here nor a team on the hub that can be read ({first_line(error)})"
         ) from None
 
 
 def weights_of(folder: Path) -> Path:
-    """Where the policies' folders are: in ``final`` of a run, beside the configuration of a pushed team."""
+    """Return the folder with the policies' folders: ``final`` in a run, and ``folder`` itself in a pushed team."""
     return folder / "final" if (folder / "final").is_dir() else folder
 
 
 def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
-    """The configuration of the team ``name``, and its folder. Whole models are read from their own folders there: their base, which
-    was only their beginning, is not needed. A configuration from the hub may not reach out of its repository.
+    """Return the configuration of the team ``name``, and its folder.
+
+    Fully trained models are read from their own folders there, so the models that they started from are not needed. A
+    configuration from the hub may not refer to anything outside its repository.
 
     Raises:
-        RunError: there is no team of this name, or its configuration reaches out of its folder.
-        ConfigError: its configuration is not one of this version.
+        RunError: no such team exists, or its configuration refers to something outside its folder.
+        ConfigError: this version cannot read its configuration.
     """
     folder = find_run(name)
     file, root = folder / "config.yaml", weights_of(folder)
@@ -70,7 +76,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
 
 
 def _reaches_out(config: Config, root: Path) -> str:
-    """What of a configuration of a stranger sends something to an address, or reads a file by its path; empty where nothing does."""
+    """Return the first option that names an address or a path, or an empty text without such an option."""
     for name, section in config.agents.items():
         paths = {key: getattr(section, key) for key in ("model", "tokenizer", "adapter", "chat_template")}
         for key, value in paths.items():
@@ -93,7 +99,7 @@ def _reaches_out(config: Config, root: Path) -> str:
 
 
 def _is_path(value: str) -> bool:
-    """Whether ``value`` names a place of this machine rather than one of the hub."""
+    """Return whether ``value`` names a path of this machine rather than a name on the hub."""
     return value.startswith(("/", "~", ".", "file:")) or "\\" in value or ".." in Path(value).parts
 
 
@@ -101,18 +107,18 @@ def check_complete(config: Config, folder: Path) -> None:
     """Check that the folder of a team has weights for every policy that was trained.
 
     Raises:
-        RunError: names the first policy that has none.
+        RunError: weights are missing. The message names the first such policy.
     """
     root = weights_of(folder)
     trained = [(name, s) for name, s in config.agents.items() if s.weights and s.trainable]
     policies = [policy for name, section in trained for policy in policy_names(name, section, turns_of(config))]
     missing = [policy for policy in policies if not (root / policy).is_dir()]
     if missing:
-        raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is no team")
+        raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is not a team")
 
 
 def load_trained_weights(policies: Iterable[Policy], folder: Path) -> None:
-    """Read each policy's weights from its own folder, where it has one; the others are frozen and stay as they are."""
+    """Load each policy's weights from its own folder, if it has one. Frozen policies have none and stay as they are."""
     root = weights_of(folder)
     for policy in policies:
         own = root / policy.name
@@ -122,5 +128,5 @@ def load_trained_weights(policies: Iterable[Policy], folder: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """A library's message, which may have many lines, as one."""
+    """Return a library's error message, which may have many lines, as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]

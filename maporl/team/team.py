@@ -1,4 +1,4 @@
-"""A team: its agents by name, and the policies that speak for them."""
+"""A team: its agents by name, and their policies."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,7 +21,12 @@ from trl_ext.sampling import stop_ids_of
 
 
 class Team:
-    """Agents by name, in speaking order, and the policies behind them."""
+    """The agents by name, in speaking order, and the policies that speak for them.
+
+    Raises:
+        ValueError: the agents' names, models, tokenizers or adapters do not fit each other. The message says what to
+            do.
+    """
 
     def __init__(self, agents: list[Agent]):
         names = [a.name for a in agents]
@@ -41,7 +46,7 @@ class Team:
                 self.policies_of[agent.name] = tuple(speaking)
 
     def _policy(self, agent: Agent) -> Policy:
-        """The policy of an agent, or of one of its turns; made on first sight."""
+        """Return the policy of an agent, or of one of its turns. The first call builds it."""
         name = agent.policy or agent.name
         if name in self.policies:
             return self.policies[name]
@@ -67,18 +72,31 @@ class Team:
         return policy
 
     def names(self) -> tuple[str, ...]:
-        """Agents in speaking order."""
+        """Return the agents' names in speaking order."""
         return tuple(self.agents)
 
     def find_stop_ids(self, options: PPOOptions) -> None:
-        """Settle what ends an answer, for every policy."""
+        """Fill in the token ids that end completions, for every policy.
+
+        Raises:
+            ValueError: a policy has no known end-of-sequence id.
+        """
         for policy in self.policies.values():
             policy.voice.stop_ids = stop_ids_of(
                 base_of(policy.model), policy.tokenizer, options.stop_token, options.stop_token_id
             )
 
     def build_learners(self, args: PPOv2Config, outputs: int, critics: bool = True) -> dict[str, Learner]:
-        """One learner for each trainable policy; ``outputs`` values per critic (one per turn), or no critics."""
+        """Build one learner for each trainable policy.
+
+        Args:
+            args: the trainer's arguments.
+            outputs: the number of outputs of each critic, such as one for each turn.
+            critics: whether the learners have critics.
+
+        Raises:
+            ValueError: no policy is trainable.
+        """
         learners = {
             policy.name: Learner(
                 policy.name,
@@ -99,21 +117,22 @@ class Team:
         return learners
 
     def count_parameters(self) -> dict[str, tuple[int, int]]:
-        """(all, of its own adapter or trainable) parameters by policy."""
+        """Return the number of all parameters and of trained parameters, by policy."""
         counts = {}
         for policy in self.policies.values():
-            own = [
+            trained = [
                 p for n, p in policy.model.named_parameters() if policy.adapter is None or f".{policy.adapter}." in n
             ]
             everything = sum(p.numel() for p in base_of(policy.model).parameters())
-            counts[policy.name] = (everything, sum(p.numel() for p in own) if policy.trainable else 0)
+            counts[policy.name] = (everything, sum(p.numel() for p in trained) if policy.trainable else 0)
         return counts
 
     @classmethod
     def from_config(cls, config: Config, weights: bool = True) -> "Team":
-        """Load (or build) every tokenizer, check them all, and only then the models; one base per model name.
+        """Load or build the agents of a configuration. All tokenizers are checked before any model is loaded.
 
-        ``weights=False`` builds the models on the meta device, from their configurations alone: for counting.
+        Adapters of the same model share one base. ``weights=False`` builds the models on the meta device without
+        reading weights, for counting parameters.
 
         Raises:
             ConfigError: a model or tokenizer cannot be loaded, or they do not fit each other.
@@ -124,12 +143,14 @@ class Team:
 
     @classmethod
     def from_pretrained(cls, name: str | Path, overrides: Sequence[str] = ()) -> "Team":
-        """The trained team of a run's folder, or of a hub repository that ``maporl push`` made, for evaluation or further training.
+        """Load the trained team of a run's folder, or of a hub repository that ``maporl push`` made.
 
-        ``overrides`` are ``KEY=VALUE`` as on the command line: ``["agents.ann.model=org/base"]`` where an adapter's base has moved.
+        ``overrides`` are ``KEY=VALUE`` as on the command line. For example, ``["agents.ann.model=org/base"]`` helps if
+        an adapter's base has moved.
 
         Raises:
-            RunError: there is no team of this name, or its configuration reaches out of its folder.
+            RunError: no such team exists, or its configuration refers to something outside its folder.
+            ConfigError: this version cannot read its configuration, or a model cannot be loaded.
         """
         config, folder = read_team(name, overrides)
         check_complete(config, folder)

@@ -1,4 +1,4 @@
-"""Tiny character-level models built on the spot: real architectures, no download."""
+"""Build tiny character-level models with real architectures, without any download."""
 
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
@@ -19,13 +19,13 @@ TEMPLATE = (
     "{% for message in messages %}{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
-"""Messages one after the other; an answer ends with EOS."""
+"""The messages one after the other. An assistant message ends with EOS."""
 
 
 def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
-    """One id per character of ``alphabet``, after padding, end of sequence and unknown.
+    """Build a tokenizer with one id for each character of ``alphabet``, after padding, end of sequence and unknown.
 
-    The order of the alphabet decides the ids, so two alphabets give two tokenizers.
+    The order of the alphabet decides the ids.
     """
     special = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {token: index for index, token in enumerate([*special, *section.alphabet])}
@@ -43,11 +43,11 @@ def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
 
 
 def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """A randomly initialised model of the section's size, float32."""
+    """Build a randomly initialised float32 model of the section's architecture and size."""
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": section.hidden_size,
-        # a gated MLP has three matrices where a plain one has two: equal size at 8/3 of the width
+        # a gated MLP has three matrices and an ordinary one two, so 8/3 of the width gives the same size
         "intermediate_size": section.hidden_size * 4
         if section.architecture == "gpt_neox"
         else section.hidden_size * 8 // 3,

@@ -172,21 +172,12 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return batch
 
     def score(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
-        """Grade and score every answer, and assign credit to the utterances.
-
-        Raises:
-            RewardFailure: a reward source failed.
-        """
+        """Grade and score every answer, and assign credit to the utterances."""
         self.player.scorer.credit(batch.dialogues, batch.task)
         return batch
 
     def advantage(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
-        """Fill in the token batch of each policy, with advantages over the dialogues of all processes.
-
-        Raises:
-            ValueError: a group has a single member, or a column that is needed was not recorded.
-            NonFiniteError: a log-probability or a value is NaN or infinite.
-        """
+        """Fill in the token batch of each policy, with advantages over the dialogues of all processes."""
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         batch.samples = samples_by_policy(
             batch.dialogues, tokenizers, batch.plan, batch.number, self._critic_outputs, self.args.critic_context
@@ -219,11 +210,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.
-
-        Raises:
-            ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
-        """
+        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips."""
         evaluation = self.measure(eval_dataset)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluation.metrics().items()}
         self.log(dict(metrics))
@@ -231,11 +218,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return metrics
 
     def measure(self, task: Task | None = None) -> Evaluation:
-        """Return the :class:`Evaluation` of the present weights without logging it. Random states do not change.
-
-        Raises:
-            ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
-        """
+        """Return the :class:`Evaluation` of the present weights without logging it. Random states do not change."""
         return evaluate_everywhere(self.play_evaluation(task))
 
     def play_evaluation(self, task: Task | None = None) -> list[Dialogue]:

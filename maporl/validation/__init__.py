@@ -1,1 +1,1 @@
-"""What must hold before a run starts. :func:`maporl.validation.load.load` reads a configuration and checks it."""
+"""Checks before a run starts. :func:`maporl.validation.load.load` reads a configuration and checks it."""

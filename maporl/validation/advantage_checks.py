@@ -1,4 +1,4 @@
-"""What an advantage's configuration must fit: its own slots, the columns that are recorded, the size of groups."""
+"""Check an advantage's configuration: its slots, the columns that they need, and the size of groups."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,11 @@ _PERSISTENT = ("agent", "role", "game", "turn")
 
 
 def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str) -> None:
-    """Raise ``ConfigError`` where slots exclude each other or want a column that is not ``recorded``."""
+    """Check that the slots of an advantage fit each other, and that the columns that they need are ``recorded``.
+
+    Raises:
+        ConfigError: two slots exclude each other, or a column is not recorded. The message begins with ``where``.
+    """
     try:
         check_columns(config, recorded)
     except ValueError as error:
@@ -39,18 +43,28 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
         raise ConfigError(f"{where}: advantage.post: cumulative_kl works on tokens and stands alone; remove the others")
     if config.baseline == "ema" and (passing := [name for name in config.key if name not in _PERSISTENT]):
         raise ConfigError(
-            f"{where}: advantage: baseline ema keeps a mean for each {list(config.key)}, but {passing[0]!r} is never the same "
-            f"again, so no mean would ever be read; use columns of {list(_PERSISTENT)}"
+            f"{where}: advantage: baseline ema keeps a mean for each {list(config.key)}, but {passing[0]!r} never has "
+            f"the same value again, so no mean would ever be read; use columns of {list(_PERSISTENT)}"
         )
 
 
 def check_group_size(config: AdvantageConfig, group: int, turns: int, where: str) -> None:
-    """Raise where every group would have a single member: one dialogue per prompt, and a key that tells its rows apart."""
+    """Check that groups may have more than one member.
+
+    Args:
+        config: the advantage's configuration, with its key.
+        group: the number of dialogues for each question.
+        turns: the number of turns of the protocol.
+        where: what the message begins with.
+
+    Raises:
+        ConfigError: every group would have a single member.
+    """
     compared = config.returns not in TOKEN_RETURNS and (config.baseline in GROUPED or config.scale == "std")
     key = set(config.key)
     one_each = {"prompt", "agent", "turn"} <= key or ({"prompt", "agent"} <= key and turns == 1)
     if compared and config.singleton == "error" and ("rollout" in key or (group == 1 and one_each)):
         raise ConfigError(
-            f"{where}: advantage.key {list(config.key)} makes groups of one: there is {group} dialogue per question, so nothing "
-            "is compared with anything; set branching.group to 2 or more, or leave columns out of the key"
+            f"{where}: advantage.key {list(config.key)} makes groups of one: there is {group} dialogue per question, so no "
+            "row has another to be compared with; set branching.group to 2 or more, or leave columns out of the key"
         )

@@ -1,4 +1,4 @@
-"""What no single field of a configuration can say: parts that must fit each other. Loads no model, and no torch."""
+"""Check that the parts of a configuration fit each other. This loads no model, and torch only for advantages."""
 
 import dataclasses
 import math
@@ -17,7 +17,11 @@ from maporl.training.ahead import check_ahead
 
 
 def check(config: Config, where: str) -> None:
-    """Raise ``ConfigError`` at the first fault; ``where`` is what its message begins with."""
+    """Check that the parts of ``config`` fit each other.
+
+    Raises:
+        ConfigError: they do not. The message begins with ``where`` and names the first fault.
+    """
     _check_output(config, where)
     _check_ppo(config, where)
     check_agents(config, where)
@@ -77,7 +81,7 @@ def _check_critic(name: str, agent: AgentSection, config: Config, where: str) ->
 
 
 def _check_restating(config: Config, where: str) -> None:
-    """The untrained weights must still be there: under adapters, or as the reference of the KL penalty."""
+    """Check that the untrained weights stay in memory: under adapters, or as the reference of the KL penalty."""
     for name, agent in config.agents.items():
         whole = agent.weights and agent.trainable and agent.lora is None and agent.adapter is None
         if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
@@ -88,16 +92,16 @@ def _check_restating(config: Config, where: str) -> None:
 
 
 def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
-    """Somebody learns, and at turns that there are."""
+    """Check that an agent that plays is trained, and that the schedule names existing agents and turns."""
     learning = {name for name, a in config.agents.items() if a.trainable and a.weights}
     if not learning:
         raise ConfigError(
-            f"{where}: agents: none is trainable, so there is nothing to learn; set trainable: true for one"
+            f"{where}: agents: none is trainable, so nothing would be trained; set trainable: true for one"
         )
     playing = speakers(config.protocol, tuple(config.agents))
     if learning.isdisjoint(playing):
         raise ConfigError(
-            f"{where}: protocol.agents: of {list(playing)} none is trainable, so there is nothing to learn; add one of "
+            f"{where}: protocol.agents: of {list(playing)} none is trainable, so nothing would be trained; add one of "
             f"{sorted(learning)} or set trainable: true for one that plays"
         )
     try:
@@ -108,7 +112,7 @@ def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
 
 
 def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> None:
-    """Agents that speak with each other's weights have the same architecture; and what must learn can."""
+    """Check that agents that exchange weights have equal models, and that scheduled agents can be trained."""
     schedule = config.schedule
     groups = {"schedule.swap": schedule.swap.agents if schedule.swap else []}
     if schedule.opponent_pool is not None:
@@ -119,20 +123,20 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
                 mine, first = getattr(config.agents[name], what), getattr(config.agents[names[0]], what)
                 if mine != first:
                     raise ConfigError(
-                        f"{where}: {key}: {names[0]!r} and {name!r} are to speak with the same weights but differ in {what}: "
-                        f"{first!r:.60} and {mine!r:.60}; give them the same, or leave one of them out"
+                        f"{where}: {key}: {names[0]!r} and {name!r} must speak with the same weights but differ in "
+                        f"{what}: {first!r:.60} and {mine!r:.60}; give them the same, or leave one of them out"
                     )
     rotation = [] if schedule.round_robin is None else schedule.round_robin.agents or list(playing)
     for name in rotation:
         agent = config.agents[name]
         if not agent.trainable or not agent.weights:
             raise ConfigError(
-                f"{where}: schedule.round_robin: agent {name!r} is to learn in its turn, but it is frozen (trainable: false, or "
-                "an engine without weights); name the agents that learn in schedule.round_robin.agents"
+                f"{where}: schedule.round_robin: agent {name!r} should be trained in its turn, but it is frozen "
+                "(trainable: false, or an engine without weights); list the trainable agents in schedule.round_robin.agents"
             )
     if schedule.critic_warmup and (config.advantage.baseline != "critic" or config.training.critic == "none"):
         raise ConfigError(
-            f"{where}: schedule.critic_warmup: there is no critic to warm up; set training.critic: head and advantage.baseline: "
+            f"{where}: schedule.critic_warmup: a critic is missing; set training.critic: head and advantage.baseline: "
             "critic, or critic_warmup: 0"
         )
 
@@ -190,7 +194,7 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
     branching = config.branching
     if branching.resample and branching.group < 2:
         raise ConfigError(
-            f"{where}: branching.resample: one dialogue per question has nothing to differ from; set group above 1"
+            f"{where}: branching.resample: one dialogue per question has no reward variance; set group above 1"
         )
     if branching.how in ("tree", "best_of") and not protocol.every_step_scored:
         raise ConfigError(
@@ -217,7 +221,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
 
 
 def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
-    """The columns of a TurnBatch that a run of this configuration records."""
+    """Return the columns of a :class:`maporl.advantages.TurnBatch` that a run of this configuration records."""
     always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action"]
     roles = ["role"] if protocol.roles or any(a.role for a in config.agents.values()) else []
     forks = ["state"] if config.branching.how != "independent" else []

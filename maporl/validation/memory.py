@@ -1,4 +1,4 @@
-"""How much memory a run will take, from its configuration: what ``maporl check`` prints."""
+"""Estimate the memory of a run from its configuration. ``maporl check`` prints the estimate."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -15,14 +15,14 @@ from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 LIBRARIES = 0.55e9
 """Bytes of a CPU process that has imported torch, transformers, PEFT and TRL."""
 ADAM = 2
-"""Numbers that AdamW keeps for every one that it trains."""
+"""The number of moments that AdamW keeps for each trained parameter."""
 EIGHT_BIT = 1 + 4 / 256
-"""Bytes of such a number where the optimizer keeps 8 bits of it, and a scale for 256 of them."""
+"""Bytes of a moment in an 8-bit optimizer, which has one float32 scale for 256 moments."""
 
 
 @dataclass
 class Shape:
-    """The sizes of a model that its memory depends on."""
+    """The sizes of a model that determine its memory. ``keys`` is the width of all key heads, ``bytes`` of a weight."""
 
     parameters: int
     layers: int
@@ -33,19 +33,23 @@ class Shape:
     bytes: int
 
     def activations(self, tokens: int, checkpointing: bool) -> float:
-        """Bytes kept for the backward pass: about eight tensors of the hidden and four of the intermediate size per layer."""
+        """Return the bytes that the backward pass needs of each forward.
+
+        A layer keeps about eight tensors of the hidden size and four of the intermediate size for each token.
+        """
         layer = self.bytes * (8 * self.hidden + 4 * self.intermediate)
         return tokens * ((self.layers * self.bytes * self.hidden + layer) if checkpointing else self.layers * layer)
 
     def logits(self, tokens: int) -> float:
-        """Bytes of logits, their float32 copies and the gradients of both."""
+        """Return the bytes of logits for ``tokens`` tokens, of their float32 copies, and of the gradients of both."""
         return tokens * self.vocabulary * 2 * (self.bytes + 4)
 
 
 def estimate(config: Config, longest: int) -> dict[str, float]:
-    """Bytes by purpose at the peak of an update, for one process that holds everything; ``longest``: tokens of a conversation.
+    """Return the bytes by purpose at the peak of an update, for one process that holds everything.
 
-    The peak is in the backward pass of the largest policy, with the forwards that the others keep for their first step.
+    ``longest`` is the number of tokens of the longest conversation. The peak is in the backward pass of the largest
+    policy. The other policies then hold the forwards that they keep for their first step.
     """
     ppo, training = config.ppo, config.training
     parts = dict.fromkeys(("weights", "references", "gradients", "optimizer", "activations", "logits"), 0.0)
@@ -65,23 +69,23 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
         shape = shape_of(section)
         adapter = section.lora is not None or section.adapter is not None
         for policy in policy_names(name, section, turns_of(config)):
-            own = _lora_parameters(shape, section) if adapter else shape.parameters
+            trained = _lora_parameters(shape, section) if adapter else shape.parameters
             key = (section.model, section.dtype) if adapter and section.tiny is None else policy
             if key in bases and not adapter:
                 continue
             stored = 0.56 if section.load_in_4bit else 1.06 if section.load_in_8bit else shape.bytes
             parts["weights"] += 0 if key in bases else shape.parameters * stored
             bases.add(key)
-            parts["weights"] += own * shape.bytes if adapter else 0
+            parts["weights"] += trained * shape.bytes if adapter else 0
             if not section.trainable:
                 continue
             copies = 2 if (section.critic or training.critic) == "model" else 1
             masters = 4 if adapter and shape.bytes == 2 else 0  # float32 copies of adapters, and float32 moments
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
             parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
-            parts["gradients"] += copies * own * shape.bytes
+            parts["gradients"] += copies * trained * shape.bytes
             moment = EIGHT_BIT if "8bit" in training.optim else 4 if masters else shape.bytes
-            parts["optimizer"] += copies * own * (masters + ADAM * moment)
+            parts["optimizer"] += copies * trained * (masters + ADAM * moment)
             activations = copies * shape.activations(read, training.gradient_checkpointing)
             peaks.append(
                 (activations, shape.logits(scored if ppo.logits_chunk is None else min(scored, ppo.logits_chunk)))
@@ -93,7 +97,7 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
 
 
 def line(config: Config, longest: int) -> str:
-    """The estimate in one line."""
+    """Return the estimate as one line of text."""
     parts = estimate(config, longest)
     total = sum(parts.values()) + (LIBRARIES if training_on_cpu(config) else 0.0)
     shown = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in parts.items() if size > 0.02 * total)
@@ -101,12 +105,12 @@ def line(config: Config, longest: int) -> str:
 
 
 def training_on_cpu(config: Config) -> bool:
-    """Whether the run's process has everything in main memory."""
+    """Return whether the run's process holds everything in main memory."""
     return config.training.use_cpu or not torch.cuda.is_available()
 
 
 def shape_of(section: AgentSection) -> Shape:
-    """A model's sizes, from its configuration; no weights are read."""
+    """Return the sizes of an agent's model, from its configuration. No weights are read."""
     return _shape(section.model, section.tiny, section.dtype)
 
 
@@ -133,7 +137,7 @@ def _shape(name: str | None, tiny: TinySection | None, wanted: str) -> Shape:
 
 
 def _lora_parameters(shape: Shape, section: AgentSection) -> int:
-    """Of a LoRA on all linear layers; on fewer it is less."""
+    """Return the number of parameters of a LoRA on all linear layers. On fewer layers it is smaller."""
     rank = section.lora.r if section.lora is not None else 16
     layer = 4 * shape.hidden + 2 * shape.keys + 2 * shape.hidden + 3 * (shape.hidden + shape.intermediate)
     return rank * layer * shape.layers

@@ -1,6 +1,6 @@
-"""What ``maporl check`` and the start of every run look at: data, tokenizers, lengths, transformers' own options.
+"""Check data, tokenizers, lengths and transformers' own options, without loading a model.
 
-No model is loaded.
+``maporl check`` and the start of every run call this.
 """
 
 import os
@@ -27,7 +27,11 @@ from trl_ext.chat import Tokenizer
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:
-    """The trainer's arguments; what transformers would refuse while it trains is refused here."""
+    """Return the trainer's arguments, after checking what transformers would only refuse during training.
+
+    Raises:
+        ConfigError: transformers refuses an option, or a package that an option needs is not installed.
+    """
     training = config.training
     if not _steps(training.lr_scheduler_type):
         usable = [kind.value for kind in SchedulerType if _steps(kind.value)]
@@ -38,7 +42,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         )
     try:
         for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
-            callback()  # says what is not installed
+            callback()  # raises an error if its package is not installed
     except (ValueError, RuntimeError, ImportError, AssertionError) as error:
         raise ConfigError(
             f"training.report_to: {training.report_to} cannot be reported to: {' '.join(str(error).split())}"
@@ -50,12 +54,12 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
 
 
 def _reports(names: list[str]) -> list[str] | str:
-    """As ``TrainingArguments`` reads them: "all" and "none" stand alone."""
+    """Return ``report_to`` as ``TrainingArguments`` reads it: "all" and "none" are texts and not lists."""
     return names[0] if names in (["all"], ["none"]) else names
 
 
 def _steps(scheduler: str) -> bool:
-    """Whether there is a learning-rate schedule of this name that needs nothing but the number of updates."""
+    """Return whether a learning-rate schedule of this name exists and needs only the number of updates."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     try:
         schedule = get_scheduler(scheduler, optimizer, num_warmup_steps=0, num_training_steps=1)
@@ -67,7 +71,11 @@ def _steps(scheduler: str) -> bool:
 
 
 def tasks_of(config: Config) -> tuple[Task, Task | None]:
-    """The training split, and the evaluation split unless ``evaluation.questions`` is 0; both are read here."""
+    """Read the training split, and the evaluation split unless ``evaluation.questions`` is 0.
+
+    Raises:
+        ConfigError: a split is empty or cannot be read.
+    """
     task = build_task(config.task, "train", config.seed)
     if len(task) == 0:
         raise ConfigError("task: the training split is empty")
@@ -78,7 +86,11 @@ def tasks_of(config: Config) -> tuple[Task, Task | None]:
 
 
 def check_run(config: Config) -> list[str]:
-    """Everything that can be checked without loading a model; returns what was found, a line each."""
+    """Check everything that can be checked without loading a model. Return the findings as lines of text.
+
+    Raises:
+        ConfigError: the run cannot start.
+    """
     training_arguments(config)
     task, held_out = tasks_of(config)
     tokenizers = load_tokenizers(config)
@@ -108,20 +120,23 @@ def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
 
 
 def _idle_cores(config: Config) -> list[str]:
-    """A line where a launcher leaves cores of this machine unused: ``accelerate launch`` gives a process on CPUs one thread."""
+    """Return a warning if the launcher leaves cores of this machine unused.
+
+    ``accelerate launch`` gives a process on CPUs one thread.
+    """
     threads, cores = os.environ.get("OMP_NUM_THREADS", ""), os.cpu_count() or 1
     on_cpu = config.training.use_cpu or not torch.accelerator.is_available()
-    tiny = all(agent.tiny is not None for agent in config.agents.values())  # those are as fast on one core
+    tiny = all(agent.tiny is not None for agent in config.agents.values())  # tiny models are as fast on one core
     if not on_cpu or tiny or distributed.size() > 1 or not threads.isdigit() or int(threads) >= cores:
         return []
     return [
-        f"warning: OMP_NUM_THREADS={threads} leaves some of {cores} cores unused; `accelerate launch` sets it where it is not set: "
-        f"give it --num_cpu_threads_per_process {cores}, or start with `maporl train`"
+        f"warning: OMP_NUM_THREADS={threads} leaves some of {cores} cores unused; `accelerate launch` sets it by "
+        f"default: give it --num_cpu_threads_per_process {cores}, or start with `maporl train`"
     ]
 
 
 def _check_placement(config: Config) -> None:
-    """With ``placement: split``, a device for every base model."""
+    """Check that there are enough devices for every base model if ``placement`` is split."""
     if config.training.placement == "shared":
         return
     owners: dict[tuple, str] = {}
@@ -141,7 +156,7 @@ def _check_placement(config: Config) -> None:
 
 
 def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:
-    """Every character of every question is in the alphabet of every tiny model that plays."""
+    """Check that the alphabets of all tiny models that play have every character of every question."""
     players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
     tinies = {name: tiny for name, tiny in players if tiny is not None}
     if not tinies:
@@ -156,24 +171,29 @@ def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:
 
 
 class _Silent(Engine):
-    """An engine whose agents say nothing, so that every prompt is as short as it can be; keeps prompts' lengths."""
+    """An engine that gives empty answers, so that every prompt is as short as possible. It records prompts' lengths."""
 
     def __init__(self, tokenizers: dict[str, Tokenizer]):
         self.tokenizers = tokenizers
-        self.heard: list[tuple[Request, int]] = []
+        self.prompts: list[tuple[Request, int]] = []
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """Empty answers; people, who have no tokenizer, are not measured."""
+        """Return an empty answer for each request. Agents without a tokenizer, such as people, are not measured."""
         for request in (r for r in requests if r.ask.agent in self.tokenizers):
-            prompt = request.transcript.hear(request.ask.messages, self.tokenizers[request.ask.agent], frozenset())
-            request.transcript.say(request.utterance, [], ended=False)
-            self.heard.append((request, len(prompt)))
+            tokenizer = self.tokenizers[request.ask.agent]
+            prompt = request.transcript.add_messages(request.ask.messages, tokenizer, frozenset())
+            request.transcript.add_completion(request.utterance, [], ended=False)
+            self.prompts.append((request, len(prompt)))
         return [Reply("") for _ in requests]
 
 
 def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]) -> tuple[list[str], int]:
-    """Refuse prompts that cannot fit even if every answer is empty; returns warnings of those that long answers make too long,
-    and the tokens of the longest conversation if every answer is as long as it may be."""
+    """Check that prompts fit the models' contexts if every answer is empty.
+
+    Returns:
+        Warnings for prompts that do not fit if answers are as long as possible, and the length of the longest
+        conversation then, in tokens.
+    """
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
@@ -186,10 +206,10 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
     most = config.ppo.response_length
     longer: dict[str, int] = {}
     longest = 0
-    for request, length in silent.heard:
+    for request, length in silent.prompts:
         agent, context = request.ask.agent, contexts[request.ask.agent]
-        said = len(players) * most * (1 if request.ask.fresh else request.turn)
-        longest = max(longest, length + said + most)
+        answers = len(players) * most * (1 if request.ask.fresh else request.turn)
+        longest = max(longest, length + answers + most)
         if context is None:
             continue
         if length + most > context:
@@ -199,8 +219,8 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
                 f"model reads at most {context}; shorten the protocol's texts or ppo.response_length, or use another "
                 f"model; question: {request.example.question!r:.80}"
             )
-        if length + said + most > context:
-            longer[agent] = max(longer.get(agent, 0), length + said + most)
+        if length + answers + most > context:
+            longer[agent] = max(longer.get(agent, 0), length + answers + most)
     warnings = _unread(config, silent) + [
         f"warning: agents.{agent}: its last turn may need about {length} tokens if all answers are as long as "
         f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
@@ -210,9 +230,9 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
 
 
 def _unread(config: Config, silent: _Silent) -> list[str]:
-    """A line for each tiny model whose prompts have characters that it does not know."""
+    """Return a warning for each tiny model whose prompts have characters that its alphabet lacks."""
     used: dict[str, set[str]] = {}
-    for request, _ in silent.heard:
+    for request, _ in silent.prompts:
         used.setdefault(request.ask.agent, set()).update(*(message["content"] for message in request.ask.messages))
     tinies = {name: config.agents[name].tiny for name in used}
     missing = {name: used[name] - set(tiny.alphabet) for name, tiny in tinies.items() if tiny is not None}

@@ -1,4 +1,4 @@
-"""Rollouts by vLLM: the engine, its servers, and vLLM in the trainer's own process."""
+"""Rollouts with vLLM: the engine, its servers, and vLLM in the trainer's own process."""
 
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import VLLMFailure

@@ -1,4 +1,4 @@
-"""vLLM in the trainer's own process, beside the weights it trains: for a GPU that holds both, and where vLLM is installed."""
+"""vLLM in the trainer's own process. The GPU then holds both vLLM's weights and the weights that are trained."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -14,11 +14,19 @@ from trl_ext.forward import base_of
 from trl_ext.sampling import Sampled
 
 HERE = "vLLM in this process"
-"""In the place of a URL."""
+"""The name of this server in messages, where other servers have a URL."""
 
 
 class ColocatedServer:
-    """One ``vllm.LLM`` for the base of ``policies``; adapters are loaded from folders, as a server does."""
+    """One ``vllm.LLM`` for the base of ``policies``. It loads adapters from folders, as a server does.
+
+    Args:
+        section: the options of vLLM.
+        policies: the policies that it samples from. They share one base.
+
+    Raises:
+        ConfigError: the package ``vllm`` is not installed, or several processes train together.
+    """
 
     url = HERE
 
@@ -33,7 +41,7 @@ class ColocatedServer:
 
         base: Any = base_of(policies[0].model)
         ranks = [config.r for p in policies for config in getattr(p.model, "peft_config", {}).values()]
-        # vLLM knows a few ranks only, and takes adapters up to the one it is given
+        # vLLM supports these ranks only, and accepts adapters up to max_lora_rank
         highest = next(
             (r for r in (8, 16, 32, 64, 128, 256, 320, 512) if r >= max(ranks, default=1)), max(ranks, default=1)
         )
@@ -52,36 +60,36 @@ class ColocatedServer:
         self._loaded = 0
 
     def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
-        """All of them in one batch."""
+        """Sample one completion for each request, all in one batch."""
         from vllm import SamplingParams
 
         outputs = self._engine.generate(
-            [{"prompt_token_ids": one.prompt} for one in asked],
+            [{"prompt_token_ids": request.prompt} for request in asked],
             [
                 SamplingParams(
-                    max_tokens=one.most, temperature=one.temperature, stop_token_ids=sorted(one.stop_ids), ignore_eos=True,
-                    logprobs=0, seed=one.seed, detokenize=False,
+                    max_tokens=request.most, temperature=request.temperature, stop_token_ids=sorted(request.stop_ids),
+                    ignore_eos=True, logprobs=0, seed=request.seed, detokenize=False,
                 )
-                for one in asked
+                for request in asked
             ],
-            lora_request=[self._adapters.get(one.model) for one in asked],
+            lora_request=[self._adapters.get(request.model) for request in asked],
             use_tqdm=False,
         )  # fmt: skip
-        found = [output.outputs[0] for output in outputs]
+        completions = [output.outputs[0] for output in outputs]
         return [
             Sampled(
-                list(one.token_ids),
-                [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)],
+                list(completion.token_ids),
+                [by_id[token].logprob for token, by_id in zip(completion.token_ids, completion.logprobs, strict=True)],
             )
-            for one in found
+            for completion in completions
         ]
 
     def tokenize(self, model: str, text: str) -> list[int]:
-        """The tokens of vLLM's own tokenizer."""
+        """Return the token ids of ``text`` by vLLM's own tokenizer."""
         return self._engine.get_tokenizer().encode(text, add_special_tokens=False)
 
     def load(self, name: str, folder: Path, what: str) -> None:
-        """Read the adapter now: its folder goes afterwards."""
+        """Load the adapter ``name`` at once, because its folder is removed afterwards."""
         from vllm.lora.request import LoRARequest
 
         self._loaded += 1
@@ -89,5 +97,5 @@ class ColocatedServer:
         self._engine.llm_engine.add_lora(self._adapters[name])
 
     def unload(self, name: str, what: str) -> None:
-        """Let vLLM forget the adapter."""
+        """Remove the adapter ``name`` from vLLM."""
         self._engine.llm_engine.remove_lora(self._adapters.pop(name).lora_int_id)

@@ -1,11 +1,11 @@
-"""Rollouts by vLLM, one ``vllm serve`` for each base model: token ids in, token ids and log-probabilities out.
+"""Rollouts with vLLM, one ``vllm serve`` for each base model: token ids in, token ids and log-probabilities out.
 
     vllm serve BASE --enable-lora --max-loras 3 --max-lora-rank 16 --logprobs-mode processed_logprobs
     (with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment)
 
-Of a policy that is a LoRA only the adapter travels, through a folder that trainer and servers see, under a new name after
-every update: vLLM caches prefixes by the adapter's name. Full weights travel over a GPU group, by TRL's client.
-With ``colocate`` in place of ``urls`` vLLM runs in this process (:mod:`maporl.engines.vllm.colocated`).
+If a policy is a LoRA, only its adapter is sent, through a folder that the trainer and the servers share. It gets a new
+name after every update, because vLLM caches prefixes by the adapter's name. Full weights are sent over a GPU group with
+TRL's client. With ``colocate`` instead of ``urls``, vLLM runs in this process (:mod:`maporl.engines.vllm.colocated`).
 """
 
 import shutil
@@ -32,21 +32,25 @@ from trl_ext.sampling import Sampled, number_of
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 MOST_NATS_APART = 1.0
-"""How far the probability of the probe's next token may lie from this process's; other weights lie further."""
+"""How far the log-probability of the probe's next token may differ from this process's. Other weights differ more."""
 
 
 class VLLMEngine(Engine):
-    """Answers with the policies' weights on vLLM servers.
+    """Samples from the policies' weights on vLLM servers.
 
     Args:
-        policies, sections: by policy name; policies of one base name the same servers.
-        max_new_tokens: most tokens of an answer.
-        temperature: that of training, at which servers must count log-probabilities.
-        folder: where adapters are written for servers to read, unless their section names another.
+        policies: the policies by name. Policies of one base use the same servers.
+        sections: the vLLM options of each policy, by its name.
+        max_new_tokens: the most tokens of a completion.
+        temperature: the sampling temperature of training. Servers must compute log-probabilities at this temperature.
+        folder: where adapters are written for servers to read, unless a section names another folder.
+
+    Raises:
+        ConfigError: policies of different bases share a server, or a package is missing.
     """
 
     remote = True
-    """Answers with weights of its own while those here change."""
+    """The servers sample from their own copy of the weights."""
 
     def __init__(
         self,
@@ -76,11 +80,17 @@ class VLLMEngine(Engine):
         self._senders: dict[str, Any] = {}
 
     def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """One reply per request, in order; each goes to the next of its policy's servers."""
+        """Return one reply for each request, in order. A policy's requests take its servers in turn.
+
+        Raises:
+            VLLMFailure: a server gave no answer, or is not what the configuration needs.
+            PromptTooLong: a prompt and its completion do not fit the model's context.
+        """
         self.start()
         speaking = [self.policies[r.policy] for r in requests]
         prompts = [
-            r.transcript.hear(r.ask.messages, p.tokenizer, p.stop_ids) for r, p in zip(requests, speaking, strict=True)
+            r.transcript.add_messages(r.ask.messages, p.tokenizer, p.stop_ids)
+            for r, p in zip(requests, speaking, strict=True)
         ]
         for request, policy, ids in zip(requests, speaking, prompts, strict=True):
             policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
@@ -93,17 +103,21 @@ class VLLMEngine(Engine):
             server = self._servers[url]
             return server.answer([self._asked(requests[i], prompts[i], server, temperature) for i in by_server[url]])
 
-        answers: dict[int, Sampled] = {}
+        completions: dict[int, Sampled] = {}
         with ThreadPoolExecutor(len(by_server)) as pool:
-            for url, found in zip(by_server, pool.map(ask, by_server), strict=True):
-                answers |= dict(zip(by_server[url], found, strict=True))
+            for url, sampled in zip(by_server, pool.map(ask, by_server), strict=True):
+                completions |= dict(zip(by_server[url], sampled, strict=True))
         return [
-            reply_of(r, p, ids, answers[i])
+            reply_of(r, p, ids, completions[i])
             for i, (r, p, ids) in enumerate(zip(requests, speaking, prompts, strict=True))
         ]
 
     def start(self) -> None:
-        """Send every policy's weights, and see whom one talks to; at the first answer, unless done before."""
+        """Send every policy's weights, and check the servers. Only the first call does this.
+
+        Raises:
+            VLLMFailure: a server gave no answer, or is not what the configuration needs.
+        """
         if self._started:
             return
         self._started = True
@@ -114,13 +128,17 @@ class VLLMEngine(Engine):
         distributed.barrier()
 
     def sync(self, policy: str) -> None:
-        """Send the policy's weights, which have changed; all processes call this together."""
+        """Send the changed weights of ``policy`` to its servers. All processes call this together.
+
+        Raises:
+            VLLMFailure: a server did not take the weights.
+        """
         if policy in self.sections and self._started:
             self._push(policy)
             distributed.barrier()
 
     def metrics(self) -> dict[str, float]:
-        """``vllm/pushed``: how often weights were sent."""
+        """Return ``vllm/pushed``, the number of times that weights were sent."""
         return {"vllm/pushed": float(self._versions)}
 
     # -- asking ---------------------------------------------------------------------------------------------------
@@ -163,7 +181,7 @@ class VLLMEngine(Engine):
         shutil.rmtree(folder)  # servers have read it
 
     def _push_weights(self, name: str, policy: Policy) -> None:
-        """Over a GPU group, by TRL's client; not run where this was written, which had no GPU."""
+        """Send full weights over a GPU group with TRL's client. This was written without a GPU and has not been run."""
         if self.sections[name].colocate is not None:
             raise VLLMFailure(
                 f"policy {name!r} trains all its weights, and vLLM in this process takes adapters only; give it a LoRA "
@@ -188,7 +206,7 @@ class VLLMEngine(Engine):
     # -- who is there ---------------------------------------------------------------------------------------------
 
     def _introduce(self, server: Server, name: str, policy: Policy) -> None:
-        """Raise unless the server has this tokenizer and gives this policy's probabilities."""
+        """Check that the server has the policy's tokenizer and gives the policy's probabilities."""
         model = self._model(name, server)
         ids = policy.tokenizer.encode(PROBE, add_special_tokens=False)
         theirs = server.tokenize(self.sections[name].base or server.base, PROBE)
@@ -197,12 +215,12 @@ class VLLMEngine(Engine):
                 f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; serve "
                 "the model that the policy was built from"
             )
-        [answer] = server.answer([Asked(f"policy {name!r}", model, ids, 1, self.temperature, frozenset())])
-        with torch.no_grad(), policy.active() as own:
-            logits = own(input_ids=torch.tensor([ids], device=own.device)).logits[0, -1:].float()
-        token = torch.tensor(answer.ids, device=logits.device)
+        [completion] = server.answer([Asked(f"policy {name!r}", model, ids, 1, self.temperature, frozenset())])
+        with torch.no_grad(), policy.active() as local:
+            logits = local(input_ids=torch.tensor([ids], device=local.device)).logits[0, -1:].float()
+        token = torch.tensor(completion.ids, device=logits.device)
         here = float(maths.token_logprobs(logits, token, self.temperature))
-        there = (answer.logprobs or [float("nan")])[0]
+        there = (completion.logprobs or [float("nan")])[0]
         if abs(here - there) <= MOST_NATS_APART:
             return
         raw = float(maths.token_logprobs(logits, token, 1.0))
@@ -218,7 +236,11 @@ class VLLMEngine(Engine):
 
 
 def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection]) -> None:
-    """Raise where policies of different bases name one server."""
+    """Check that policies of different bases use different servers.
+
+    Raises:
+        ConfigError: two policies of different bases use one server.
+    """
     owners: dict[str, tuple[str, int]] = {}
     for policy in policies:
         base = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
@@ -231,12 +253,15 @@ def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection
 
 
 def places_of(section: VLLMSection) -> list[str]:
-    """The servers of a policy: their URLs, or that in this process."""
+    """Return the servers of a policy: their URLs, or :data:`~maporl.engines.vllm.colocated.HERE` for this process."""
     return section.urls if section.colocate is None else [HERE]
 
 
 def build(setup: EngineSetup) -> VLLMEngine:
-    """The engine of :data:`maporl.engines.ENGINES`; agents that share a policy also share its servers, those of the first of them."""
+    """Build the engine that :data:`maporl.engines.ENGINES` names.
+
+    If several agents share a policy, it uses the servers of the first of them.
+    """
     sections = {
         name: setup.options[next(agent for agent in policy.agents if agent in setup.options)]
         for name, policy in setup.policies.items()

@@ -1,4 +1,4 @@
-"""One ``vllm serve``, and what the engine asks of any vLLM."""
+"""The client of one ``vllm serve``, and the interface that the engine needs of any vLLM."""
 
 import os
 from collections.abc import Sequence
@@ -16,12 +16,22 @@ OLDEST = (0, 14)
 
 
 class VLLMFailure(UserError, RuntimeError):
-    """A vLLM server gave no answer, or is not what the configuration needs; names the server."""
+    """A vLLM server gave no answer, or is not what the configuration needs. The message names the server."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a server is asked for: an answer to ``prompt`` by its ``model``; ``label`` says in errors whose it is."""
+    """One request to a server.
+
+    Args:
+        label: the request's name in errors.
+        model: the server's name of the model or adapter.
+        prompt: the token ids of the prompt.
+        most: the most tokens of the completion.
+        temperature: the sampling temperature.
+        stop_ids: the token ids that end the completion.
+        seed: the seed of sampling, or None.
+    """
 
     label: str
     model: str
@@ -39,23 +49,34 @@ class Server(Protocol):
 
     @property
     def base(self) -> str:
-        """Its name for the model that adapters are put on."""
+        """Return the server's name of the base model."""
 
     def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
-        """Sampled answers in order: their ids, a stop id included, and their log-probabilities."""
+        """Sample one completion for each request, in order. Its ids include the stop id."""
 
     def tokenize(self, model: str, text: str) -> list[int]:
-        """Its tokens of a text, without any that it would add."""
+        """Return the token ids of ``text``, without special tokens."""
 
     def load(self, name: str, folder: Path, what: str) -> None:
-        """Take the adapter in ``folder`` as ``name``; ``folder`` may go afterwards."""
+        """Load the adapter in ``folder`` as ``name``. The folder may be removed afterwards.
+
+        ``what`` describes the request in errors.
+        """
 
     def unload(self, name: str, what: str) -> None:
-        """Forget an adapter."""
+        """Remove the adapter ``name``. ``what`` describes the request in errors."""
 
 
 class RemoteServer:
-    """One ``vllm serve``, by the client of package ``openai``, which retries."""
+    """One ``vllm serve`` at a URL. The client of package ``openai`` retries failed requests.
+
+    Args:
+        url: the server's address, such as ``http://127.0.0.1:8000``.
+        section: the options of the policy that uses the server first.
+
+    Raises:
+        ConfigError: the package ``openai`` is not installed.
+    """
 
     def __init__(self, url: str, section: VLLMSection):
         try:
@@ -75,7 +96,11 @@ class RemoteServer:
 
     @property
     def base(self) -> str:
-        """The server's name for the model that adapters are put on; the version is looked at on the way."""
+        """Return the server's name of the base model. The first call also checks the version of vLLM.
+
+        Raises:
+            VLLMFailure: the server does not answer, is too old, or does not serve the configured base model.
+        """
         if self._base is None:
             version = str(self._call("asking for its version", lambda: self._get("/version")).get("version"))
             parts = [int(p) for p in version.split("+")[0].split(".")[:2] if p.isdigit()]
@@ -90,6 +115,11 @@ class RemoteServer:
         return self._base
 
     def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
+        """Sample one completion for each request, in order. At most ``concurrency`` requests run at a time.
+
+        Raises:
+            VLLMFailure: the server gave no answer, or an answer without token ids.
+        """
         with ThreadPoolExecutor(self.section.concurrency) as pool:
             return list(pool.map(self._complete, asked))
 
@@ -119,13 +149,16 @@ class RemoteServer:
         return Sampled(list(ids), [float(v) for v in choice.logprobs.token_logprobs])
 
     def tokenize(self, model: str, text: str) -> list[int]:
+        """Return the token ids of ``text`` by the server's tokenizer, without special tokens."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return self._call("tokenising", lambda: self._send("/tokenize", body))["tokens"]
 
     def load(self, name: str, folder: Path, what: str) -> None:
+        """Let the server load the adapter in ``folder`` as ``name``. ``what`` describes the request in errors."""
         self._post("load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, what)
 
     def unload(self, name: str, what: str) -> None:
+        """Let the server remove the adapter ``name``. ``what`` describes the request in errors."""
         self._post("unload_lora_adapter", {"lora_name": name}, what)
 
     def _post(self, path: str, body: dict[str, Any], what: str) -> None:
