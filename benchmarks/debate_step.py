@@ -1,14 +1,14 @@
 """One update of a team of LoRA agents on one base model, here and in the naive way; and what turns and agents cost.
 
-    python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds 2] [--json]
-    python benchmarks/debate_step.py sweep --model DIR --json > points.json
-    python benchmarks/debate_step.py sweep --model DIR --points points.json --plot docs/images/debate_cost.png
+    python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds
+    2] [--json] python benchmarks/debate_step.py sweep --model DIR --json > points.json python benchmarks/debate_step.py
+    sweep --model DIR --points points.json --plot docs/images/debate_cost.png
 
-``compare``: the naive way samples with one call of generate for each agent and turn, reads every prompt anew, and trains on one
-row for each agent and turn. Both ways get the same questions and random numbers and force every answer to its full length, so
-that they sample the same tokens (in float32; in bfloat16 a few differ) and have the same loss. Variants are interleaved, each in
-a process of its own; the table has medians. ``sweep`` varies turns and agents from 1 to 6 and fits a line to seconds against
-tokens trained.
+``compare``: the naive way samples with one call of generate for each agent and turn, reads every prompt again, and
+trains on one row for each agent and turn. Both ways get the same questions and random numbers and force every answer to
+its full length, so that they sample the same tokens (in float32; in bfloat16 a few differ) and have the same loss.
+Variants are interleaved, each in a process of its own; the table has medians. ``sweep`` varies turns and agents from 1
+to 6 and fits a line to seconds against tokens trained.
 """
 
 import argparse

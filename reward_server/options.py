@@ -18,7 +18,7 @@ class ServerError(UserError, ValueError):
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token in ``file``; without a file, the token in the environment, or None if there is none either.
+    """The token in ``file``; without a file, the token in the environment, or None without that one too.
 
     Raises:
         ServerError: ``file`` cannot be read, or is empty.
@@ -39,7 +39,7 @@ class ServerOptions:
     """Where the server listens, who may ask it, and its bounds. Sizes are upper bounds; times are in seconds.
 
     Raises:
-        ServerError: a value is outside its range, or others can reach ``host`` and there is no ``token``.
+        ServerError: a value is outside its range, or others can reach ``host`` without a ``token``.
     """
 
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on; any but loopback needs a token."})

@@ -49,7 +49,7 @@ class VerifierScorer:
         limits = [limit for limit in (verifier.longest, longest) if limit is not None]
         self.verifier = verifier
         self.longest = min(limits, default=None)
-        self.batch_tokens = 16384 if verifier.model.device.type == "cuda" else 1024  # larger forwards are no faster
+        self.batch_tokens = 16384 if verifier.model.device.type == "cuda" else 1024  # larger forwards are not faster
 
     @cached_property
     def info(self) -> ModelInfo:

@@ -24,7 +24,7 @@ def verifier_scorers(model: str, devices: Sequence[str], dtype: str, longest: in
     ``longest``: the most tokens of a chat, besides the model's own limit.
 
     Raises:
-        ServerError: there is no such device, or the model cannot be loaded.
+        ServerError: a device does not exist, or the model cannot be loaded.
     """
     from torch import device as torch_device
 
@@ -48,7 +48,7 @@ def label_scorers(task: str, workers: int) -> list[Scorer]:
     """One grader of the task ``task`` for each of ``workers``. Right answers come with requests, so no data is read.
 
     Raises:
-        ConfigError: there is no such task.
+        ConfigError: no task has this name.
     """
     from maporl.tasks import build_task
 

@@ -54,7 +54,7 @@ def test_tictactoe_by_hand():
     for player, move in zip((0, 1, 0, 1), "1425", strict=True):
         assert game.step({player: move}) == {}
     assert game.observe(0) == "X XX_/OO_/___" and game.moves(0) == ("3", "6", "7", "8", "9")
-    with pytest.raises(IllegalMove, match="'4' is no legal move; there are 3, 6, 7, 8, 9"):
+    with pytest.raises(IllegalMove, match="'4' is not a legal move; legal are 3, 6, 7, 8, 9"):
         game.read(0, "4")
     assert game.step({0: "3"}) == {0: 1.0, 1: -1.0}
     assert game.to_move() == () and game.success(0) and not game.success(1)

@@ -106,8 +106,8 @@ BAD = {
     "negative token": ({"ppo": {"stop_token_id": -1}}, r"stop_token_id: expected a token id of at least 0.* got -1"),
     "character twice": ({"agents": {"ann": {"tiny": {"alphabet": "aa"}}}}, r"alphabet: expected every character once"),
     "width and heads": ({"agents": {"ann": {"tiny": {"hidden_size": 30, "heads": 4}}}}, r"hidden_size=30 is not divisible by heads=4"),
-    "defaults that are no mapping": ({"agent_defaults": 5}, r"agent_defaults: expected options of agents by name, got 5"),
-    "agent that is no mapping": ({"agents": {"ann": 5}}, r"agents\.ann"),
+    "defaults that are not a mapping": ({"agent_defaults": 5}, r"agent_defaults: expected options of agents by name, got 5"),
+    "agent that is not a mapping": ({"agents": {"ann": 5}}, r"agents\.ann"),
     "policy that leaves the folder": ({"agents": {"ann": {"tiny": {}, "policy": "../../x"}}}, r"policy: '\.\./\.\./x' cannot be the name of a folder"),
     "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' is listed 2 times"),
     "no speakers": ({"protocol": {"name": "debate", "agents": []}}, r"protocol\.agents: expected a list of agents, got \[\]"),
@@ -116,8 +116,8 @@ BAD = {
         r"of \['ann'\] none is trainable.* add one of \['bob'\]",
     ),
     "opening that asks nothing": ({"protocol": {"name": "debate", "opening": "Answer!"}}, r"opening: it must contain \{question\}"),
-    "protocol that is no name": ({"protocol": {"name": ["debate"]}}, r"protocol\.name"),
-    "task that is no name": ({"task": {"name": ["toy_sum"]}}, r"task\.name: expected one of "),
+    "protocol that is not a name": ({"protocol": {"name": ["debate"]}}, r"protocol\.name"),
+    "task that is not a name": ({"task": {"name": ["toy_sum"]}}, r"task\.name: expected one of "),
     "template without operands": ({"task": {"name": "toy_sum", "template": "{a}"}}, r"template: expected a text with both \{a\} and \{b\}"),
     "template with other braces": ({"task": {"name": "toy_sum", "template": "{a}{b}{c}"}}, r"template: .* got '\{a\}\{b\}\{c\}' \(KeyError"),
     "critic without adapter": ({"agents": {"ann": {"tiny": {}, "critic": "adapter"}}}, r"'adapter' needs a LoRA"),
@@ -128,7 +128,7 @@ BAD = {
     "warm start without a writer": ({"task": {"name": "gsm8k"}, "warm_start": {"steps": 1}}, r"cannot write example answers"),
     "reserved option": ({"task": {"name": "toy_sum", "split": "eval"}}, r"task\.split: is set by the run itself"),
     "two lengths": ({"ppo": {"total_episodes": 10}}, r"length of a run is set by 'updates'"),
-    "name that is no folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' cannot be the name of a folder"),
+    "name that cannot be a folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' cannot be the name of a folder"),
 }  # fmt: skip
 
 

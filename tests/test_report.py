@@ -160,7 +160,7 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
 
 
 def test_a_difference_is_judged_question_by_question(tmp_path):
-    """25 of 256 questions improve and none gets worse: their Wilson intervals overlap, and it is no chance."""
+    """25 of 256 questions improve and none gets worse. The Wilson intervals overlap, and yet it is not chance."""
     same = [debate(f"r{n}", (RIGHT, RIGHT), (RIGHT, RIGHT)) for n in range(154)]
     wrong = [debate(f"w{n}", (WRONG, WRONG), (WRONG, WRONG)) for n in range(102)]
     better = [debate(f"w{n}", (WRONG, WRONG), (RIGHT, RIGHT)) for n in range(25)]
@@ -248,7 +248,7 @@ def test_charts_have_intervals_over_the_questions_of_an_update(tmp_path):
     assert held_out["values"] == [0.0, None, 0.3, None, 0.75] and held_out["held_out"] and held_out["low"] is None
     kl = by_title["KL to the reference"]
     assert {s["name"]: s["values"] for s in kl["series"]} == {"ann": [0.01, 0.02, 0.03, 0.04], "bob": [None] * 4}, (
-        "NaN is no number"
+        "NaN is not a number"
     )
     assert {"Reward, by name", "Gradient norm", "Tokens per second", "Memory", "Seconds per update"} <= by_title.keys()
 
@@ -544,8 +544,8 @@ def test_the_live_page_is_data_that_grow_with_the_run(live):
     (folder / "dialogues.tmp").write_text(kept[0] + "\n")
     (folder / "dialogues.tmp").replace(folder / "dialogues.jsonl")  # resumed from an earlier checkpoint
     time.sleep(0.5)
-    anew = httpx2.get(f"{url}data?{where}").json()
-    assert anew["fresh"] and anew["epoch"] == 1 and anew["recorded"] == 11
+    again = httpx2.get(f"{url}data?{where}").json()
+    assert again["fresh"] and again["epoch"] == 1 and again["recorded"] == 11
 
 
 def test_a_reader_reads_only_what_is_new_and_keeps_the_newest(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Credit whole: penalties on their author alone, replacing as the original did, bonus, words that are no answers."""
+"""Whole credit: penalties on the author alone, penalties that replace scores, the bonus, utterances without answers."""
 
 import numpy as np
 import pytest

@@ -140,7 +140,7 @@ HOSTILE = {
     "deep recursion through C": ("x = []\nfor _ in range(100_000): x = [x]\nrepr(x)", "error:RecursionError"),
     "nested parentheses": ("(" * 10_000 + "1" + ")" * 10_000, "syntax"),
     "nested signs": ("x = " + "-" * 50_000 + "1", "syntax"),
-    # values that are none
+    # results that are not values
     "no function": ("x = 1", "no_value"),
     "None": (returns("None"), "no_value"),
     "NaN": (returns("float('nan')"), "no_value"),
@@ -157,7 +157,7 @@ HOSTILE = {
     ),
     "false class": ("class X:\n    @property\n    def __class__(self): return int\nf = X", "forbidden"),
     "an integer's subclass": ("class X(int):\n    def __repr__(self): return '0]'\ndef f(): return X(3)", "no_value"),
-    "keys that are no text": (returns("{1: 2}"), "no_value"),
+    "keys that are not text": (returns("{1: 2}"), "no_value"),
     "not callable": ("f = 3", "error:TypeError"),
     "needs arguments": ("def f(x): return x", "error:TypeError"),
     # no program
@@ -445,6 +445,6 @@ def test_what_was_done_before_an_interruption_is_kept(tmp_path, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_used_says_so(tmp_path):
-    (tmp_path / "sandbox.sqlite").write_text("this is no database, and long enough to be seen not to be one " * 40)
+    (tmp_path / "sandbox.sqlite").write_text("this is not a database, and it is long enough to be recognised " * 40)
     with pytest.raises(OSError, match=r"the cache cannot be used .* switch the cache off"):
         Sandbox(cache=tmp_path, kind="restricted")

@@ -112,7 +112,7 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     settings = config(tmp_path, agents=agents, agent_defaults=defaults, schedule={"opponent_pool": pool})
     trainer = run.build_trainer(settings, quiet=True)
     answers, rows, _ = one_update(trainer)
-    assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # there is no past yet
+    assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # without a snapshot yet
     trainer.past_policies.after_update(1)
     one_update(trainer)
     old = trainer.past_policies.snapshots[0]

@@ -58,7 +58,7 @@ class Learner:
         args: the options.
         critic: where values come from. ``head`` is a float32 linear head on the policy's own trunk. ``adapter`` is a
             second adapter on the same trunk, with a head. ``model`` is a separate trunk: ``value_model``, or a copy of
-            the policy. ``none`` means that there are no values.
+            the policy. ``none`` means no critic.
         value_model: the separate critic. It may be a sequence-classification model, which has its own head.
         adapter: the adapter of ``model`` to train. It is needed if ``model`` has several adapters.
         reference: the reference model of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and

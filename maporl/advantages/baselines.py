@@ -113,7 +113,7 @@ def critic(returns: Tensor, groups, weights, batch: TurnBatch, config: Advantage
     if config.returns in RELATIVE:
         return torch.zeros_like(returns)
     if batch.value is None:
-        raise ValueError("baseline: critic needs the column 'value'; there is none")
+        raise ValueError("baseline: critic needs the column 'value', which the batch lacks")
     return batch.tensor(batch.value)
 
 

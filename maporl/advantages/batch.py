@@ -82,7 +82,7 @@ class TurnBatch:
         """Return the column ``name``. ``wanted_by`` says in an error who needs the column.
 
         Raises:
-            ValueError: there is no such column, or it was not recorded.
+            ValueError: no column has this name, or it was not recorded.
         """
         if name not in COLUMNS:
             raise ValueError(f"{wanted_by}: unknown column {name!r}; known: {', '.join(COLUMNS)}")

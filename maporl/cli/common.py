@@ -58,7 +58,7 @@ def load_team_config(
 
     Raises:
         ConfigError: as for :func:`load_config`.
-        UserError: there is no such team, or it cannot be read.
+        UserError: no such team exists, or it cannot be read.
     """
     given = next(iter(_files(values)), None)
     if config is not None or given is None or not names_a_team(given):
@@ -101,7 +101,7 @@ def quiet_environment() -> None:
 
 
 def _overrides(values: list[str] | None) -> list[str]:
-    """The words that are KEY=VALUE. A word that is the name of a file is no override, whatever it looks like."""
+    """The words that are KEY=VALUE. The name of an existing file is not an override, whatever it looks like."""
     return [v for v in values or [] if re.match(r"[\w.]+=", v) and not Path(v).exists()]
 
 

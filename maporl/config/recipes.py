@@ -86,7 +86,7 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,
     }  # fmt: skip
-    # random models earn no rewards, and without reward variance there is no gradient
+    # random models earn no rewards, and without reward variance all gradients are 0
     values["warm_start"] = {"steps": 60, "batch_size": 8, "learning_rate": 5e-3}
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
     if "label" in sources:

@@ -30,7 +30,7 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
     ``agents`` in the section restricts who plays.
 
     Raises:
-        ConfigError: there is no such protocol, an option is wrong, or these agents cannot play it.
+        ConfigError: no protocol has this name, an option is wrong, or these agents cannot play it.
     """
     _check_listed(section, agents, where)
     protocol = _build(section, where)

@@ -29,7 +29,7 @@ class Feedback:
     ``others`` is told to the other agents.
 
     Raises:
-        ValueError: there are no bounds, or they do not rise.
+        ValueError: the bounds are missing, or they do not rise.
     """
 
     verdicts: list[tuple[float, str]] = field(
@@ -103,7 +103,7 @@ class Debate(Protocol):
 
     ``opening`` may use ``{question}``. ``later`` may use ``{question}`` and ``{others}``. ``{others}`` contains one
     ``quote`` for each other agent, joined with ``separator``; a quote may use ``{number}`` (counted from 1), ``{name}``
-    and ``{text}``. ``alone`` replaces ``later`` if there is no other agent.
+    and ``{text}``. ``alone`` replaces ``later`` if an agent plays alone.
 
     ``feedback`` names a reward source. Its score of each answer is told to the author and to the others before the next
     turn, in the ``words`` of :class:`Feedback`. ``consensus`` ends a question early. ``summariser`` names an agent that

@@ -23,7 +23,7 @@ class PlayGame(Protocol):
     the game. It pays ``illegal`` to the player that made it and ``illegal_others`` to the others.
 
     Raises:
-        ValueError: there is no such game, an option of it is wrong, or the prompt lacks a placeholder or has an unknown
+        ValueError: no game has this name, an option of it is wrong, or the prompt lacks a placeholder or has an unknown
             one.
     """
 
@@ -45,7 +45,7 @@ class PlayGame(Protocol):
         """Return the game before its first move.
 
         Raises:
-            ValueError: there is no such game, or an option of it is wrong.
+            ValueError: no game has this name, or an option of it is wrong.
         """
         if self.game not in GAMES:
             raise ValueError(f"game: {unknown(self.game, GAMES)}")

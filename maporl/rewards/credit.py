@@ -145,4 +145,4 @@ def _credit_helpers(dialogue: Dialogue) -> None:
             if consumers:
                 u.rewards["credit"] = sum(consumers) / len(consumers)
             else:
-                u.trainable = False  # nobody was shown it, so there is no credit to give it
+                u.trainable = False  # no other agent was shown it, so it earns no credit

@@ -444,7 +444,7 @@ def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
 
 
 def _named(dialogue: Dialogue, utterance: Utterance, name: str) -> float:
-    """Return a named reward of the utterance, of its caller or of its callees; 0 if there is none."""
+    """Return a named reward of the utterance, of its caller or of its callees. Without it the reward is 0."""
     whose, slash, reward = name.partition("/")
     if not slash or whose not in ("caller", "callees"):
         return utterance.rewards.get(name, 0.0)

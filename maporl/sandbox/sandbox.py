@@ -41,9 +41,10 @@ Kind = Literal["bubblewrap", "restricted"]
 REASONS = ("ok", "source", "syntax", "forbidden", "no_value", "timeout", "cpu", "memory", "output", "killed")
 """How a snippet may end; ``error:NAME`` with the name of a built-in exception is one more way.
 
-``source``: the code is no text, blank or too long. ``no_value``: the code has no such function, or the function returned
-None, a number that is not finite, or something that JSON cannot hold. ``output``: it printed or returned too much.
-``killed``: it died in another way."""
+``source``: the code is not a text, or it is blank or too long. ``no_value``: the code has no such function, or the
+function returned None, a number that is not finite, or something that JSON cannot hold. ``output``: it printed or
+returned too much. ``killed``: it died in another way.
+"""
 
 _LOADING_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
@@ -61,9 +62,9 @@ class SandboxError(UserError, RuntimeError):
 class Limits:
     """What one snippet may use.
 
-    ``cpu_seconds``: CPU time, in whole seconds. ``wall_seconds``: time on the clock. ``memory_mb``: address space in MiB,
-    of which the interpreter takes about 40. ``output_bytes``: what it may print, and again what it may return as JSON.
-    ``source_bytes``: the length of the code.
+    ``cpu_seconds``: CPU time, in whole seconds. ``wall_seconds``: time on the clock. ``memory_mb``: address space in
+    MiB, of which the interpreter takes about 40. ``output_bytes``: what it may print, and again what it may return as
+    JSON. ``source_bytes``: the length of the code.
 
     Raises:
         ValueError: a limit is too small for any snippet.
@@ -227,7 +228,7 @@ class Sandbox:
         return outcome
 
     def _running(self) -> subprocess.Popen:
-        """The worker, which is started if there is none. A fork of this process starts its own."""
+        """The worker, which is started if it is not running. A fork of this process starts its own."""
         if self.worker is None or self._owner != os.getpid():
             # some interpreters do not start without LD_LIBRARY_PATH; the hash seed makes the order of sets repeatable
             kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}

@@ -20,7 +20,8 @@ class Arithmetic(Task):
     ``template`` is the text of a question. It holds ``{a}`` and ``{b}``, and may hold ``{op}``.
 
     Raises:
-        ValueError: there are no two operands, the share is not between 0 and 1, or the template lacks an operand.
+        ValueError: the range holds fewer than two operands, the share is not between 0 and 1, or the template lacks an
+            operand.
     """
 
     operation: Literal["sum", "times"] = "sum"

@@ -13,7 +13,7 @@ class Episodes(Task):
     """``count`` episodes to train on and ``held_out`` others to evaluate on. An episode is a seed; the game grades it.
 
     Raises:
-        ValueError: there is no episode to train on, or none to evaluate on.
+        ValueError: ``count`` or ``held_out`` is below 1.
     """
 
     count: int = 10_000

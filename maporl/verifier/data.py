@@ -53,7 +53,7 @@ def read_samples(files: Iterable[Path]) -> list[Sample]:
     """The samples in JSONL files, in order.
 
     Raises:
-        DataError: a file does not exist, or a row is no sample; names the file and the row.
+        DataError: a file does not exist, or a row is not a sample; names the file and the row.
         TaskError: a line is not JSON.
     """
     found = []

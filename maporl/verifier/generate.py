@@ -1,7 +1,7 @@
 """Sampling every training question many times, with labels: ``maporl verifier generate``.
 
-The work is a fixed list of batches. After each batch its samples are written and then its number, so that a process that
-is killed loses one batch at most. Whatever a file holds beyond the last counted batch is cut off.
+The work is a fixed list of batches. After each batch its samples are written and then its number, so that a process
+that is killed loses one batch at most. Whatever a file holds beyond the last counted batch is cut off.
 """
 
 import hashlib
@@ -194,7 +194,7 @@ def _resume(folder: Path, shard: Shard) -> Progress:
     there = samples.stat().st_size if samples.is_file() else 0
     if there < progress.bytes:
         raise DataError(
-            f"{samples}: has {there} bytes, but {record.name} says {progress.bytes}; restore the file, or begin anew in "
+            f"{samples}: has {there} bytes, but {record.name} says {progress.bytes}; restore the file, or begin again in "
             "another folder (--output)"
         )
     if there > progress.bytes:

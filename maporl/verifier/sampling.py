@@ -77,7 +77,7 @@ class Speaker:
 
 
 def _device(use_cpu: bool) -> torch.device:
-    """This process's GPU, or the CPU if there is none or ``use_cpu`` is set."""
+    """This process's GPU, or the CPU without a GPU or with ``use_cpu``."""
     if use_cpu or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

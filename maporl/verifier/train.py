@@ -1,8 +1,8 @@
 """Training a verifier on labelled answers: ``maporl verifier train``.
 
 The model is a causal trunk with one output. A LoRA on the trunk learns by binary cross-entropy, at every token of the
-answer or at the last one. The saved model is merged, so that ``from_pretrained`` loads the folder, and it is measured by
-the code that will serve it.
+answer or at the last one. The saved model is merged, so that ``from_pretrained`` loads the folder, and it is measured
+by the code that will serve it.
 """
 
 import json
@@ -109,8 +109,8 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 def answer_loss(outputs: Tensor, starts: Tensor, ends: Tensor, labels: Tensor, loss: str) -> Tensor:
     """Binary cross-entropy of ``outputs`` [N, T] against each row's label, nats.
 
-    ``every``: the mean over the answer tokens of all rows. ``last``: the mean over rows, at the token where the score is
-    read.
+    ``every``: the mean over the answer tokens of all rows. ``last``: the mean over rows, at the token where the score
+    is read.
     """
     if loss == "last":
         rows = torch.arange(len(ends), device=outputs.device)
@@ -138,6 +138,7 @@ class VerifierTrainer(Trainer):
     token_loss = "every"
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Return :func:`answer_loss` of a batch, and the model's outputs if ``return_outputs`` asks for them."""
         outputs = model(inputs.pop("input_ids"))
         loss = answer_loss(outputs, loss=self.token_loss, **inputs)
         return (loss, outputs) if return_outputs else loss
@@ -227,8 +228,8 @@ def outputs_of(model: PreTrainedModel, rows: Sequence[Row], batch_size: int) -> 
 def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float, dict[str, Any], dict[str, Any]]:
     """(temperature, metrics, curves for the reliability plot) of held-out rows.
 
-    The temperature is fitted on one half of the questions and measured on the other half. With fewer than 2 questions it
-    stays 1.
+    The temperature is fitted on one half of the questions and measured on the other half. With fewer than 2 questions
+    it stays 1.
     """
     labels = np.array([row.label for row in rows])
     names = sorted({row.question for row in rows})

@@ -29,7 +29,7 @@ class Game(ABC):
 
     @abstractmethod
     def to_move(self) -> tuple[int, ...]:
-        """The players whose turn it is. Several of them move at once; there is none when the game is over."""
+        """The players whose turn it is. Several of them move at once. The tuple is empty when the game is over."""
 
     @abstractmethod
     def observe(self, player: int) -> str:
@@ -51,11 +51,11 @@ class Game(ABC):
         """The move that ``text`` means: by default its last word, without case, brackets and punctuation.
 
         Raises:
-            IllegalMove: that is no legal move.
+            IllegalMove: the move is not legal.
         """
         legal = {move.lower(): move for move in self.moves(player)}
         words = text.translate(_MARKS).split()
         word = words[-1].lower() if words else ""
         if word not in legal:
-            raise IllegalMove(f"{text!r:.40} is no legal move; there are {', '.join(self.moves(player))}")
+            raise IllegalMove(f"{text!r:.40} is not a legal move; legal are {', '.join(self.moves(player))}")
         return legal[word]

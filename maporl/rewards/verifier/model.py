@@ -27,7 +27,8 @@ class VerifierError(UserError, ValueError):
 class Verifier:
     """Scores a chat by ``sigmoid(output / temperature)`` at its last token, a number between 0 and 1.
 
-    ``longest``: the most tokens of a chat. ``record``: the content of ``verifier.json``, or None for a model without it.
+    ``longest``: the most tokens of a chat. ``record``: the content of ``verifier.json``, or None for a model without
+    it.
     """
 
     model: Any
@@ -47,7 +48,7 @@ class Verifier:
         ``device`` None: a GPU where there is one. ``dtype`` "auto": as the weights were saved.
 
         Raises:
-            VerifierError: it cannot be loaded, or is no such model.
+            VerifierError: it cannot be loaded, or it is another kind of model.
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)

@@ -1,7 +1,7 @@
 """The sandbox's first wall: which Python a snippet may be written in, and the builtins and modules it gets.
 
-It refuses whatever could lead from a snippet's own values to the interpreter's: attribute names with underscores, frames,
-metaclasses, attribute names given as strings, and every import that is not on the list.
+It refuses whatever could lead from a snippet's own values to the interpreter's: attribute names with underscores,
+frames, metaclasses, attribute names given as strings, and every import that is not on the list.
 """
 
 import ast
@@ -125,7 +125,7 @@ def _plain_template(template: Any) -> bool:
         return False
     try:
         fields = list(string.Formatter().parse(template))
-    except ValueError:  # it is no template at all, and str.format says so when it runs
+    except ValueError:  # it is not a template at all, and str.format says so when it runs
         return True
     return all(
         name is None or (re.fullmatch(r"\w*", name) and _plain_template(specification or ""))

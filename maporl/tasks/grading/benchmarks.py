@@ -20,22 +20,17 @@ _LARGEST_EXPONENT = 400
 def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None) -> Grade:
     r"""Grade a worked answer against the label of a benchmark.
 
-    ``meta`` may hold two columns of OlympiadBench: ``is_multiple_answer`` (the label lists several answers, in any order)
-    and ``error`` (how far a number may be off). A label that is neither a number nor mathematics is compared as text, by
-    its letters and digits only.
+    ``meta`` may hold two columns of OlympiadBench: ``is_multiple_answer`` (the label lists several answers, in any
+    order) and ``error`` (how far a number may be off). A label that is neither a number nor mathematics is compared as
+    text, by its letters and digits only.
 
-    >>> grade_benchmark(r"thus \boxed{2, 1}", "1, 2", {"is_multiple_answer": True}).correct
-    True
-    >>> grade_benchmark(r"\boxed{3.14}", r"3.1416", {"error": "0.01"}).correct, grade_benchmark(r"\boxed{3.14}", "3.1416").correct
-    (True, False)
-    >>> grade_benchmark(r"\boxed{1e-5}", "10^{-5}").correct, grade_benchmark(r"\boxed{3.83e35}", r"3.83 \times 10^{35}").correct
-    (True, True)
-    >>> grade_benchmark(r"\boxed{nylevE}", "Evelyn").correct, grade_benchmark(r"\boxed{\text{evelyn}}", "Evelyn").correct
-    (False, True)
-    >>> grade_benchmark(r"\boxed{E}", r"\text{(E)},").correct, grade_benchmark(r"\boxed{\frac{12}{5525}}", r"\frac{12}{5,\!525}").correct
-    (True, True)
-    >>> grade_benchmark("I cannot say.", "7").correct
-    False
+    >>> grade_benchmark(r"thus \boxed{2, 1}", "1, 2", {"is_multiple_answer": True}).correct True >>>
+    grade_benchmark(r"\boxed{3.14}", r"3.1416", {"error": "0.01"}).correct, grade_benchmark(r"\boxed{3.14}",
+    "3.1416").correct (True, False) >>> grade_benchmark(r"\boxed{1e-5}", "10^{-5}").correct,
+    grade_benchmark(r"\boxed{3.83e35}", r"3.83 \times 10^{35}").correct (True, True) >>>
+    grade_benchmark(r"\boxed{nylevE}", "Evelyn").correct, grade_benchmark(r"\boxed{\text{evelyn}}", "Evelyn").correct
+    (False, True) >>> grade_benchmark(r"\boxed{E}", r"\text{(E)},").correct, grade_benchmark(r"\boxed{\frac{12}{5525}}",
+    r"\frac{12}{5,\!525}").correct (True, True) >>> grade_benchmark("I cannot say.", "7").correct False
     """
     answer = final_answer(text)
     if answer is None:
@@ -76,7 +71,7 @@ def _same_set(answers: list[str], truths: list[str]) -> bool:
 
 
 def scientific(text: str) -> Fraction | None:
-    r"""The number that ``text`` stands for, also in scientific notation, or None if it is no number.
+    r"""The number that ``text`` stands for, also in scientific notation, or None if it is not a number.
 
     >>> [str(scientific(t)) for t in ("1e-2", r"2.5 \times 10^{3}", "10^{-1}", "7", "x")]
     ['1/100', '2500', '1/10', '7', 'None']

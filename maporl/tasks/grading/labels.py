@@ -28,21 +28,14 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     Only whole words count. If the text marks a final answer, only that is read. A mention does not count if its clause
     negates it by a word like "not" or "wrong"; such a word in a reason that follows the mention does not negate it.
 
-    >>> nli = ("entailment", "neutral", "contradiction")
-    >>> find_label("not entailment, it is a contradiction", nli)
-    'contradiction'
-    >>> find_label("neither entailment nor neutral but contradiction", nli)
-    'contradiction'
-    >>> find_label("It could be neutral.\\nAnswer: Entailment because it is not open", nli)
-    'entailment'
-    >>> find_label("neutral or contradiction", nli) is None, find_label("contradictions abound", nli) is None
-    (True, True)
+    >>> nli = ("entailment", "neutral", "contradiction") >>> find_label("not entailment, it is a contradiction", nli)
+    'contradiction' >>> find_label("neither entailment nor neutral but contradiction", nli) 'contradiction' >>>
+    find_label("It could be neutral.\\nAnswer: Entailment because it is not open", nli) 'entailment' >>>
+    find_label("neutral or contradiction", nli) is None, find_label("contradictions abound", nli) is None (True, True)
     >>> find_label("This is not necessarily entailment.", nli) is None, find_label("entailment is wrong", nli) is None
-    (True, True)
-    >>> find_label("I don't think the answer is neutral", nli) is None, find_label("It is not, I think, neutral", nli) is None
-    (True, True)
-    >>> [find_label(text, ("yes", "no")) for text in ("yes", "No.", "yes or no", "not yes")]
-    ['yes', 'no', None, None]
+    (True, True) >>> find_label("I don't think the answer is neutral", nli) is None, find_label("It is not, I think,
+    neutral", nli) is None (True, True) >>> [find_label(text, ("yes", "no")) for text in ("yes", "No.", "yes or no",
+    "not yes")] ['yes', 'no', None, None]
     """
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
     where = boxed(text)
@@ -67,7 +60,7 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
 def grade_label(text: str, truth: str, labels: Sequence[str]) -> Grade:
     """Grade a classification. A text that asserts no label, or several, has no final answer and is wrong."""
     if truth not in labels:
-        return Grade(None, None, f"the label {truth!r} is none of {', '.join(labels)}")
+        return Grade(None, None, f"the label {truth!r} is not one of {', '.join(labels)}")
     answer = find_label(text, labels)
     if answer is None:
         return Grade(None, False, "no single label is asserted")

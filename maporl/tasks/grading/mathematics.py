@@ -71,7 +71,7 @@ def _is_computable(text: str) -> bool:
 def same_mathematics(answer: str, truth: str) -> bool | None:
     """Whether two texts are equal as mathematics, by math-verify; None if ``truth`` cannot be read or computed.
 
-    An answer that is no mathematics is wrong. So is one with several values, or with a claim about one, unless
+    An answer that is not mathematics is wrong. So is one with several values, or with a claim about one, unless
     ``truth`` has such a structure too.
     """
     if not _is_computable(truth):

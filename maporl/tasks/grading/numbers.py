@@ -60,8 +60,8 @@ def number(text: str) -> Fraction | None:
     >>> [number(t) for t in ("2 + 3", "10-4", "1,23", "apples", "", "1 or 2", r"\frac{1}{0}", "9" * 5000)]
     [None, None, None, None, None, None, None, None]
 
-    A unit of up to four words may follow. A magnitude such as "thousand" counts. A variable is no unit, and neither is a
-    word that changes the number or takes it back.
+    A unit of up to four words may follow. A magnitude such as "thousand" counts. A variable is not a unit, and neither
+    is a word that changes the number or takes it back.
 
     >>> [str(number(t)) for t in ("5 thousand", "2 dozen eggs", "$1.5 million", "5 times", "5 km per hour")]
     ['5000', '24', '1500000', '5', '5']
@@ -129,7 +129,7 @@ def plain(text: str) -> str:
 
 
 def _scale(unit: str, attached: bool) -> int | None:
-    """The factor that the words after a number stand for, or None if they are no unit.
+    """The factor that the words after a number stand for, or None if they are not a unit.
 
     ``attached``: no blank stands between the number and the words.
 
