@@ -68,6 +68,7 @@ class PastPolicies:
         self.snapshots = [load_file(folder / f"snapshot-{number}.safetensors") for number in range(count)]
 
     def current_weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the policy's weights as they are now, on the CPU."""
         adapter = self.policy.adapter
         if adapter is not None:
             weights = get_peft_model_state_dict(self.policy.model, adapter_name=adapter)
