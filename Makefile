@@ -9,12 +9,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # tests at a time, each on one thread: trainings that share cores wait for each other's threads
 WORKERS ?= 2
-QUICK := not slow and not gpu and not vllm and not data
+QUICK := not slow and not gpu and not vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-slow test-data test-vllm check format docs package clean
+.PHONY: quickstart test test-slow test-vllm check format docs package clean
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,11 +35,6 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow
-
-# on whole data sets: tests/golden/README.md says in what form
-test-data: $(VENV)/installed-dev
-	@test -n "$$MAPORL_TEST_DATA" || { echo "set MAPORL_TEST_DATA to the folder of the data sets: tests/golden/README.md"; exit 2; }
-	$(BIN)/python -m pytest -m data
 
 # against a real server, which another terminal has started: see the head of tests/test_vllm_engine.py
 test-vllm: $(VENV)/installed-dev

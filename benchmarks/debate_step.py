@@ -66,7 +66,7 @@ def once(options: argparse.Namespace) -> dict:
     torch.set_num_threads(options.threads)
     variant = VARIANTS[options.variants[0]]
     if not variant["prefixes"]:
-        token_batch._prefix_groups = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
+        token_batch.prefix_groups = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

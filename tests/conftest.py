@@ -27,9 +27,12 @@ def tiny():
     return build
 
 
-@pytest.fixture(params=["excerpts", pytest.param("whole", marks=pytest.mark.data)])
+DATA = [Path(__file__).parent / "golden/data"]
+if "MAPORL_TEST_DATA" in os.environ:
+    DATA.append(Path(os.environ["MAPORL_TEST_DATA"]))
+
+
+@pytest.fixture(params=DATA, ids=["excerpts", "whole"][: len(DATA)])
 def data(request):
-    """The folder of data sets: the excerpts in ``golden/data``, or whole ones (``make test-data``)."""
-    if request.param == "excerpts":
-        return Path(__file__).parent / "golden/data"
-    return Path(os.environ["MAPORL_TEST_DATA"])
+    """A folder of data sets: the excerpts in ``golden/data``, and whole ones in the same form where they are given."""
+    return request.param

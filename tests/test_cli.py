@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -293,18 +294,18 @@ def test_parts_of_ones_own_are_as_short_as_promised_and_train():
 
 
 def test_the_verifiers_pipeline_runs_end_to_end(tmp_path, monkeypatch, capsys):
-    """The example as it stands; each command that it starts is a process with the libraries loaded."""
+    """The example as it stands, but for the epochs; each command that it starts is a process with the libraries loaded."""
     pytest.importorskip("fastapi")
     folder = tmp_path / "pipeline"
 
     def command(words, check):
-        done = python(words[1:])
+        done = python(["2" if before == "--epochs" else word for before, word in pairwise(words)])
         print(done.stdout)
         assert check and done.returncode == 0, done.stderr[-3000:]
 
     monkeypatch.setattr(subprocess, "run", command)
     monkeypatch.setattr(subprocess, "Popen", lambda words: start(words[1:]))
-    options = ["--folder", str(folder), "--updates", "2", "--samples", "4", "--teacher-epochs", "4"]
+    options = ["--folder", str(folder), "--updates", "2", "--samples", "4"]
     monkeypatch.setattr(sys, "argv", ["03_verifier_pipeline.py", *options])
     runpy.run_path(str(ROOT / "examples/03_verifier_pipeline.py"), run_name="__main__")
     shown = capsys.readouterr().out

@@ -116,7 +116,7 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     trainer.past_policies.after_update(1)
     one_update(trainer)
     old = trainer.past_policies.snapshots[0]
-    now = trainer.past_policies._weights()
+    now = trainer.past_policies.current_weights()
     answers, rows, _ = one_update(trainer)
     assert {u.agent: u.policy for d in answers for u in d.utterances} == {"ann": "shared", "bob": "shared-past"}
     assert set(rows) == {"shared"} and len(rows["shared"]) == 4

@@ -63,7 +63,7 @@ def made(folder):
 
 def test_a_killed_generation_goes_on_and_ends_as_if_it_had_not_been_killed(tmp_path):
     config = config_file(tmp_path, task={"name": "toy_sum", "largest": 9})
-    options = ["--per-question", "10", "--batch-size", "4", "-q"]  # 200 batches
+    options = ["--per-question", "5", "--batch-size", "4", "-q"]  # 100 batches
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = processes.start(["-m", "maporl", "verifier", "generate", config, "--output", killed, *options])
     progress = killed / "progress-0.json"
@@ -73,17 +73,17 @@ def test_a_killed_generation_goes_on_and_ends_as_if_it_had_not_been_killed(tmp_p
         time.sleep(0.01)
     process.kill()
     done = json.loads(progress.read_text())["batches"]
-    assert 5 <= done < 200 and len(made(killed)) < 800
+    assert 5 <= done < 100 and len(made(killed)) < 400
     with (killed / "samples-0.jsonl").open("a") as file:
         file.write('{"id": "half a li')
     for folder in (killed, whole):
         result = invoke("generate", config, "--output", folder, *options)
         assert result.exit_code == 0, result.output
     assert (killed / "samples-0.jsonl").read_bytes() == (whole / "samples-0.jsonl").read_bytes()
-    assert [row["position"] for row in made(killed)] == list(range(800))
+    assert [row["position"] for row in made(killed)] == list(range(400))
     assert json.loads((killed / "manifest.json").read_text()) == json.loads((whole / "manifest.json").read_text())
     again = invoke("generate", config, "--output", killed, *options[:-1])
-    assert "complete" in again.output and len(made(killed)) == 800
+    assert "complete" in again.output and len(made(killed)) == 400
 
 
 @pytest.fixture

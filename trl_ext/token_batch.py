@@ -168,7 +168,7 @@ def build_token_batch(
         score=torch.tensor([float("nan") if c.score is None else c.score for c in completions]),
         head=torch.tensor([c.head for c in completions]),
         group=torch.tensor([groups[c.group] for c in completions]),
-        prefix_group=torch.tensor(_prefix_groups(sequences)),
+        prefix_group=torch.tensor(prefix_groups(sequences)),
         weight=torch.tensor([c.weight for c in completions]),
         value_mask=sampled.clone(),
         labels=[c.label for c in completions],
@@ -188,7 +188,7 @@ def build_token_batch(
     return rows
 
 
-def _prefix_groups(sequences: list[list[int]]) -> list[int]:
+def prefix_groups(sequences: list[list[int]]) -> list[int]:
     """Return each sequence's shared-prefix group, which is the index of the group's longest sequence.
 
     A sequence that begins another one joins that one's group.

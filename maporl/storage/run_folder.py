@@ -28,10 +28,10 @@ class RunFolder:
         self._checked = False
 
     def must_be_new(self) -> None:
-        """Check that the folder holds no records that another run wrote.
+        """Check that the folder holds no records of another run.
 
         Raises:
-            RunExists: it holds another run's records.
+            RunExists: it holds records that this run did not write.
         """
         if not self._checked and distributed.is_main() and (self.metrics.exists() or self.dialogues.exists()):
             raise RunExists(
@@ -61,15 +61,15 @@ class RunFolder:
         self._append(self.dialogues, [json.dumps({"step": step, **to_record(d)}) for d in dialogues])
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the records of all complete lines of ``metrics.jsonl``."""
+        """The records of all whole lines of ``metrics.jsonl``."""
         return [record for _, record in whole_lines(self.metrics)]
 
     def read_dialogues(self) -> list[dict[str, Any]]:
-        """Return the records of all complete lines of ``dialogues.jsonl``, or an empty list if the file is missing."""
+        """The records of all whole lines of ``dialogues.jsonl``; empty without that file."""
         return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
     def rewind(self, step: int) -> None:
-        """Drop the records that a run wrote after ``step``, because it resumes from that step's checkpoint."""
+        """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there. Other lines stay as they are."""
         self._checked = True
         for path in (self.metrics, self.dialogues):
             if path.exists() and distributed.is_main():

@@ -55,7 +55,7 @@ class PastPolicies:
     def after_update(self, update: int) -> None:
         """Take a snapshot if one is due after ``update``."""
         if update % self.section.every == 0:
-            self.snapshots = [*self.snapshots, self._weights()][-self.section.keep :]
+            self.snapshots = [*self.snapshots, self.current_weights()][-self.section.keep :]
 
     def save(self, folder: Path) -> None:
         """Save every snapshot to ``folder``, for a checkpoint."""
@@ -67,7 +67,8 @@ class PastPolicies:
         count = len(list(folder.glob("snapshot-*.safetensors")))
         self.snapshots = [load_file(folder / f"snapshot-{number}.safetensors") for number in range(count)]
 
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def current_weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the policy's weights as they are now, on the CPU."""
         adapter = self.policy.adapter
         if adapter is not None:
             weights = get_peft_model_state_dict(self.policy.model, adapter_name=adapter)
