@@ -96,8 +96,8 @@ def end_of(together: Sequence[Running], timeout: float) -> subprocess.CompletedP
     finally:
         for process in together:
             process.kill()
-    said = failed[0] if failed else together[0]
-    return subprocess.CompletedProcess(said.words, said.returncode, *said.output())
+    ended = failed[0] if failed else together[0]
+    return subprocess.CompletedProcess(ended.words, ended.returncode, *ended.output())
 
 
 def maporl(*words: object, timeout: float = 300) -> subprocess.CompletedProcess:

@@ -1,4 +1,4 @@
-"""Playing ahead of learning, and learners on devices of their own."""
+"""Playing ahead of training, and learners on separate devices."""
 
 import copy
 
@@ -22,7 +22,7 @@ def odd(dialogues, task):
     return [[float(sum(u.response_ids) % 3) for u in d.utterances] for d in dialogues]
 
 
-class Elsewhere(TransformersEngine):
+class CopiedWeights(TransformersEngine):
     """Answers with copies of the weights as they were when it was last told of a change, as a server would."""
 
     remote = True
@@ -58,7 +58,7 @@ def trainer_of(tiny, folder, elsewhere, source=None, **options):
         ]
     )
     team.find_stop_ids(args)
-    engines = {"vllm": Elsewhere(team.policies, 4, 64)} if elsewhere else None
+    engines = {"vllm": CopiedWeights(team.policies, 4, 64)} if elsewhere else None
     return MultiAgentPPOTrainer(
         args,
         team,
@@ -111,8 +111,8 @@ def test_playing_ahead_with_weights_that_change_is_refused(tiny, tmp_path):
         trainer_of(tiny, tmp_path, True, async_depth=1)
 
 
-class Told(RewardSource):
-    """Remembers on which task each update's dialogues were said to be."""
+class RecordsTasks(RewardSource):
+    """Records the task of each update's dialogues."""
 
     def __init__(self):
         self.tasks = []
@@ -129,7 +129,7 @@ class Told(RewardSource):
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_source_that_learns_is_told_the_task_of_the_update_and_not_of_the_batch_that_is_played(tiny, tmp_path, depth):
     """With async_depth 1 the next batch, of the curriculum's next task, is played while this update ends."""
-    source = Told()
+    source = RecordsTasks()
     trainer = trainer_of(tiny, tmp_path, True, async_depth=depth, engine_tis_cap=2.0, source=source)
     trainer.curriculum = [(3, Arithmetic(largest=40))]
     trainer.train()
@@ -149,7 +149,7 @@ def test_every_base_has_a_device_or_the_run_is_refused():
 
 
 def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
-    """The CPU stands for every device: what is tested is who goes where, and that statistics come together."""
+    """The CPU stands for every device. The test is about placement, and about statistics over all devices."""
     shared = trainer_of(tiny, tmp_path / "shared", False)
     shared.train()
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Forking: who shares what with whom, and that a fork goes on exactly as its trunk would have."""
+"""Branching: which utterances dialogues share, and that a fork continues exactly as its trunk would have."""
 
 import itertools
 import random
@@ -21,9 +21,11 @@ EXAMPLES = [Example("e", "2+2=", "4"), Example("f", "3+3=", "6")]
 def play(protocol, section, examples=EXAMPLES, task=TASK, judge=None, agents=("ann", "bob")):
     counter = itertools.count()
     engine = ScriptedEngine(lambda request: f"{request.ask.agent}{request.turn}.{next(counter)}")
-    seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
-    table = RolloutDriver(task, protocol, seats, {"scripted": engine}, 1.0, common_seed=section.common_seed)
-    return play_branched(table, examples, section, judge or (lambda said: [0.0] * len(said)), random.Random(0))
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in agents}
+    driver = RolloutDriver(task, protocol, specs, {"scripted": engine}, 1.0, common_seed=section.common_seed)
+    return play_branched(
+        driver, examples, section, judge or (lambda dialogues: [0.0] * len(dialogues)), random.Random(0)
+    )
 
 
 def words(dialogue):
@@ -51,17 +53,17 @@ def test_a_fork_at_a_random_step_shares_what_came_before_it():
     got = play(Chain(turns=4), BranchingSection(how="fork_random", group=3), [*EXAMPLES] * 4)
     depths = set()
     for prompt in range(8):
-        family = [d for d in got if d.prompt == prompt]
-        assert [d.rollout for d in family] == [0, 1, 2]
-        shared = [u.sample for u in family[0].utterances if u.sample is not None]
+        group = [d for d in got if d.prompt == prompt]
+        assert [d.rollout for d in group] == [0, 1, 2]
+        shared = [u.sample for u in group[0].utterances if u.sample is not None]
         depths.add(len(shared))
-        for d in family:
+        for d in group:
             assert [u.sample for u in d.utterances[: len(shared)]] == shared
             assert all(u.sample is None for u in d.utterances[len(shared) :])
-            assert words(d)[: len(shared)] == words(family[0])[: len(shared)]
-        assert len({words(d)[len(shared)] for d in family}) == 3
-        assert len({d.utterances[len(shared)].tags["state"] for d in family}) == 1
-        assert [len(d.utterances) for d in family] == [8] * 3
+            assert words(d)[: len(shared)] == words(group[0])[: len(shared)]
+        assert len({words(d)[len(shared)] for d in group}) == 3
+        assert len({d.utterances[len(shared)].tags["state"] for d in group}) == 1
+        assert [len(d.utterances) for d in group] == [8] * 3
     assert len(depths) > 2
 
 
@@ -80,7 +82,7 @@ def test_simultaneous_answers_may_be_crossed():
     assert len(aligned) == 2 and len({t for d in aligned for t in words(d)}) == 4
     crossed = play(Debate(turns=1), BranchingSection(how="fork_every", group=2, joint="cross"), EXAMPLES[:1])
     assert len(crossed) == 4
-    ann, bob = ({words(d)[seat] for d in crossed} for seat in (0, 1))
+    ann, bob = ({words(d)[speaker] for d in crossed} for speaker in (0, 1))
     assert len(ann) == len(bob) == 2
     assert {tuple(words(d)) for d in crossed} == set(itertools.product(sorted(ann), sorted(bob)))
     by_sample = {(u.sample, u.text) for d in crossed for u in d.utterances}
@@ -92,11 +94,11 @@ def test_simultaneous_answers_may_be_crossed():
 
 
 def test_a_tree_of_candidates_goes_on_with_the_best():
-    """Four candidates at each of three steps; the judge likes the third best."""
+    """There are four candidates at each of three steps, and the judge prefers the third one."""
 
-    def judge(said):
-        assert all(len(dialogue.utterances) == 1 for dialogue in said)
-        return [float(number % 4 == 2) for number in range(len(said))]
+    def judge(dialogues):
+        assert all(len(dialogue.utterances) == 1 for dialogue in dialogues)
+        return [float(number % 4 == 2) for number in range(len(dialogues))]
 
     got = play(Chain(turns=3), BranchingSection(how="tree", group=4), EXAMPLES[:1], judge=judge, agents=("ann",))
     assert len(got) == 3 + 3 + 4
@@ -104,10 +106,10 @@ def test_a_tree_of_candidates_goes_on_with_the_best():
     main = next(d for d in got if len(d.utterances) == 3 and d.utterances[-1].text == "ann2.10")
     assert words(main) == ["ann0.2", "ann1.6", "ann2.10"]
     for depth in range(3):
-        said = [d.utterances[depth] for d in got if len(d.utterances) > depth]
-        distinct = {u.sample if u.sample is not None else u.text for u in said}
+        candidates = [d.utterances[depth] for d in got if len(d.utterances) > depth]
+        distinct = {u.sample if u.sample is not None else u.text for u in candidates}
         assert len(distinct) == 4
-        assert len({u.tags["state"] for u in said}) == 1
+        assert len({u.tags["state"] for u in candidates}) == 1
 
 
 @pytest.mark.parametrize("how", ["fork_first", "fork_every", "tree", "best_of"])
@@ -119,7 +121,7 @@ def test_names_of_samples_and_states_are_places_and_not_the_order_of_playing(how
         specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
         engines = {"scripted": ScriptedEngine(lambda request: "2")}
         driver = RolloutDriver(TASK, Chain(turns=2), specs, engines, 1.0, first=first)
-        played = play_branched(driver, examples, section, lambda said: [0.0] * len(said), random.Random(0))
+        played = play_branched(driver, examples, section, lambda dialogues: [0.0] * len(dialogues), random.Random(0))
         return [(d.prompt, d.rollout, u.id, u.sample, u.tags.get("state")) for d in played for u in d.utterances]
 
     together = names(EXAMPLES, 0)
@@ -131,7 +133,7 @@ def test_names_of_samples_and_states_are_places_and_not_the_order_of_playing(how
 def test_the_best_of_several_drafts_is_gone_on_with_and_nobody_learns_from_it():
     got = play(
         Chain(turns=1), BranchingSection(how="best_of", drafts=3, group=2), EXAMPLES,
-        judge=lambda said: [float(i % 3 == 1) for i in range(len(said))],
+        judge=lambda dialogues: [float(i % 3 == 1) for i in range(len(dialogues))],
     )  # fmt: skip
     assert [(d.prompt, d.rollout) for d in got] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [words(d)[0] for d in got] == ["ann0.1"] * 2 + ["ann0.4"] * 2
@@ -149,13 +151,13 @@ def test_a_common_seed_gives_all_dialogues_of_a_question_the_same_draws(common):
 
 
 def test_a_fork_of_a_game_replays_it_and_is_paid_for_its_own_moves():
-    """Kuhn poker forked at every step: the pot goes where each branch's own last move sends it."""
+    """Kuhn poker forks at every step, and each branch's own last move decides who gets the pot."""
     moves = itertools.cycle("pb")
     engine = ScriptedEngine(lambda request: next(moves))
-    seats = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
-    table = RolloutDriver(Episodes(), PlayGame("kuhn_poker"), seats, {"scripted": engine}, 1.0)
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
+    driver = RolloutDriver(Episodes(), PlayGame("kuhn_poker"), specs, {"scripted": engine}, 1.0)
     section = BranchingSection(how="fork_every", group=2)
-    got = play_branched(table, [Episodes()[0]], section, lambda live, news: [0.0] * len(live), random.Random(0))
+    got = play_branched(driver, [Episodes()[0]], section, lambda dialogues: [0.0] * len(dialogues), random.Random(0))
     assert sorted("".join(words(d)) for d in got) == ["bb", "bp", "pbb", "pbp", "pp"]
     for d in got:
         pot = {"bb": 2, "bp": 1, "pbb": 2, "pbp": 1, "pp": 1}["".join(words(d))]

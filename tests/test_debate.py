@@ -16,22 +16,22 @@ EXAMPLE = Example("e", "2+2=", "4")
 
 
 def play(protocol, script, agents=("ann", "bob"), referee=None, examples=(EXAMPLE,)):
-    """``script`` {agent: [words by turn]}; returns (dialogues, what each agent heard [agent][turn])."""
-    heard = {agent: [] for agent in agents}
+    """Play a script {agent: [text by turn]}. Return the dialogues, and each prompt's last message."""
+    prompts = {agent: [] for agent in agents}
 
     def say(request):
-        heard[request.ask.agent].append(request.ask.messages[-1]["content"])
+        prompts[request.ask.agent].append(request.ask.messages[-1]["content"])
         return script[request.ask.agent][request.turn]
 
-    seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engines = {"scripted": ScriptedEngine(say)}
-    return RolloutDriver(TASK, protocol, seats, engines, 0.0, Once(referee) if referee else None).play(
+    return RolloutDriver(TASK, protocol, specs, engines, 0.0, CallsFunction(referee) if referee else None).play(
         list(examples)
-    ), heard
+    ), prompts
 
 
-class Once(Referee):
-    """Calls a function with everything that was just said."""
+class CallsFunction(Referee):
+    """Calls a function with the new utterances of all dialogues."""
 
     def __init__(self, function):
         self.function, self.seen = function, []
@@ -44,31 +44,31 @@ class Once(Referee):
         self.function(seen)
 
 
-def graded(news):
-    grade_answers(news, TASK)
-    fill_in(news, TASK, {"label": label})
+def graded(dialogues):
+    grade_answers(dialogues, TASK)
+    fill_in(dialogues, TASK, {"label": label})
 
 
-def scored(news):
-    graded(news)
-    score_dialogues(news, TASK, {"label": label}, {"label": 1.0})
+def scored(dialogues):
+    graded(dialogues)
+    score_dialogues(dialogues, TASK, {"label": label}, {"label": 1.0})
 
 
 def test_feedback_tells_the_author_its_own_score_and_the_others_that_of_what_they_read():
     protocol = Debate(turns=2, later="{others}|{question}", quote="{name}: {text}", feedback="label")
-    _, heard = play(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
-    assert heard["ann"] == [
+    _, prompts = play(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
+    assert prompts["ann"] == [
         "2+2=",
         "Your last answer was scored 1.000 out of 1.0: it is likely right. The score estimates the probability that an "
         "answer is right. It can be mistaken.\n\n"
         "bob: 5\nThis answer was scored 0.000 out of 1.0: it is very likely wrong.|2+2=",
     ]
-    assert heard["bob"][1].startswith("Your last answer was scored 0.000 out of 1.0: it is very likely wrong.")
+    assert prompts["bob"][1].startswith("Your last answer was scored 0.000 out of 1.0: it is very likely wrong.")
 
 
 def test_without_feedback_no_prompt_mentions_a_score():
-    _, heard = play(Debate(turns=2), {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
-    assert not any(word in text for own in heard.values() for text in own for word in ("score", "reward"))
+    _, prompts = play(Debate(turns=2), {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
+    assert not any(word in text for own in prompts.values() for text in own for word in ("score", "reward"))
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_verdicts_change_at_the_thresholds(score, words):
 def test_all_words_of_feedback_can_be_replaced():
     words = Feedback(verdicts=[(0.5, "bad"), (1.0, "good")], own="{verdict}!", others="({verdict})", explanation="")
     protocol = Debate(turns=2, later="{others}", quote="{text}", feedback="label", words=words)
-    _, heard = play(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
-    assert heard["ann"][1] == "good!\n\n5\n(bad)"
+    _, prompts = play(protocol, {"ann": ["4", "4"], "bob": ["5", "4"]}, referee=graded)
+    assert prompts["ann"][1] == "good!\n\n5\n(bad)"
 
 
-def said(answers, scores):
+def answered(answers, scores):
     return [
         Utterance(i, f"a{i}", "p", 0, 0, [], "", grade=Grade(a, None, ""), rewards={"score": s})
         for i, (a, s) in enumerate(zip(answers, scores, strict=True))
@@ -105,16 +105,16 @@ def said(answers, scores):
     ],
 )
 def test_consensus_needs_share_and_mean_score_both_at_least(answers, scores, share, score, reached):
-    assert Consensus(share, score).reached(said(answers, scores)) is reached
+    assert Consensus(share, score).reached(answered(answers, scores)) is reached
 
 
 def test_a_finished_question_is_asked_no_more_and_the_others_go_on():
     other = Example("f", "3+3=", "6")
     protocol = Debate(turns=3, consensus=Consensus(1.0, 1.0))
     script = {"ann": ["4", "6", "6"], "bob": ["4", "6", "6"]}
-    dialogues, heard = play(protocol, script, referee=scored, examples=(EXAMPLE, other))
+    dialogues, prompts = play(protocol, script, referee=scored, examples=(EXAMPLE, other))
     assert [(d.turns(), d.outcome) for d in dialogues] == [(1, "consensus"), (2, "consensus")]
-    assert len(heard["ann"]) == 3
+    assert len(prompts["ann"]) == 3
 
 
 def test_consensus_waits_for_its_first_update():
@@ -127,17 +127,17 @@ def test_a_summariser_condenses_the_others_for_each_agent_and_answers_nothing_it
         turns=2, later="{others}|{question}", quote="{name}: {text}", summariser="sam", summary="{others}?{question}"
     )
     script = {"ann": ["4", "4"], "bob": ["5", "4"], "sam": ["bob says five", "ann says four"]}
-    (dialogue,), heard = play(protocol, script, agents=("ann", "bob", "sam"), referee=scored)
-    assert heard["sam"] == ["bob: 5?2+2=", "ann: 4?2+2="]
-    assert heard["ann"][1] == "bob says five|2+2=" and heard["bob"][1] == "ann says four|2+2="
+    (dialogue,), prompts = play(protocol, script, agents=("ann", "bob", "sam"), referee=scored)
+    assert prompts["sam"] == ["bob: 5?2+2=", "ann: 4?2+2="]
+    assert prompts["ann"][1] == "bob says five|2+2=" and prompts["bob"][1] == "ann says four|2+2="
     summaries = [u for u in dialogue.utterances if u.agent == "sam"]
     assert [(u.answers, u.grade, u.parents) for u in summaries] == [(False, None, (1,)), (False, None, (0,))]
     assert [u.parents for u in dialogue.at(1)] == [(summaries[0].id,), (summaries[1].id,)]
 
 
 def test_an_agent_alone_is_asked_to_reconsider():
-    _, heard = play(Debate(turns=2, alone="again: {question}"), {"ann": ["5", "4"]}, agents=("ann",))
-    assert heard["ann"][1] == "again: 2+2="
+    _, prompts = play(Debate(turns=2, alone="again: {question}"), {"ann": ["5", "4"]}, agents=("ann",))
+    assert prompts["ann"][1] == "again: 2+2="
 
 
 def test_restating_asks_once_more_in_other_words_and_only_where_no_answer_is_found():

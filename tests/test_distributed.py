@@ -91,7 +91,7 @@ def trained(folder, number, environment=(), **options):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one process ends with."""
+    """The result of training with one process."""
     folder = tmp_path_factory.mktemp("alone")
     return Trained(*trained(folder, 1), folder / "run")
 
@@ -123,7 +123,7 @@ def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
 
 
 def test_weights_have_moved(alone, tmp_path):
-    """What the tests above compare with: three updates that changed every matrix."""
+    """The tests above compare weights that three updates have changed in every matrix."""
     untrained, _ = trained(tmp_path, 1, args={"learning_rate": 0.0, "value_learning_rate": 0.0})
     for key, value in alone.weights.items():
         if value.dim() == 2:
@@ -132,7 +132,7 @@ def test_weights_have_moved(alone, tmp_path):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
-    """What is saved does not depend on how weights and optimizer lay over processes."""
+    """A checkpoint does not depend on how weights and optimizer were distributed over processes."""
     if name.startswith("Zero"):
         pytest.importorskip("deepspeed")
     checkpoint = alone.run / "checkpoint-2"

@@ -54,9 +54,9 @@ def config(folder, **bob):
 def test_an_engine_of_ones_own_is_a_module_and_a_line(tmp_path, parrot):
     train(config(tmp_path, engine_options={"word": "7"}), resume=False, quiet=True)
     dialogues = RunFolder(tmp_path).read_dialogues()
-    said = [u for d in dialogues for u in from_record(d).utterances]
-    assert {u.text for u in said if u.agent == "bob"} == {"7"} and len(said) == 8
-    assert all(u.trainable == (u.agent == "ann" and bool(u.response_ids)) for u in said)
+    utterances = [u for d in dialogues for u in from_record(d).utterances]
+    assert {u.text for u in utterances if u.agent == "bob"} == {"7"} and len(utterances) == 8
+    assert all(u.trainable == (u.agent == "ann" and bool(u.response_ids)) for u in utterances)
     player = build_player(config(tmp_path / "x", engine_options={"word": "8"}))
     assert player.engines["parrot"].word == "8" and sorted(player.engines) == ["parrot", "transformers"]
 

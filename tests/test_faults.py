@@ -1,4 +1,4 @@
-"""Kills, signals, damaged checkpoints, full disks: what is saved stays whole, and a run goes on as if nothing had happened."""
+"""Kills, signals, damaged checkpoints and full disks. A resumed run equals an undisturbed one."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def config_of(folder, updates=UPDATES, **training):
 
 
 def end_of(folder):
-    """What a finished run leaves: weights, and its records without what depends on the clock."""
+    """What a finished run leaves: its weights, and its records without times."""
     weights = {
         str(p.relative_to(folder)): load_file(p) for name in ("final", f"checkpoint-{UPDATES}") for p in sorted((folder / name).rglob("*.safetensors"))
     }  # fmt: skip
@@ -70,8 +70,8 @@ def start(folder, config, *options):
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory):
-    """What an undisturbed run leaves."""
+def undisturbed(tmp_path_factory):
+    """What a run leaves that was not interrupted."""
     folder = tmp_path_factory.mktemp("calm") / "run"
     run.train(config_of(folder), resume=False, quiet=True)
     return end_of(folder)
@@ -82,7 +82,7 @@ def updates(folder):
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
-def test_a_run_killed_at_random_moments_ends_as_a_calm_one(calm, tmp_path):
+def test_a_run_killed_at_random_moments_ends_as_a_calm_one(undisturbed, tmp_path):
     """SIGKILL in rollouts, updates and checkpoint writes, wherever it falls; each time the run is started again."""
     folder, rng, kills, torn = tmp_path / "run", random.Random(7), 10, 0
 
@@ -102,7 +102,7 @@ def test_a_run_killed_at_random_moments_ends_as_a_calm_one(calm, tmp_path):
         torn += len(list(folder.glob(".partial-*")))
     assert begin().wait() == 0
     print(f"{kills} kills, {torn} in the middle of a checkpoint")
-    assert_same_end(end_of(folder), calm)
+    assert_same_end(end_of(folder), undisturbed)
     assert [p.name for p in list_checkpoints(folder)] == [f"checkpoint-{UPDATES - 1}", f"checkpoint-{UPDATES}"]
 
 
@@ -116,7 +116,7 @@ def wait_for(path, lines, process, seconds=60):
 
 
 @pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 130)])
-def test_a_signal_saves_and_ends_the_run_which_goes_on(calm, tmp_path, name, status):
+def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, name, status):
     folder = tmp_path / "run"
     config = config_of(folder, save_steps=0)
     process = start(tmp_path, config)
@@ -134,7 +134,7 @@ def test_a_signal_saves_and_ends_the_run_which_goes_on(calm, tmp_path, name, sta
     _, shown = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, shown
     weights, records, dialogues = end_of(folder)
-    expected, expected_records, expected_dialogues = calm
+    expected, expected_records, expected_dialogues = undisturbed
     assert records == expected_records and dialogues == expected_dialogues
     for key in (k for k in expected if k.startswith("final")):
         assert all(value.equal(weights[key][n]) for n, value in expected[key].items()), key
@@ -175,7 +175,7 @@ def test_the_newest_undamaged_checkpoint_is_used(tmp_path, caplog):
 
 
 def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(tmp_path):
-    """A limit on the size of files stands in for a full disk: writes fail in the same place, with an error of the same kind."""
+    """A limit on the size of files replaces a full disk. Writes fail at the same place with the same kind of error."""
     folder = tmp_path / "run"
     process = start(tmp_path, dataclasses.replace(config_of(folder, updates=200), dialogues_logged=0))
     wait_for(folder / "metrics.jsonl", 3, process)

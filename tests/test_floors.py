@@ -1,4 +1,4 @@
-"""Who may import whom: every module stands on a floor, and imports nothing from a floor above its own."""
+"""Imports: every module stands on a floor, and imports nothing from a floor above its own."""
 
 import ast
 import subprocess
@@ -92,7 +92,7 @@ IMPORTS = [found for module in FILES for found in imports_of(module)]
 INSIDE = [found for found in IMPORTS if found.imported in FILES]
 
 
-def said(floor):
+def floor_name(floor):
     return f"floor {floor} ({', '.join(sorted(FLOORS[floor]))})"
 
 
@@ -108,7 +108,9 @@ def test_no_module_imports_from_a_floor_above_its_own():
             continue  # the next test looks at the front
         own, other = floor_of(found.module), floor_of(found.imported)
         if own is not None and other is not None and other > own:
-            faults.append(f"{found.where}: {found.module} of {said(own)} imports {found.imported} of {said(other)}")
+            faults.append(
+                f"{found.where}: {found.module} of {floor_name(own)} imports {found.imported} of {floor_name(other)}"
+            )
     assert not faults, f"{len(faults)} imports go upward:\n" + "\n".join(faults)
 
 
@@ -153,7 +155,7 @@ def test_trl_ext_is_for_people_who_have_trl_alone():
 
 
 def test_light_modules_import_no_torch():
-    """One interpreter imports them all, one after the other, and says which one brought what."""
+    """One interpreter imports them all, one after the other, and names the module that imports a heavy library."""
     light = [
         m for m in FILES if any(m == room or m.startswith(f"{room}.") for room in LIGHT) and not m.endswith("__main__")
     ]

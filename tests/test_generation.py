@@ -1,4 +1,4 @@
-"""Sampling: what a row says may depend on its own words and its own random numbers, and on nothing else."""
+"""Sampling: a row's completion depends only on its own prompt and its own random numbers."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ STOP = frozenset({2, 9, 11})
 
 
 def alone(model, prompt, new):
-    """Greedy decoding written out: one row, no padding, no cache."""
+    """Greedy decoding of one row, written out without padding and without a cache."""
     ids = list(prompt)
     for _ in range(new):
         with torch.no_grad():
@@ -77,13 +77,13 @@ def test_top_p_leaves_out_the_tail(tiny):
     ordered = probabilities.sort(descending=True)
     kept = ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist()
     torch.manual_seed(0)
-    said = {one[0] for one in generate(model, [[5, 6]] * 2000, 0, Sampling(1, 1.0, batch_size=2000, top_p=0.5))}
-    assert said == set(kept)
+    sampled = {one[0] for one in generate(model, [[5, 6]] * 2000, 0, Sampling(1, 1.0, batch_size=2000, top_p=0.5))}
+    assert sampled == set(kept)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture):
-    """Three turns; suffixes of different lengths, rows that end at different times, forks, and a row that is new."""
+    """Three turns, with suffixes of different lengths, rows that end at different times, forks, and a new row."""
     model = lively(build(tiny, architecture)[0])
     states, prompts, known, read = KVCache(), [list(p) for p in PROMPTS], [0] * 6, []
     model.register_forward_pre_hook(
@@ -106,7 +106,7 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture):
 
 
 def test_states_are_kept_only_where_columns_do_not_count(tiny):
-    """Gemma 2's windows count columns: padding among a row's states would move them, so nothing is kept there."""
+    """Gemma 2's sliding windows count columns. Padding between a row's states would move them, so none are kept."""
     assert plain_states(build(tiny, "llama")[0]) == "everywhere"
     model, _ = build(tiny, "gemma2")
     assert plain_states(model) == "windowed"

@@ -1,4 +1,4 @@
-"""The house: configurations parse, layers import downward, public names exist, faults are refused at the door."""
+"""Configurations parse, layers import downward, public names exist, and wrong configurations are refused."""
 
 import ast
 import importlib
@@ -199,7 +199,7 @@ def test_overrides_extends_and_agent_defaults_merge(tmp_path):
 
 
 def test_no_option_of_training_is_declared_twice():
-    """A YAML section, the argument of a trainer and the command line are one dataclass; what another one needs it inherits."""
+    """A YAML section, a trainer's arguments and the command line share one dataclass, or inherit from it."""
     import dataclasses
     import inspect
 

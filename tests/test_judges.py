@@ -107,7 +107,7 @@ def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
     rounds = []
 
     def source(played, task):
-        """Questions of odd numbers tell their dialogues apart."""
+        """Dialogues of odd questions have reward variance, and those of even questions do not."""
         rounds.append(len({d.prompt for d in played}))
         return [[float(d.prompt % 2 and d.rollout == 0)] * len(d.utterances) for d in played]
 

@@ -1,4 +1,4 @@
-"""Which weights speak and learn at which turn, and what the critic reads."""
+"""Which weights speak at which turn and which are trained, and what the critic reads."""
 
 import shutil
 from dataclasses import dataclass
@@ -228,8 +228,8 @@ def test_restating_asks_the_untrained_weights_and_leaves_what_was_sampled_alone(
     restated = [u for d in dialogues for u in d.utterances if u.restated is not None]
     assert restated and all(u.grade.answer == "7" for u in restated)
     for u in restated:
-        said = trainer.learners[u.policy].tokenizer.decode(u.response_ids, skip_special_tokens=True).strip()
-        assert u.text == said
+        decoded = trainer.learners[u.policy].tokenizer.decode(u.response_ids, skip_special_tokens=True).strip()
+        assert u.text == decoded
 
 
 # -- references and critics of adapters ---------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_gae_of_three_tokens_by_hand():
 
 
 def test_gae_steps_over_tokens_of_others():
-    """A row with foreign tokens between the agent's own gives what the own tokens alone give."""
+    """A row with other agents' tokens between the agent's own gives the same as the own tokens alone."""
     rewards, values = double([[5, 0, 9, 0, 1, 9]]), double([[9, 0.2, 9, 0.5, 0.1, 9]])
     mask = torch.tensor([[0, 1, 0, 1, 1, 0]])
     advantages, returns = maths.gae(rewards, values, mask, 0.9, 0.8)

@@ -1,4 +1,4 @@
-"""The estimate of ``maporl check`` against what a run holds at most."""
+"""The memory estimate of ``maporl check`` against the peak of a run."""
 
 import json
 import subprocess

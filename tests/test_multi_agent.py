@@ -1,4 +1,4 @@
-"""Teams: dialogues token by token, several policies at once, the same numbers as one policy where there is one."""
+"""Teams: exact tokens, several policies at once, and the single-policy trainer's numbers for a team of one."""
 
 import copy
 import dataclasses
@@ -62,19 +62,19 @@ def trainer_of(team, folder, protocol=DEBATE, task=TASK, **options):
 
 
 def test_a_debate_shows_each_agent_the_others_last_answers_and_its_own_history():
-    heard = {}
+    prompts = {}
 
     def script(request):
-        heard[request.ask.agent, request.turn] = [m["content"] for m in request.ask.messages]
+        prompts[request.ask.agent, request.turn] = [m["content"] for m in request.ask.messages]
         return f"{request.ask.agent}{request.turn}"
 
-    seats = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob", "cy")}
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob", "cy")}
     protocol = Debate(turns=3, later="{others} | {question}", quote="{number}:{name}={text}", separator=",")
     example = Example("e", "2+2=", "4")
-    (dialogue,) = RolloutDriver(TASK, protocol, seats, {"scripted": ScriptedEngine(script)}, 0.0).play([example])
-    assert heard["bob", 0] == ["2+2="]
-    assert heard["bob", 1] == ["1:ann=ann0,2:cy=cy0 | 2+2="]
-    assert heard["cy", 2] == ["1:ann=ann1,2:bob=bob1 | 2+2="]
+    (dialogue,) = RolloutDriver(TASK, protocol, specs, {"scripted": ScriptedEngine(script)}, 0.0).play([example])
+    assert prompts["bob", 0] == ["2+2="]
+    assert prompts["bob", 1] == ["1:ann=ann0,2:cy=cy0 | 2+2="]
+    assert prompts["cy", 2] == ["1:ann=ann1,2:bob=bob1 | 2+2="]
     assert [(u.id, u.agent, u.turn, u.order) for u in dialogue.utterances][3:5] == [(3, "ann", 1, 1), (4, "bob", 1, 1)]
     assert dialogue.utterances[4].parents == (0, 2)
     assert from_json(to_json(dialogue)) == dialogue
@@ -148,9 +148,9 @@ def test_a_protocol_that_asks_a_stranger_and_a_prompt_that_does_not_fit_are_name
 
 
 def played(script, turns=2, agents=("ann", "bob")):
-    seats = {name: SpeakerSpec("scripted", (name,)) for name in agents}
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engine = ScriptedEngine(lambda request: script[request.ask.agent][request.turn])
-    return RolloutDriver(TASK, Debate(turns=turns), seats, {"scripted": engine}, 0.0).play([Example("e", "2+2=", "4")])
+    return RolloutDriver(TASK, Debate(turns=turns), specs, {"scripted": engine}, 0.0).play([Example("e", "2+2=", "4")])
 
 
 def test_credit_is_the_discounted_share_of_the_teams_later_scores():

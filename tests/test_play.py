@@ -1,4 +1,4 @@
-"""A person at the table, in the terminal and on the page."""
+"""A person plays in place of an agent, in the terminal and on the page."""
 
 import json
 import threading
@@ -99,11 +99,11 @@ def test_a_runs_folder_brings_its_configuration_and_final_weights(tmp_path):
 @pytest.mark.parametrize("recipe", ["agentpo_hint", "spiral", "matpo"])  # collaboration, game, call_return
 def test_a_seat_in_other_protocols(tmp_path, recipe):
     config = from_dict(tiny_version(recipe, str(tmp_path / "run")) | {"warm_start": {"steps": 0}})
-    heard = []
-    game = Game(config, None, None, tmp_path / "played", heard.append, lambda prompt: "1")
+    shown = []
+    game = Game(config, None, None, tmp_path / "played", shown.append, lambda prompt: "1")
     [dialogue] = game.play(1)
     own = [u for u in dialogue.utterances if u.agent == game.person]
-    assert own and all(u.text == "1" for u in own) and heard
+    assert own and all(u.text == "1" for u in own) and shown
 
 
 def test_words_at_the_end_say_who_was_right():

@@ -1,4 +1,4 @@
-"""The single-policy trainer: TRL's interface, what it computes, and what its users had reported."""
+"""The single-policy trainer: TRL's interface, its numbers, and the faults that users of TRL's trainer reported."""
 
 import asyncio
 import copy
@@ -109,7 +109,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_writt
 
 
 def test_padding_equal_to_eos_changes_nothing(tiny, tmp_path):
-    """Masks are explicit: TRL's were inferred from `!= pad` and lost the learned EOS where pad equals EOS."""
+    """Masks are explicit. TRL inferred them from `!= pad`, and lost the learned EOS if padding equals EOS."""
     weights = []
     for pad in ("<pad>", "<eos>"):
         model, tokenizer = tiny()

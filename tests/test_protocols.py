@@ -18,16 +18,16 @@ EXAMPLE = Example("e", "2+2=", "4")
 
 
 def play(protocol, script, agents=("ann", "bob"), task=TASK, example=EXAMPLE):
-    """``script`` {agent: [words by turn]} or a function; returns (dialogue, [(agent, what it was asked)])."""
-    heard = []
+    """Play a script {agent: [text by turn]}, or a function. Return the dialogue and [(agent, its last message)]."""
+    prompts = []
 
     def say(request):
-        heard.append((request.ask.agent, request.ask.messages[-1]["content"]))
+        prompts.append((request.ask.agent, request.ask.messages[-1]["content"]))
         return script(request) if callable(script) else script[request.ask.agent][request.turn]
 
-    seats = {name: SpeakerSpec("scripted", (name,), frozenset()) for name in agents}
-    (dialogue,) = RolloutDriver(task, protocol, seats, {"scripted": ScriptedEngine(say)}, 0.0).play([example])
-    return dialogue, heard
+    specs = {name: SpeakerSpec("scripted", (name,), frozenset()) for name in agents}
+    (dialogue,) = RolloutDriver(task, protocol, specs, {"scripted": ScriptedEngine(say)}, 0.0).play([example])
+    return dialogue, prompts
 
 
 def credited(dialogue, rules, sources=None, task=TASK):
@@ -39,8 +39,8 @@ def credited(dialogue, rules, sources=None, task=TASK):
 
 def test_a_chain_shows_all_that_was_said_since_one_last_spoke():
     chain = Chain(turns=2, later="{others}|{question}", quote="{name}={text}", separator=",")
-    dialogue, heard = play(chain, {"ann": ["1", "4"], "bob": ["2", "5"], "cy": ["3", "4"]}, ("ann", "bob", "cy"))
-    assert [h for _, h in heard] == [
+    dialogue, prompts = play(chain, {"ann": ["1", "4"], "bob": ["2", "5"], "cy": ["3", "4"]}, ("ann", "bob", "cy"))
+    assert [h for _, h in prompts] == [
         "2+2=", "ann=1|2+2=", "ann=1,bob=2|2+2=", "bob=2,cy=3|2+2=", "cy=3,ann=4|2+2=", "ann=4,bob=5|2+2=",
     ]  # fmt: skip
     assert [u.parents for u in dialogue.utterances] == [(), (0,), (0, 1), (1, 2), (2, 3), (3, 4)]
@@ -57,8 +57,8 @@ def test_a_chain_may_show_the_predecessor_or_a_graph_and_only_the_last_may_answe
         ("bob", "a"),
     ]
     graph = Chain(**order, visibility="graph", sees={"bob": ("cy",)}, answering="last")
-    dialogue, heard = play(graph, script, agents)
-    assert heard == [("cy", "2+2="), ("ann", "2+2="), ("bob", "c")]
+    dialogue, prompts = play(graph, script, agents)
+    assert prompts == [("cy", "2+2="), ("ann", "2+2="), ("bob", "c")]
     assert [u.answers for u in dialogue.utterances] == [False, False, True]
     assert credited(dialogue, ("back_propagate",)) == [1.0, None, 1.0]  # nobody was shown what ann said
     assert not dialogue.utterances[1].trainable
@@ -66,8 +66,8 @@ def test_a_chain_may_show_the_predecessor_or_a_graph_and_only_the_last_may_answe
 
 def test_a_collaborator_hints_and_is_paid_what_the_actor_earns():
     texts = {"hint": "hint? {question}", "with_hint": "{question} hint: {words}"}
-    dialogue, heard = play(Collaboration(**texts), {"ann": ["add them"], "bob": ["4"]})
-    assert heard == [("ann", "hint? 2+2="), ("bob", "2+2= hint: add them")]
+    dialogue, prompts = play(Collaboration(**texts), {"ann": ["add them"], "bob": ["4"]})
+    assert prompts == [("ann", "hint? 2+2="), ("bob", "2+2= hint: add them")]
     assert credited(dialogue, ("last",)) == [1.0, 1.0]
     assert credited(dialogue, ()) == [1.0, 1.0]
     assert dialogue.turns() == 1
@@ -76,8 +76,8 @@ def test_a_collaborator_hints_and_is_paid_what_the_actor_earns():
 def test_a_collaborator_criticises_between_two_answers():
     texts = {"critique": "{draft}?", "revise": "{words}!"}
     protocol = Collaboration(mode="critic", collaborator="bob", **texts)
-    dialogue, heard = play(protocol, {"ann": ["5", "4"], "bob": ["too much"]})
-    assert heard == [("ann", "2+2="), ("bob", "5?"), ("ann", "too much!")]
+    dialogue, prompts = play(protocol, {"ann": ["5", "4"], "bob": ["too much"]})
+    assert prompts == [("ann", "2+2="), ("bob", "5?"), ("ann", "too much!")]
     assert [u.answers for u in dialogue.utterances] == [True, False, True]
     assert credited(dialogue, ("last",)) == [1.0, 1.0, 1.0]
     assert protocol.turns == dialogue.turns() == 2
@@ -92,25 +92,25 @@ def test_a_collaborator_criticises_between_two_answers():
     ],
 )
 def test_refining_ends_with_an_approval_and_silence_is_none(verdicts, spoken, outcome):
-    dialogue, heard = play(
+    dialogue, prompts = play(
         Refine(rounds=2, verify="{draft}?", mend="{words}!"), {"ann": ["5", "3", "4"], "bob": verdicts}
     )
-    assert "".join({"ann": "s", "bob": "v"}[a] for a, _ in heard) == spoken
+    assert "".join({"ann": "s", "bob": "v"}[a] for a, _ in prompts) == spoken
     assert dialogue.outcome == outcome
     assert {u.role for u in dialogue.utterances if u.agent == "ann"} == {"solver"}
 
 
 def test_a_third_agent_may_refine():
     refine = Refine(solver="ann", verifier="bob", refiner="cy", rounds=1)
-    _, heard = play(refine, {"ann": ["5"], "bob": ["no"], "cy": ["4"]}, ("ann", "bob", "cy"))
-    assert [a for a, _ in heard] == ["ann", "bob", "cy"]
+    _, prompts = play(refine, {"ann": ["5"], "bob": ["no"], "cy": ["4"]}, ("ann", "bob", "cy"))
+    assert [a for a, _ in prompts] == ["ann", "bob", "cy"]
 
 
 def test_a_planner_calls_workers_as_often_as_it_likes_and_they_inherit():
     script = {"ann": ["<call>what is 2?</call>", "<call> and + ? </call>", "4"], "bob": ["two"], "cy": ["plus"]}
     protocol = CallReturn(plan="{question}", returned="said {reply}")
-    dialogue, heard = play(protocol, script, ("ann", "bob", "cy"))
-    assert heard == [
+    dialogue, prompts = play(protocol, script, ("ann", "bob", "cy"))
+    assert prompts == [
         ("ann", "2+2="),
         ("bob", "what is 2?"),
         ("ann", "said two"),
@@ -124,20 +124,20 @@ def test_a_planner_calls_workers_as_often_as_it_likes_and_they_inherit():
 
 def test_a_planner_that_never_stops_calling_is_told_to_answer():
     protocol = CallReturn(calls=1, plan="{question}", enough="last: {reply}")
-    dialogue, heard = play(protocol, {"ann": ["<call>x</call>", "<call>y</call>"], "bob": ["two"]})
-    assert heard[-1] == ("ann", "last: two") and dialogue.utterances[-1].answers
+    dialogue, prompts = play(protocol, {"ann": ["<call>x</call>", "<call>y</call>"], "bob": ["two"]})
+    assert prompts[-1] == ("ann", "last: two") and dialogue.utterances[-1].answers
 
 
 def test_a_forum_pays_solver_and_evaluator_from_one_score():
     words = {"solver": "4", "evaluator": "fine", "scorer": "so <score>2</score>"}
     script = lambda request: words[request.ask.role]  # noqa: E731
     forum = Forum(rounds=3, memory=1)
-    dialogue, heard = play(forum, script, ("ann", "bob", "cy"))
+    dialogue, prompts = play(forum, script, ("ann", "bob", "cy"))
     assert [u.role for u in dialogue.utterances] == ["solver", "evaluator", "scorer"] * 3
     assert [u.rewards["peer"] for u in dialogue.utterances] == [0.5, 0.5, 0.0] * 3
     assert credited(dialogue, ("own",), {"peer": 1.0}) == [0.5, 0.5, 0.0] * 3
     assert (
-        "score>2" not in heard[3][1] and heard[6][1].count("solver: 4") == 1
+        "score>2" not in prompts[3][1] and prompts[6][1].count("solver: 4") == 1
     )  # scores are never shown, old rounds forgotten
     assert len({u.agent for u in dialogue.utterances}) == 3
     silent, _ = play(forum, lambda request: "4", ("ann", "bob", "cy"))
@@ -147,8 +147,8 @@ def test_a_forum_pays_solver_and_evaluator_from_one_score():
 def test_a_game_pays_the_last_move_of_each_and_grades_all():
     moves = {"ann": ["1", "2", "3"], "bob": ["4", "5"]}
     game = PlayGame("tictactoe", prompt="{observation} ({moves})")
-    dialogue, heard = play(game, moves, task=Episodes(), example=Episodes()[0])
-    assert heard[0][1] == "X ___/___/___ (1, 2, 3, 4, 5, 6, 7, 8, 9)"
+    dialogue, prompts = play(game, moves, task=Episodes(), example=Episodes()[0])
+    assert prompts[0][1] == "X ___/___/___ (1, 2, 3, 4, 5, 6, 7, 8, 9)"
     assert [u.rewards["env"] for u in dialogue.utterances] == [0, 0, 0, -1, 1]
     assert dialogue.outcome == {"ann": 1.0, "bob": -1.0}
     assert [u.grade.correct for u in dialogue.utterances] == [True, False, True, False, True]

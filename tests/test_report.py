@@ -44,7 +44,7 @@ from maporl.types import (
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e<b>&amp;\x1b[31m"
 
 
-def said(number, agent, turn, answer, right, **more):
+def utterance(number, agent, turn, answer, right, **more):
     text = more.pop("text", f"Answer: {answer}")
     return Utterance(
         number, agent, agent, turn, turn, [{"role": "user", "content": "1+1="}], text,
@@ -55,7 +55,7 @@ def said(number, agent, turn, answer, right, **more):
 def debate(name, first, second, label="2", **more):
     """ann and bob, two turns; each turn a pair of (answer, right)."""
     utterances = [
-        said(i, agent, turn, answer, right, **more)
+        utterance(i, agent, turn, answer, right, **more)
         for i, (turn, agent, (answer, right)) in enumerate(
             (t, a, one) for t, pair in enumerate((first, second)) for a, one in zip(("ann", "bob"), pair, strict=True)
         )
@@ -407,11 +407,11 @@ def test_a_report_of_500_dialogues_is_under_five_megabytes(tmp_path):
     import random
 
     words = [w for line in Path(__file__).read_text().split("\n") for w in line.split()]
-    draw = random.Random(0)
+    rng = random.Random(0)
 
     def long(n):
-        tokens = draw.choices(words, k=100)
-        numbers = [round(draw.gauss(0, 1), 4) for _ in tokens]
+        tokens = rng.choices(words, k=100)
+        numbers = [round(rng.gauss(0, 1), 4) for _ in tokens]
         d = debate(f"q{n}", (WRONG, RIGHT), (RIGHT, RIGHT), text=" ".join(tokens))
         for u in d.utterances:
             u.trace = Trace([f" {t}" for t in tokens], numbers, numbers, numbers)

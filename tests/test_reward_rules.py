@@ -8,10 +8,10 @@ from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Example, Utterance
 
 
-def dialogue(*said, prompt=0, rollout=0):
-    """``said``: (agent, turn, parents, options) for each utterance."""
+def dialogue(*entries, prompt=0, rollout=0):
+    """A dialogue with one utterance for each entry (agent, turn, parents, options)."""
     utterances = []
-    for number, (agent, turn, parents, options) in enumerate(said):
+    for number, (agent, turn, parents, options) in enumerate(entries):
         utterances.append(Utterance(number, agent, agent, turn, number, [], "", parents=tuple(parents), **options))
     return Dialogue(Example("e", "q", "a"), utterances, prompt=prompt, rollout=rollout)
 
@@ -96,21 +96,21 @@ def test_m_grpo_pays_a_sub_agent_for_format_its_main_agents_result_and_an_expert
 
 
 def test_words_cost():
-    said = dialogue(("a", 0, [], {"response_ids": [1] * 50}))
-    assert apply({"cost": {"per_token": 0.01}}, [said], [{0: 1.0}]) == [{0: 0.5}]
-    assert apply({"cost": {"per_token": 0.01, "most": 0.2}}, [said], [{0: 1.0}]) == [{0: 0.8}]
+    played = dialogue(("a", 0, [], {"response_ids": [1] * 50}))
+    assert apply({"cost": {"per_token": 0.01}}, [played], [{0: 1.0}]) == [{0: 0.5}]
+    assert apply({"cost": {"per_token": 0.01, "most": 0.2}}, [played], [{0: 1.0}]) == [{0: 0.8}]
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [(-0.5, -0.5), (0.0, 0.0), (1.0, 1.15)])
 def test_g_ra_counts_steps_only_above_a_good_outcome(outcome, expected):
-    said = dialogue(("a", 0, [], {"rewards": {"outcome": outcome, "steps": 0.15}}))
-    assert apply({"gate": {"order": ["outcome", "steps"]}}, [said], [{0: 9.0}]) == [{0: expected}]
+    played = dialogue(("a", 0, [], {"rewards": {"outcome": outcome, "steps": 0.15}}))
+    assert apply({"gate": {"order": ["outcome", "steps"]}}, [played], [{0: 9.0}]) == [{0: expected}]
 
 
 @pytest.mark.parametrize(("near", "expected"), [(1.0, 1.5), (0.726, 1.375), (0.135, 1.125)])
 def test_ssl_pays_by_zones(near, expected):
-    said = dialogue(("a", 0, [], {"rewards": {"near": near}}))
-    assert apply({"tier": {"proximity": "near"}}, [said], [{0: 1.0}]) == [{0: expected}]
+    played = dialogue(("a", 0, [], {"rewards": {"near": near}}))
+    assert apply({"tier": {"proximity": "near"}}, [played], [{0: 1.0}]) == [{0: expected}]
 
 
 def test_a_public_good_pays_later_speakers_more():

@@ -10,7 +10,7 @@ from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 AGENTS = ("ann", "bob")
 
 
-def said(number, agent, turn, score=0.0, ids=range(10), **fields):
+def utterance(number, agent, turn, score=0.0, ids=range(10), **fields):
     grade = Grade(str(score), bool(score), "")
     rewards = {"score": score}
     fields = {"grade": grade, "rewards": rewards, "order": turn, **fields}
@@ -25,10 +25,10 @@ def credit_of(utterances, section, agents=AGENTS, digits=None):
 def test_each_penalty_is_taken_off_its_author_alone_and_kept_by_name():
     section = RewardSection(discount=1.0, penalties=PenaltySection(0.1, 5, 0.2, 0.4, 0.8))
     utterances = [
-        said(0, "ann", 0, 1.0, ids=range(4)),
-        said(1, "bob", 0, 0.0, grade=Grade(None, False, "")),
-        said(2, "ann", 1, 1.0, ids=[3] * 6),
-        said(3, "bob", 1, 0.0, stop=Stop.LENGTH),
+        utterance(0, "ann", 0, 1.0, ids=range(4)),
+        utterance(1, "bob", 0, 0.0, grade=Grade(None, False, "")),
+        utterance(2, "ann", 1, 1.0, ids=[3] * 6),
+        utterance(3, "bob", 1, 0.0, stop=Stop.LENGTH),
     ]
     # shares: turn 1 (own + 0.5) / 2, turn 2 own
     assert credit_of(utterances, section) == pytest.approx([0.75 - 0.1, 0.25 - 0.2, 1.0 - 0.4, 0.0 - 0.8])
@@ -41,29 +41,34 @@ def test_each_penalty_is_taken_off_its_author_alone_and_kept_by_name():
 def test_replacing_the_score_as_the_original_did_reaches_teammates():
     section = RewardSection(discount=1.0, penalties=PenaltySection(10.0, 5, mode="replace"))
     utterances = [
-        said(0, "ann", 0, 1.0),
-        said(1, "bob", 0, 1.0),
-        said(2, "ann", 1, 1.0, ids=[1]),
-        said(3, "bob", 1, 1.0),
+        utterance(0, "ann", 0, 1.0),
+        utterance(1, "bob", 0, 1.0),
+        utterance(2, "ann", 1, 1.0, ids=[1]),
+        utterance(3, "bob", 1, 1.0),
     ]
     assert credit_of(utterances, section) == pytest.approx([(1 - 4.5) / 2, (1 - 4.5) / 2, -10.0, 1.0])
 
 
 def test_a_penalty_of_0_is_off_and_digits_may_repeat():
     section = RewardSection(penalties=PenaltySection(0, 5, 0, 0.4, 0))
-    utterances = [said(0, "ann", 0, 1.0, ids=[1]), said(1, "bob", 0, 1.0, ids=[7] * 9, stop=Stop.LENGTH)]
+    utterances = [utterance(0, "ann", 0, 1.0, ids=[1]), utterance(1, "bob", 0, 1.0, ids=[7] * 9, stop=Stop.LENGTH)]
     assert credit_of(utterances, section, digits={"bob": {7}}) == [1.0, 1.0]
     assert credit_of(utterances, section) == [1.0, 0.6]
 
 
 def test_an_answer_that_had_to_be_restated_has_no_final_answer_of_its_own():
     section = RewardSection(penalties=PenaltySection(no_final_answer=0.25))
-    assert credit_of([said(0, "ann", 0, 1.0, restated="Answer: 4")], section, ("ann",)) == [0.75]
+    assert credit_of([utterance(0, "ann", 0, 1.0, restated="Answer: 4")], section, ("ann",)) == [0.75]
 
 
 def test_the_bonus_is_added_and_kept_by_name():
     section = RewardSection(horizon="current", share="individual", bonus=BonusSection([1.0, 2.0, 4.0, 8.0]))
-    utterances = [said(0, "ann", 0, 1.0), said(1, "bob", 0, 0.0), said(2, "ann", 1, 1.0), said(3, "bob", 1, 1.0)]
+    utterances = [
+        utterance(0, "ann", 0, 1.0),
+        utterance(1, "bob", 0, 0.0),
+        utterance(2, "ann", 1, 1.0),
+        utterance(3, "bob", 1, 1.0),
+    ]
     # bob is persuaded by ann (alpha 0), which ann is paid for (alpha 3)
     assert credit_of(utterances, section) == [9.0, 0.0, 1.0, 2.0]
     assert [u.rewards["bonus"] for u in utterances] == [8.0, 0.0, 0.0, 1.0]
@@ -71,11 +76,11 @@ def test_the_bonus_is_added_and_kept_by_name():
 
 def test_words_that_are_no_answer_are_worth_what_they_helped_to_say():
     section = RewardSection(horizon="current", share="individual")
-    summary = said(2, "sam", 0, answers=False, grade=None, rewards={}, parents=(1,))
-    unread = said(5, "sam", 1, answers=False, grade=None, rewards={})
+    summary = utterance(2, "sam", 0, answers=False, grade=None, rewards={}, parents=(1,))
+    unread = utterance(5, "sam", 1, answers=False, grade=None, rewards={})
     utterances = [
-        said(0, "ann", 0, 1.0), said(1, "bob", 0, 0.0), summary,
-        said(3, "ann", 1, 1.0, parents=(2,)), said(4, "bob", 1, 0.5, parents=(2,)), unread,
+        utterance(0, "ann", 0, 1.0), utterance(1, "bob", 0, 0.0), summary,
+        utterance(3, "ann", 1, 1.0, parents=(2,)), utterance(4, "bob", 1, 0.5, parents=(2,)), unread,
     ]  # fmt: skip
     assert credit_of(utterances, section, (*AGENTS, "sam")) == [1.0, 0.0, 0.75, 1.0, 0.5, None]
     assert summary.trainable and not unread.trainable
@@ -83,10 +88,15 @@ def test_words_that_are_no_answer_are_worth_what_they_helped_to_say():
 
 def test_a_question_that_finished_early_is_credited_and_paid_up_to_its_last_turn():
     section = RewardSection(discount=1.0, bonus=BonusSection([1.0, 1.0, 1.0, 1.0]))
-    early = Dialogue(Example("a", "q", "a"), [said(0, "ann", 0, 1.0), said(1, "bob", 0, 1.0)])
+    early = Dialogue(Example("a", "q", "a"), [utterance(0, "ann", 0, 1.0), utterance(1, "bob", 0, 1.0)])
     late = Dialogue(
         Example("b", "q", "a"),
-        [said(0, "ann", 0, 0.0), said(1, "bob", 0, 0.0), said(2, "ann", 1, 1.0), said(3, "bob", 1, 0.0)],
+        [
+            utterance(0, "ann", 0, 0.0),
+            utterance(1, "bob", 0, 0.0),
+            utterance(2, "ann", 1, 1.0),
+            utterance(3, "bob", 1, 0.0),
+        ],
     )
     assign_credit([early, late], AGENTS, section)
     assert [u.rewards["credit"] for u in early.utterances] == [1.0, 1.0]

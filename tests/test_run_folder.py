@@ -10,8 +10,8 @@ from maporl.types import Dialogue, Example, Stop, Utterance, from_record, to_rec
 
 
 def test_a_dialogue_is_written_once_and_reads_back_equal(tmp_path):
-    said = Utterance(0, "ann", "ann", 0, 0, [], "été \ud800", stop=Stop.LENGTH, parents=(), tags={"seed": 3})
-    dialogue = Dialogue(Example("q", "1+1=", "2"), [said], {"ann": 1.0}, prompt=3, rollout=1)
+    utterance = Utterance(0, "ann", "ann", 0, 0, [], "été \ud800", stop=Stop.LENGTH, parents=(), tags={"seed": 3})
+    dialogue = Dialogue(Example("q", "1+1=", "2"), [utterance], {"ann": 1.0}, prompt=3, rollout=1)
     folder = RunFolder(tmp_path / "run")
     folder.add_dialogues(7, [dialogue])
     assert folder.dialogues.read_text() == json.dumps({"step": 7, **to_record(dialogue)}) + "\n"

@@ -1,4 +1,4 @@
-"""What learns when."""
+"""Schedules: which agents and turns are trained in which updates."""
 
 import pytest
 

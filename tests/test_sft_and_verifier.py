@@ -32,7 +32,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def said(number, turn, score, text="4"):
+def utterance(number, turn, score, text="4"):
     return Utterance(
         number, "ann", "ann", turn, turn, [{"role": "user", "content": "2+2="}], text, rewards={"score": score}
     )
@@ -75,7 +75,7 @@ def test_each_adapter_of_a_shared_base_learns_from_its_own_words_only(tiny, tmp_
 def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
     file = tmp_path / "dialogues.jsonl"
     dialogues = [
-        Dialogue(Example(str(i), "2+2=", "4"), [said(0, 0, 1 - s), said(1, 1, s)])
+        Dialogue(Example(str(i), "2+2=", "4"), [utterance(0, 0, 1 - s), utterance(1, 1, s)])
         for i, s in enumerate((0.2, 0.9, 0.5, 0.1))
     ]
     file.write_text("".join(json.dumps({"step": 3, **to_record(d)}) + "\n" for d in dialogues))
@@ -125,7 +125,7 @@ def verifier(tiny, tmp_path):
 def test_a_verifier_scores_question_and_answer_between_0_and_1_whatever_the_batch(verifier):
     folder = verifier()
     dialogues = [
-        Dialogue(Example("e", f"{i}+2=", "4"), [said(0, 0, 0.0, t), said(1, 1, 0.0, "77")])
+        Dialogue(Example("e", f"{i}+2=", "4"), [utterance(0, 0, 0.0, t), utterance(1, 1, 0.0, "77")])
         for i, t in enumerate("4567")
     ]
     scores = []
@@ -142,7 +142,7 @@ def test_a_verifier_scores_question_and_answer_between_0_and_1_whatever_the_batc
 
 @pytest.mark.parametrize("bad", [[1.5, 0.5], [-0.1, 0.5], [math.nan, 0.5]])
 def test_scores_outside_0_and_1_are_an_error_naming_the_verifier_and_the_answer(bad):
-    dialogue = Dialogue(Example("e", "q", "a"), [said(0, 0, 0.0), said(1, 1, 0.0)])
+    dialogue = Dialogue(Example("e", "q", "a"), [utterance(0, 0, 0.0), utterance(1, 1, 0.0)])
     asked = [(dialogue, u) for u in dialogue.utterances]
     with pytest.raises(RewardFailure, match=r"verifier here: expected scores in \[0, 1\], got .* agent 'ann', turn 1"):
         checked(bad, asked, "here")

@@ -1,4 +1,4 @@
-"""A trained team leaves the machine and comes back."""
+"""A trained team is pushed to the hub and loaded again."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What is counted per update and over an evaluation, and what is drawn of it."""
+"""Statistics of an update and of an evaluation, and their pictures."""
 
 import math
 
@@ -12,12 +12,12 @@ from maporl.types import Dialogue, Example, Grade, Utterance
 
 def dialogue(*turns, outcome=None):
     """``turns``: for each turn the answers of ann, bob, ...; "4" is right."""
-    said = []
+    utterances = []
     for turn, answers in enumerate(turns):
         for agent, answer in zip(("ann", "bob", "cy"), answers, strict=False):
             grade = Grade(answer, answer == "4", "")
-            said.append(Utterance(len(said), agent, agent, turn, turn, [], answer, grade=grade))
-    return Dialogue(Example("e", "q", "4"), said, outcome)
+            utterances.append(Utterance(len(utterances), agent, agent, turn, turn, [], answer, grade=grade))
+    return Dialogue(Example("e", "q", "4"), utterances, outcome)
 
 
 def test_a_finished_question_keeps_its_answers_in_later_turns():

@@ -90,8 +90,8 @@ def test_pass_at_k_is_unbiased():
 
 
 def answered(prompt, rollout, *answers):
-    said = [Utterance(i, f"a{i}", "p", 0, 0, [], a, grade=Grade(a, a == "4", "")) for i, a in enumerate(answers)]
-    return Dialogue(Example(str(prompt), "2+2=", "4"), said, prompt=prompt, rollout=rollout)
+    utterances = [Utterance(i, f"a{i}", "p", 0, 0, [], a, grade=Grade(a, a == "4", "")) for i, a in enumerate(answers)]
+    return Dialogue(Example(str(prompt), "2+2=", "4"), utterances, prompt=prompt, rollout=rollout)
 
 
 def test_averages_passes_and_majorities():

@@ -1,4 +1,4 @@
-"""Tasks whose labels come from programs, whose answers are graded by embeddings, and rounds that are read together."""
+"""Tasks with labels from programs, tasks that grade by embeddings, and questions that are read together."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What is recorded of single tokens is what training saw."""
+"""Recorded log-probabilities, values and advantages of tokens are those of training."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Schedules, past opponents, forks and agents behind an API, in trainers of tiny models."""
+"""Schedules, past opponents, forks and agents behind an API, with trainers of tiny models."""
 
 import itertools
 import os
@@ -120,8 +120,8 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     answers, rows, _ = one_update(trainer)
     assert {u.agent: u.policy for d in answers for u in d.utterances} == {"ann": "shared", "bob": "shared-past"}
     assert set(rows) == {"shared"} and len(rows["shared"]) == 4
-    voice = trainer.past_policies.past
-    past = run_weights(voice)
+    policy = trainer.past_policies.past
+    past = run_weights(policy)
     assert all(torch.equal(past[k], old[k]) for k in old) and any(not torch.equal(past[k], now[k]) for k in now)
     for update in (2, 3):
         trainer.past_policies.after_update(update)
@@ -134,12 +134,12 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     assert all(torch.equal(a[k], b[k]) for a, b in zip(kept, trainer.past_policies.snapshots, strict=True) for k in a)
 
 
-def run_weights(voice):
+def run_weights(policy):
     from peft import get_peft_model_state_dict
 
-    if voice.adapter is not None:
-        return get_peft_model_state_dict(voice.model, adapter_name=voice.adapter)
-    return dict(voice.model.named_parameters())
+    if policy.adapter is not None:
+        return get_peft_model_state_dict(policy.model, adapter_name=policy.adapter)
+    return dict(policy.model.named_parameters())
 
 
 def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
@@ -157,8 +157,8 @@ def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
         for agent in ("ann", "bob"):
             own = [u for u in dialogue.utterances if u.agent == agent]
             for earlier, later in itertools.pairwise(own):
-                said = earlier.prompt_ids + earlier.response_ids
-                assert later.prompt_ids[: len(said)] == said
+                conversation = earlier.prompt_ids + earlier.response_ids
+                assert later.prompt_ids[: len(conversation)] == conversation
     rows = trainer.advantage(batch).token_batches
     distinct = {
         (d.prompt, u.sample) if u.sample is not None else (d.prompt, d.rollout, u.id)

@@ -1,4 +1,4 @@
-"""What one forward of the update reads: conversations once, a token budget, logits in chunks. None of it may change a result."""
+"""What a forward of the update reads: shared prefixes once, a token budget, logits in chunks. Results do not change."""
 
 import pytest
 import torch
@@ -33,31 +33,34 @@ def learner_of(model, tokenizer, folder, critic="head", **options):
 
 
 def conversations():
-    """Four conversations of three turns, one of two, and a lone answer; prompts of turn t hold all that was said before."""
-    draw = torch.Generator().manual_seed(3)
+    """Completions of six conversations: four of three turns, one of two turns, and one of a single turn.
+
+    The prompt of a turn holds all earlier turns.
+    """
+    generator = torch.Generator().manual_seed(3)
 
     def words(least, most):
-        count = int(torch.randint(least, most + 1, (1,), generator=draw))
-        return torch.randint(3, 20, (count,), generator=draw).tolist()
+        count = int(torch.randint(least, most + 1, (1,), generator=generator))
+        return torch.randint(3, 20, (count,), generator=generator).tolist()
 
     answers = []
     for name, turns in enumerate((3, 1, 3, 2, 3, 3)):
         so_far = words(2, 9)
         for turn in range(turns):
-            said = words(1, 6)
-            answers.append(Completion(list(so_far), said, True, f"{name}, turn {turn}", head=turn, score=1.0))
-            so_far += said + words(1, 3)
+            sampled = words(1, 6)
+            answers.append(Completion(list(so_far), sampled, True, f"{name}, turn {turn}", head=turn, score=1.0))
+            so_far += sampled + words(1, 3)
     return answers
 
 
-def annotated(learner, together=True):
+def rows_with_old_logprobs(learner, together=True):
     rows = build_token_batch(conversations(), 0, "cpu")
     if not together:
         rows.prefix_group = torch.arange(len(rows))
     learner.compute_old_logprobs_and_values(rows)
-    draw = torch.Generator().manual_seed(4)
-    rows.advantages = torch.randn(rows.sampled_mask.shape, generator=draw) * rows.sampled_mask
-    rows.returns = torch.randn(rows.sampled_mask.shape, generator=draw) * rows.sampled_mask
+    generator = torch.Generator().manual_seed(4)
+    rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
+    rows.returns = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
     return rows
 
 
@@ -77,7 +80,7 @@ def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
     assert read.shape[0] == 6 and len(index) == int(rows.sampled_mask.sum())
     inside = (index + 1) % read.shape[1] != 0  # the token after a position that is scored is the action itself
     assert torch.equal(read.flatten()[index[inside] + 1], rows.input_ids[rows.sampled_mask][inside])
-    half = rows.take(torch.tensor([1, 0, 3]))  # without the longest of its family, the next one serves
+    half = rows.take(torch.tensor([1, 0, 3]))  # without the longest row of its group, the next longest serves
     assert half.to_read()[0].shape[0] == 2
 
 
@@ -88,8 +91,8 @@ def test_sequences_that_only_share_a_beginning_are_read_apart():
         Completion([7, 8], [9], True, "a again"),
     ]
     rows = build_token_batch(answers, 0, "cpu")
-    family = rows.prefix_group.tolist()
-    assert family[0] == family[2] != family[1]
+    group = rows.prefix_group.tolist()
+    assert group[0] == group[2] != group[1]
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])
@@ -101,7 +104,7 @@ def test_reading_conversations_once_gives_the_gradient_of_reading_every_turn(tin
         learner = learner_of(
             model, tokenizer, tmp_path, critic=critic, entropy_coef=0.01, kl_coef=0.1, kl_in="loss", kl_estimator="k3"
         )
-        rows = annotated(learner, together)
+        rows = rows_with_old_logprobs(learner, together)
         found.append((rows, *gradients(learner, rows)))
     (rows, measures, gradient), (plain_rows, plain_measures, plain) = found
     torch.testing.assert_close(rows.old_logprobs, plain_rows.old_logprobs, atol=1e-5, rtol=0)
@@ -121,7 +124,7 @@ def test_budgets_and_chunks_change_memory_and_no_gradient(tiny, tmp_path, archit
     for more in ({}, options):
         model, tokenizer = build(tiny, architecture)
         learner = learner_of(model, tokenizer, tmp_path, entropy_coef=0.01, **more)
-        results.append(gradients(learner, annotated(learner))[1])
+        results.append(gradients(learner, rows_with_old_logprobs(learner))[1])
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
 
 
@@ -132,9 +135,9 @@ def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
         parts = rows.microbatches(everything, most_rows=16, most_tokens=budget)
         assert sorted(torch.cat(parts).tolist()) == list(range(15))
         for part in parts:
-            piece = rows.take(part)
-            families = len(set(piece.prefix_group.tolist()))
-            assert families * piece.input_ids.shape[1] <= budget or families == 1
+            microbatch = rows.take(part)
+            groups = len(set(microbatch.prefix_group.tolist()))
+            assert groups * microbatch.input_ids.shape[1] <= budget or groups == 1
     assert [len(set(rows.prefix_group[p].tolist())) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
 
 
@@ -143,7 +146,7 @@ def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
     learner = learner_of(model, tokenizer, tmp_path, logits_chunk=7)
     seen = []
     model.lm_head.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[1]))
-    rows = annotated(learner)
+    rows = rows_with_old_logprobs(learner)
     seen.clear()
     gradients(learner, rows)
     assert max(seen) == 7 and sum(seen) == int(rows.sampled_mask.sum()), (
@@ -203,7 +206,7 @@ def test_adapters_updated_together_get_the_gradients_of_each_alone(tiny, tmp_pat
             learners[name].prepare(Plain(), updates=1)
             torch.manual_seed(6)
             torch.nn.init.normal_(learners[name].value_head.linear.weight)
-            rows[name] = annotated(learners[name])
+            rows[name] = rows_with_old_logprobs(learners[name])
             index[name] = torch.arange(len(rows[name]))[: 9 if name == "ann" else 4]
         assert groups_of(learners, ["ann", "bob"]) == [["ann", "bob"]]
         if together:
@@ -261,7 +264,7 @@ def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
     for interrupted in (False, True):
         learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
         for step in range(4):
-            rows = annotated(learner)
+            rows = rows_with_old_logprobs(learner)
             learner.accumulate(rows, torch.arange(len(rows)))
             learner.step()
             if interrupted and step == 1:

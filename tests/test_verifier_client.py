@@ -61,7 +61,8 @@ def test_servers_take_turns_and_one_that_fails_sits_out_longer_each_time():
 
 
 class Fake:
-    """A server that answers as ``script`` says, one entry a request, the last one for ever; remembers what it was asked.
+    """A server that answers as ``script`` says, one entry a request, the last one for ever; remembers what it was
+    asked.
 
     An entry is a status, a body, or "hang up".
     """
@@ -171,10 +172,10 @@ def test_a_server_that_is_not_there_stops_the_run_after_the_retries():
 
 
 def dialogues():
-    def said(n, text):
+    def utterance(n, text):
         return Utterance(0, "ann", "ann", turn=0, order=0, messages=[], text=text)
 
-    return [Dialogue(Example(f"e{n}", f"{n}+1=", str(n + 1)), [said(n, str(n + 1 + n % 2))]) for n in range(4)]
+    return [Dialogue(Example(f"e{n}", f"{n}+1=", str(n + 1)), [utterance(n, str(n + 1 + n % 2))]) for n in range(4)]
 
 
 def test_labels_stand_in_for_a_server_that_fails_and_are_counted():

@@ -135,7 +135,7 @@ def test_a_folder_of_other_work_or_with_a_damaged_file_is_refused(ann, tmp_path)
 
 
 class Judged(Arithmetic):
-    """A task whose grader cannot tell."""
+    """A task whose grader cannot grade some answers."""
 
     def grade(self, example, text):
         return Grade(None, None, "ungradable")
@@ -269,7 +269,7 @@ def test_the_question_says_nothing_about_the_label_once_answers_are_balanced():
 
 
 class Scripted(Task):
-    """Three questions; the second one's own solution does not pass its grader."""
+    """Three questions. The grader does not accept the second one's own solution."""
 
     def __len__(self):
         return 3
@@ -284,38 +284,38 @@ class Scripted(Task):
         return "Answer: 5" if example.id == "b" else "It is one.\nAnswer: 1"
 
 
-class Voice:
-    """Says what it is told to, in order, and remembers what it was asked."""
+class ScriptedSpeaker:
+    """Gives the ``replies`` in order, and remembers the requests."""
 
-    def __init__(self, said):
-        self.said, self.heard = iter(said), []
+    def __init__(self, replies):
+        self.replies, self.requests = iter(replies), []
 
     class policy:
         name = "voice"
 
     def say(self, texts, temperature, batch_size, top_p, seed):
-        self.heard += texts
-        return [next(self.said) for _ in texts]
+        self.requests += texts
+        return [next(self.replies) for _ in texts]
 
 
-def top_up(samples, said, **options):
+def top_up(samples, replies, **options):
     options = BalanceOptions(per_round=1, batch_size=2, **options)
-    voice = Voice(said)
-    source = balancing.TopUp(from_dict(CONFIG), Scripted(), options, voice, None, quiet=True)
-    return balancing.balance(samples, options, source), voice
+    speaker = ScriptedSpeaker(replies)
+    source = balancing.TopUp(from_dict(CONFIG), Scripted(), options, speaker, None, quiet=True)
+    return balancing.balance(samples, options, source), speaker
 
 
 def test_short_sides_are_topped_up_by_references_and_hints_within_the_rounds():
     samples = [*answers("a", [], ["Answer: 2"]), *answers("b", ["so:\nAnswer: 1"], [])]
-    said = ["Answer: 3", "Hm.\nAnswer: 1", "Answer: 7", "none", "Answer: 8", "Answer: 9"]
-    result, voice = top_up(samples, said, per_question=2, rounds=2)
+    replies = ["Answer: 3", "Hm.\nAnswer: 1", "Answer: 7", "none", "Answer: 8", "Answer: 9"]
+    result, speaker = top_up(samples, replies, per_question=2, rounds=2)
     got = {(s.id, s.correct, s.source, s.answer) for s in result.samples if s.id == "a"}
     assert got == {
         ("a", True, "reference", "It is one.\nAnswer: 1"), ("a", True, "hint", "Hm.\nAnswer: 1"),
         ("a", False, "sample", "Answer: 2"), ("a", False, "hint", "Answer: 3"),
     }  # fmt: skip
     assert [(s.correct, s.source) for s in result.samples if s.id == "b"] == [(True, "sample"), (False, "hint")]
-    assert result.questions == {"full": 1, "cut": 1} and len(voice.heard) == 6
+    assert result.questions == {"full": 1, "cut": 1} and len(speaker.requests) == 6
     assert result.dropped == {"reference: not_right": 1, "hint: cannot be read": 1, "hint: side_full": 1}
 
 

@@ -1,7 +1,9 @@
-"""Rollouts by vLLM. The real server is tested where there is one: ``make test-vllm``, with MAPORL_TEST_VLLM_URL and the folder of
-the model that it serves in MAPORL_TEST_VLLM_MODEL. The server needs ``--enable-lora --max-loras 2 --max-lora-rank 16
---logprobs-mode processed_logprobs`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. vLLM in this process is tested where it is installed
-beside maporl, with MAPORL_TEST_VLLM_MODEL alone (on CPUs also VLLM_ENABLE_V1_MULTIPROCESSING=0 and VLLM_CPU_KVCACHE_SPACE=2)."""
+"""Rollouts by vLLM. The real server is tested where there is one: ``make test-vllm``, with MAPORL_TEST_VLLM_URL and the
+folder of the model that it serves in MAPORL_TEST_VLLM_MODEL. The server needs ``--enable-lora --max-loras 2
+--max-lora-rank 16 --logprobs-mode processed_logprobs`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. vLLM in this process
+is tested where it is installed beside maporl, with MAPORL_TEST_VLLM_MODEL alone (on CPUs also
+VLLM_ENABLE_V1_MULTIPROCESSING=0 and VLLM_CPU_KVCACHE_SPACE=2).
+"""
 
 import importlib.util
 import json
@@ -52,7 +54,7 @@ class FakeVLLM(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.heard.append((self.path, body))
+        self.server.requests.append((self.path, body))
         if self.server.says.get("hangs") == self.path:
             threading.Event().wait(20)
         if self.path == "/tokenize":
@@ -89,7 +91,7 @@ def fake(tiny):
         logits = model(input_ids=torch.tensor([ids])).logits[0, -1:]
     here = float(maths.token_logprobs(logits, torch.tensor([5]), 0.7))
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
-    server.heard = []
+    server.requests = []
     server.says = {
         "version": "0.32.0",
         "models": [{"id": "base", "parent": None}],
@@ -114,7 +116,7 @@ def test_adapters_travel_under_a_new_name_after_every_update(fake, tmp_path):
     engine.start()
     engine.sync("bob")
     engine.sync("nobody of mine")
-    commands = [(path, body["lora_name"].rsplit("-", 1)) for path, body in server.heard if "lora" in path]
+    commands = [(path, body["lora_name"].rsplit("-", 1)) for path, body in server.requests if "lora" in path]
     assert [(path.rsplit("/", 1)[1], name.split("-")[0], version) for path, (name, version) in commands] == [
         ("load_lora_adapter", "ann", "1"), ("load_lora_adapter", "bob", "2"),
         ("unload_lora_adapter", "bob", "2"), ("load_lora_adapter", "bob", "3"),
@@ -269,19 +271,19 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     moved = {n: p.detach().abs().max() for n, p in team.policies["ann"].model.named_parameters() if "lora_B" in n}
     assert min(float(v) for v in moved.values()) > 1e-3, "both adapters have learned"
     prompt = tokenizer.encode("What is 3*4?", add_special_tokens=False)
-    said = {}
+    sampled = {}
     for name, policy in policies.items():
         server = engine._servers[URL if where == "server" else HERE]
-        [said[name]] = server.answer([Asked("test", engine._model(name, server), prompt, 16, 0.8, frozenset())])
-        ids = torch.tensor([prompt + said[name].ids])
+        [sampled[name]] = server.answer([Asked("test", engine._model(name, server), prompt, 16, 0.8, frozenset())])
+        ids = torch.tensor([prompt + sampled[name].ids])
         with torch.no_grad(), policy.active() as own:
             logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
             here = maths.token_logprobs(logits, ids[0, len(prompt) :], 0.8)
             with policy.model.disable_adapter():
                 untrained = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
             base = maths.token_logprobs(untrained, ids[0, len(prompt) :], 0.8)
-        there = torch.tensor(said[name].logprobs)
+        there = torch.tensor(sampled[name].logprobs)
         assert (here - there).abs().mean() < 0.1 < (base - there).abs().mean(), (
             "the trained adapter answers, not the base"
         )
-    assert said["ann"].ids != said["bob"].ids
+    assert sampled["ann"].ids != sampled["bob"].ids

@@ -5,7 +5,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHead
 
 
 def build(tiny, architecture):
-    """A tiny model and a tokenizer; Gemma 2 caps its logits and has sliding windows, GPT-2 learned positions."""
+    """A tiny model and a tokenizer. Gemma 2 caps logits and has sliding windows; GPT-2 has learned positions."""
     model, tokenizer = tiny()
     size = {"vocab_size": len(tokenizer), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(0)
@@ -21,7 +21,7 @@ def build(tiny, architecture):
 
 
 def lively(model):
-    """The model with larger weights, so that greedily it says more than one word."""
+    """The model with larger weights, so that greedy completions have different tokens."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
