@@ -34,7 +34,7 @@ class Sampling:
         batch_size: the most rows of a batch.
         top_p: the probability mass to sample from. PPO leaves it at 1, because a truncated distribution would have
             other log-probabilities than the training forward.
-        batch_tokens: the most tokens of a batch, padding included. A longer row forms a batch of its own.
+        batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
     """
 
     max_new_tokens: int

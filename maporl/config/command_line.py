@@ -24,7 +24,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` as a command that typer can register.
+    """Turn ``function`` into a command that typer can register.
 
     A parameter whose annotation is a dataclass becomes one option for each field, and ``function`` is given the
     dataclass, built from what the user typed. The other parameters are typer's own. All of it runs inside
@@ -65,7 +65,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def known_errors(quiet: bool = False) -> Iterator[None]:
     """Turn a user's mistake into one line on standard error and an exit status; every other error keeps its trace.
 
-    ``quiet``: nothing that is printed on standard output meanwhile is shown.
+    With ``quiet``, nothing is shown of what the block prints on standard output.
 
     Raises:
         SystemExit: with the status of a :class:`UserError`, 1 for a full disk, 130 after Ctrl-C.
@@ -89,7 +89,7 @@ def _fail(error: Exception, status: int) -> NoReturn:
 
 
 def _options(kind: type) -> list[Parameter]:
-    """One keyword parameter, annotated for typer, for each field of the dataclass ``kind``."""
+    """Return one keyword parameter, annotated for typer, for each field of the dataclass ``kind``."""
     depth = {name: n for n, parent in reversed([*enumerate(kind.__mro__)]) for name in inspect.get_annotations(parent)}
     hints = get_type_hints(kind)
     return [_option(field, hints[field.name]) for field in sorted(fields(kind), key=lambda field: depth[field.name])]
@@ -108,7 +108,7 @@ def _option(field: Field, hint: Any) -> Parameter:
 
 
 def _read(field: Field, value: Any) -> Any:
-    """The value of ``field`` for what its option was given."""
+    """Return the value of ``field`` for the value of its option."""
     if "read" in field.metadata:
         return field.metadata["read"](value)
     return tuple(value or ()) if isinstance(field.default, tuple) else value

@@ -89,7 +89,7 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     Raises:
         ConfigError: values are wrong. The message begins with ``where`` and names all faults.
     """
-    for key in values:  # pydantic itself refuses unknown keys only of its own dataclasses, and tasks are plain ones
+    for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
             raise ConfigError(f"{where}: unknown key {key!r}; {_nearest(kind, (key,))}")
     try:

@@ -433,7 +433,7 @@ class EvaluationSection:
 
 
 def _off(value: Any) -> Any:
-    """YAML reads a bare ``off`` as false."""
+    """Return "off" for false, because YAML reads a bare ``off`` as false."""
     return "off" if value is False else value
 
 

@@ -78,10 +78,16 @@ class Pushed:
 
 
 def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
-    """Upload the team of a finished run as ``name``. With ``dry_run`` nothing leaves this machine.
+    """Upload the team of a finished run to the hub as ``name``.
 
-    Paths of this machine and credentials in addresses are taken out of the configuration, the cards and the report.
-    Other files that the repository holds stay there.
+    Other files of the repository stay. Paths of this machine, and credentials in addresses, are taken out of the
+    configuration, the cards and the report.
+
+    Args:
+        run: the run's folder.
+        name: the repository, ORG/NAME.
+        private: whether a new repository is private.
+        dry_run: whether to upload nothing, and only to return what would be uploaded.
 
     Raises:
         RunError: the run has not ended, ``name`` is not a name on the hub, or the upload failed.

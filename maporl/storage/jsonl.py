@@ -9,16 +9,16 @@ from maporl.errors import UserError
 
 
 class DamagedRecord(UserError, RuntimeError):
-    """A whole line is not JSON; names the file and the line."""
+    """A complete line is not JSON. The message names the file and the line."""
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
-    """The records of a JSONL file from byte ``start`` on, each with the byte after its line.
+    """Yield the position after each line of a JSONL file and the line's record, from byte ``start`` on.
 
-    A last line without its end is passed over: a crash has cut it off, or somebody is still writing it.
+    A last line without a line break is skipped, because a crash has cut it off or it is still being written.
 
     Raises:
-        DamagedRecord: any other line is not JSON.
+        DamagedRecord: another line is not JSON.
     """
     with path.open("rb") as file:
         file.seek(start)
@@ -28,6 +28,6 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
                 continue
             try:
                 yield start, json.loads(line)
-            except ValueError as error:  # not JSON, or not UTF-8
+            except ValueError as error:  # invalid JSON or invalid UTF-8
                 if line.endswith(b"\n"):
                     raise DamagedRecord(f"{path}: line {number} is damaged: {error}") from None

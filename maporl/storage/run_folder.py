@@ -61,15 +61,15 @@ class RunFolder:
         self._append(self.dialogues, [json.dumps({"step": step, **to_record(d)}) for d in dialogues])
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of all whole lines of ``metrics.jsonl``."""
+        """Return the records of all complete lines of ``metrics.jsonl``."""
         return [record for _, record in whole_lines(self.metrics)]
 
     def read_dialogues(self) -> list[dict[str, Any]]:
-        """The records of all whole lines of ``dialogues.jsonl``; empty without that file."""
+        """Return the records of all complete lines of ``dialogues.jsonl``, or an empty list if the file is missing."""
         return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
     def rewind(self, step: int) -> None:
-        """Drop what a run wrote after the checkpoint of ``step``, before it goes on from there. Other lines stay as they are."""
+        """Drop the records after ``step``, because the run resumes from that step's checkpoint. Other lines stay."""
         self._checked = True
         for path in (self.metrics, self.dialogues):
             if path.exists() and distributed.is_main():
