@@ -196,7 +196,7 @@ class _Batch:
         self.rows = rows
         self.cache = DynamicCache(config=self.base.config)
         self.mask = torch.zeros(0)
-        uniforms = [row.uniforms for row in rows if row.uniforms is not None]  # without any if sampling is greedy
+        uniforms = [row.uniforms for row in rows if row.uniforms is not None]  # empty if sampling is greedy
         self.uniforms = torch.stack(uniforms).to(self.device) if uniforms else None
         self.position_ids = accepts(self.base, "position_ids")
 
