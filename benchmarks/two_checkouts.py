@@ -57,7 +57,9 @@ def main() -> None:
         print(f"this {totals['this']:.2f} s, other {totals['other']:.2f} s: {ratios[-1]:.3f} {parts}", flush=True)
     # one pair of rounds has each checkout once on each core
     pairs = [(a * b) ** 0.5 for a, b in zip(ratios[::2], ratios[1::2], strict=False)]
-    print(f"this / other: {statistics.geometric_mean(pairs):.3f} ({min(pairs):.3f} to {max(pairs):.3f}, {len(pairs)} pairs)")
+    print(
+        f"this / other: {statistics.geometric_mean(pairs):.3f} ({min(pairs):.3f} to {max(pairs):.3f}, {len(pairs)} pairs)"
+    )
 
 
 if __name__ == "__main__":

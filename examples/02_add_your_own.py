@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from maporl.advantages import BASELINES
+from maporl.advantages import BASELINES, Baseline
 from maporl.protocols import PROTOCOLS, Protocol
 from maporl.rewards.rules import RULES, Rule
 from maporl.runs import train as run
@@ -97,7 +97,7 @@ def soft_clip(new, old, advantages, mask, options):
 TASKS["reversal"] = Reversal
 PROTOCOLS["relay"] = Relay
 RULES["best"] = Best
-BASELINES["median"] = median
+BASELINES["median"] = Baseline(median, over="group")
 OBJECTIVES["soft_clip"] = soft_clip
 
 CONFIG = {

@@ -217,12 +217,12 @@ def test_a_critic_of_other_words_reads_only_them_and_learns(context, critic, tin
 def test_restating_asks_the_untrained_weights_and_leaves_what_was_sampled_alone(pair, tmp_path):
     trainer = trainer_of(pair(), tmp_path, restate="base_model", kl_coef=0.1)
     conversations = [[{"role": "user", "content": "1+1="}]]
-    before = trainer.player.untrained.say("ann", conversations, 5)
+    before = trainer.player.untrained.generate("ann", conversations, 5)
     with torch.no_grad():
         for parameter in trainer.learners["ann"].model.parameters():
             parameter.add_(torch.randn_like(parameter))
-    assert trainer.player.untrained.say("ann", conversations, 5) == before
-    trainer.player.untrained.say = lambda policy, conversations, most: ["7" for _ in conversations]
+    assert trainer.player.untrained.generate("ann", conversations, 5) == before
+    trainer.player.untrained.generate = lambda policy, conversations, most: ["7" for _ in conversations]
     batch = trainer.score(trainer.collect(trainer.next_batch()))
     dialogues = batch.dialogues
     restated = [u for d in dialogues for u in d.utterances if u.restated is not None]

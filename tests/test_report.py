@@ -613,7 +613,7 @@ def test_an_answer_is_typed_into_the_page(live):
     assert httpx2.post(f"{url}seat", json={"number": 1, "text": "two"}).status_code == 200
     thread.join(5)
     assert answers == ["two"] and httpx2.get(f"{url}seat").json() == {}
-    assert not seat.say(1, "again"), "an answer is given once"
+    assert not seat.submit(1, "again"), "an answer is given once"
     seat.show("it is over")
     seat.close()
     assert httpx2.get(f"{url}seat").json() == {"over": True, "lines": ["it is over"]}

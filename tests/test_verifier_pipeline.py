@@ -151,11 +151,11 @@ def test_a_judge_labels_by_yes_and_no_and_unreadable_judgements_have_no_label(an
     judge = Speaker(from_dict(CONFIG), ann, "ann", "--judge")
     asked = []
 
-    def say(texts, temperature, batch_size):
+    def generate(texts, temperature, batch_size):
         asked.extend([*texts, temperature])
         return ["Looks fine.\nAnswer: yes", "Answer: no", "yes or no"]
 
-    monkeypatch.setattr(judge, "say", say)
+    monkeypatch.setattr(judge, "generate", generate)
     examples = [TASK[0], TASK[1], TASK[2]]
     found = label(Judged(largest=4), examples, ["{x}", "b", "c"], judge, 8)
     assert found == [(True, "judge"), (False, "judge"), (None, "unreadable_judgement")]
@@ -293,7 +293,7 @@ class ScriptedSpeaker:
     class policy:
         name = "voice"
 
-    def say(self, texts, temperature, batch_size, top_p, seed):
+    def generate(self, texts, temperature, batch_size, top_p, seed):
         self.requests += texts
         return [next(self.replies) for _ in texts]
 

@@ -5,7 +5,6 @@ number for each row. ``groups`` lists the row numbers of each group. ``weights``
 statistic; 0 means not at all. ``state`` is what a baseline remembers between updates.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from maporl.advantages.batch import TurnBatch
-from maporl.advantages.returns import RELATIVE
+from maporl.advantages.returns import return_of
+from maporl.advantages.slots import Baseline, find
 from maporl.config.schema import AdvantageConfig
 
 Groups = list[list[int]]
@@ -105,12 +105,12 @@ def ema(
 def critic(returns: Tensor, groups, weights, batch: TurnBatch, config: AdvantageConfig, state) -> Tensor:
     """Return the critic's value of the state before the utterance.
 
-    The result is 0 if the return is one of ``RELATIVE``, because such a return has the value subtracted already.
+    The result is 0 if the return needs a critic too, because such a return has the value subtracted already.
 
     Raises:
         ValueError: the batch has no values.
     """
-    if config.returns in RELATIVE:
+    if return_of(config).needs_critic:
         return torch.zeros_like(returns)
     if batch.value is None:
         raise ValueError("baseline: critic needs the column 'value', which the batch lacks")
@@ -118,13 +118,20 @@ def critic(returns: Tensor, groups, weights, batch: TurnBatch, config: Advantage
 
 
 BASELINES: dict[str, Any] = {
-    "none": none,
-    "mean": mean,
-    "loo": leave_one_out,
-    "max": largest,
-    "batch_mean": batch_mean,
-    "ema": ema,
-    "critic": critic,
+    "none": Baseline(none),
+    "mean": Baseline(mean, over="group"),
+    "loo": Baseline(leave_one_out, over="group"),
+    "max": Baseline(largest, over="group"),
+    "batch_mean": Baseline(batch_mean, over="batch"),
+    "ema": Baseline(ema, remembers=True),
+    "critic": Baseline(critic, needs_critic=True),
 }
-GROUPED: Sequence[str] = ("mean", "loo", "max")
-"""Baselines that compare a row with its own group. They need groups of at least two rows."""
+
+
+def baseline_of(config: AdvantageConfig, where: str = "baseline") -> Baseline:
+    """Return the baseline that a configuration names.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    return find(BASELINES, Baseline, config.baseline, where)

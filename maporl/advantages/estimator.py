@@ -1,18 +1,17 @@
 """``estimate`` computes advantages: a return, a baseline, a scale and transforms, over rows that share a key."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from maporl.advantages.baselines import BASELINES, GROUPED, BaselineState, Groups
+from maporl.advantages.baselines import BaselineState, Groups, baseline_of
 from maporl.advantages.batch import TurnBatch
-from maporl.advantages.returns import RELATIVE, RETURNS, TOKEN_RETURNS
-from maporl.advantages.scales import SCALES
+from maporl.advantages.returns import RETURNS, return_of
+from maporl.advantages.scales import scale_of
+from maporl.advantages.slots import Return, find
 from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
-from maporl.config.parse import unknown
 from maporl.config.schema import AdvantageConfig
 
 
@@ -56,10 +55,12 @@ def estimate_all(
     Raises:
         ValueError: as for :func:`estimate`; or the return runs over tokens.
     """
-    if config.returns in TOKEN_RETURNS:
+    slot, baseline, scale = return_of(config), baseline_of(config), scale_of(config)
+    if slot.compute is None:
+        others = [name for name in RETURNS if not find(RETURNS, Return, name, "returns").per_token]
         raise ValueError(
             f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
-            f"{', '.join(RETURNS)}"
+            f"{', '.join(others)}"
         )
     transforms = build_transforms(config)
     groups = batch.groups(config.key)
@@ -67,23 +68,22 @@ def estimate_all(
     weights[batch.rows()] = 1.0
     for transform in transforms:
         weights *= transform.weigh(batch)
-    returns = _slot(RETURNS, config.returns, "returns")(batch, config)
+    returns = slot.compute(batch, config)
     statistics = weights
     if config.unit == "rollout":
         returns, statistics = _by_rollout(batch, config, returns, weights)
     lone = _groups_of_one(batch, config, groups, statistics)
     counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
-    baseline = _slot(BASELINES, config.baseline, "baseline")
-    base = baseline(returns, counted, statistics, batch, config, state or BaselineState())
+    base = baseline.compute(returns, counted, statistics, batch, config, state or BaselineState())
     raw = returns - base
     values = batch.tensor(batch.value) if batch.value is not None else torch.zeros_like(returns)
-    targets = returns + values if config.returns in RELATIVE else returns
+    targets = returns + values if slot.needs_critic else returns
     if not scaled:
         return Estimates(raw, targets, weights)
-    advantages = _slot(SCALES, config.scale, "scale")(raw, returns, counted, statistics, batch, config)
+    advantages = scale.compute(raw, returns, counted, statistics, batch, config)
     advantages[lone] = 0.0
     advantages[weights == 0] = 0.0
-    if config.baseline in GROUPED:
+    if baseline.over == "group":
         for rows in counted:
             kept = [i for i in rows if statistics[i] > 0]
             if bool((returns[kept] == returns[kept[0]]).all()):
@@ -101,12 +101,11 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     Raises:
         ValueError: a slot has no such name, or it needs a column that is not recorded.
     """
-    _slot(RETURNS | dict.fromkeys(TOKEN_RETURNS), config.returns, f"{where}.returns")
-    _slot(BASELINES, config.baseline, f"{where}.baseline")
-    _slot(SCALES, config.scale, f"{where}.scale")
-    wanted = [(name, f"{where}.key") for name in config.key]
-    wanted += [("agent", f"{where}.scale: agent_std")] if config.scale == "agent_std" else []
-    wanted += [("parent", f"{where}.returns: tree")] if config.returns == "tree" else []
+    baseline_of(config, f"{where}.baseline")
+    wanted = [(name, f"{where}.returns: {config.returns}") for name in return_of(config, f"{where}.returns").needs]
+    wanted += [(name, f"{where}.key") for name in config.key]
+    if scale_of(config, f"{where}.scale").over == "agent":
+        wanted.append(("agent", f"{where}.scale: {config.scale}"))
     for transform in build_transforms(config, where):
         wanted += [(name, f"{where}.post: {_name_of(transform)}") for name in transform.needs]
     for name, who in wanted:
@@ -118,12 +117,6 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
 
 def _name_of(transform: Transform) -> str:
     return next(name for name, kind in TRANSFORMS.items() if isinstance(transform, kind))
-
-
-def _slot(slots: Mapping[str, Any], name: str, where: str) -> Any:
-    if name not in slots:
-        raise ValueError(f"{where}: {unknown(name, slots)}")
-    return slots[name]
 
 
 def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,10 +137,11 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
 
     They are an error unless ``config.singleton`` is "zero".
     """
-    compared: Groups = list(groups) if config.baseline in GROUPED or config.scale == "std" else []
-    if config.scale == "agent_std":
-        compared += batch.groups(("agent",), "scale: agent_std")
-    if config.scale == "batch_std" or config.baseline == "batch_mean":
+    over = {baseline_of(config).over, scale_of(config).over}
+    compared: Groups = list(groups) if "group" in over else []
+    if "agent" in over:
+        compared += batch.groups(("agent",), f"scale: {config.scale}")
+    if "batch" in over:
         compared.append(batch.rows())
     alone = [rows for rows in compared if 0 < float(weights[rows].sum()) < 1.5]
     if alone and config.singleton == "error":

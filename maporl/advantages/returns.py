@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from maporl.advantages.batch import TurnBatch
+from maporl.advantages.slots import Return, find
 from maporl.config.schema import AdvantageConfig
 
 
@@ -90,14 +91,22 @@ def _gae(batch: TurnBatch, config: AdvantageConfig, trajectories: list[list[int]
 
 
 RETURNS: dict[str, Any] = {
-    "utterance": utterance,
-    "reward_to_go": reward_to_go,
-    "turn_gae": turn_gae,
-    "chain_gae": chain_gae,
-    "tree": tree,
+    "utterance": Return(utterance),
+    "reward_to_go": Return(reward_to_go, along="agent"),
+    "turn_gae": Return(turn_gae, along="agent", needs_critic=True),
+    "chain_gae": Return(chain_gae, along="dialogue", needs_critic=True),
+    "tree": Return(tree, along="tree", needs=("parent",)),
+    "token_gae": Return(None),
+    "token_chain_gae": Return(None, along="dialogue", needs_critic=True),
 }
-TOKEN_RETURNS = ("token_gae", "token_chain_gae")
-"""Returns with one number per token, which the trainer computes. ``token_gae`` is PPO's GAE within an answer;
-``token_chain_gae`` runs through all answers of a dialogue (MARFT's TPPO)."""
-RELATIVE = ("turn_gae", "chain_gae")
-"""Returns from which the critic's value is subtracted already."""
+"""``token_gae`` is PPO's GAE within an answer. ``token_chain_gae`` runs through all answers of a dialogue (MARFT's
+TPPO). The trainer computes these two."""
+
+
+def return_of(config: AdvantageConfig, where: str = "returns") -> Return:
+    """Return the return that a configuration names.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    return find(RETURNS, Return, config.returns, where)

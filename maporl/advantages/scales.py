@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maporl.advantages.baselines import Groups, weighted_mean
+from maporl.advantages.baselines import Groups, baseline_of, weighted_mean
 from maporl.advantages.batch import TurnBatch
+from maporl.advantages.slots import Scale, find
 from maporl.config.schema import AdvantageConfig
 
 
@@ -22,9 +23,9 @@ def none(advantages: Tensor, returns, groups, weights, batch, config) -> Tensor:
 def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, batch, config: AdvantageConfig) -> Tensor:
     """Divide by the standard deviation of the group's returns.
 
-    If the baseline is the critic, whiten within the group instead.
+    If the baseline is a critic's value, whiten within the group instead.
     """
-    if config.baseline == "critic":
+    if baseline_of(config).needs_critic:
         return _whiten(advantages, groups, weights, config)
     scaled = torch.zeros_like(advantages)
     for rows in groups:
@@ -61,4 +62,18 @@ def _spread(values: Tensor, weights: Tensor, ddof: int) -> Tensor:
     return variance.sqrt()
 
 
-SCALES: dict[str, Any] = {"none": none, "std": std, "batch_std": batch_std, "agent_std": agent_std}
+SCALES: dict[str, Any] = {
+    "none": Scale(none),
+    "std": Scale(std, over="group"),
+    "batch_std": Scale(batch_std, over="batch"),
+    "agent_std": Scale(agent_std, over="agent"),
+}
+
+
+def scale_of(config: AdvantageConfig, where: str = "scale") -> Scale:
+    """Return the scale that a configuration names.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    return find(SCALES, Scale, config.scale, where)

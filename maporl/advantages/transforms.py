@@ -22,7 +22,7 @@ class Transform:
 
     needs: ClassVar[tuple[str, ...]] = ()
     """The columns that it needs."""
-    needs_everybody: ClassVar[bool] = False
+    needs_untrained_rows: ClassVar[bool] = False
     """Whether the rows must include utterances that are not trained on, such as those of past opponents."""
     per_token: ClassVar[bool] = False
     """Whether it gives each token its own number. The scale is then applied to tokens, after it."""
@@ -128,7 +128,7 @@ class OpponentShaping(Transform):
     gamma: float | None = None
     extra_gamma: bool = False
     needs = ("agent", "rollout", "turn")
-    needs_everybody = True
+    needs_untrained_rows = True
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
         """Return the shaped advantages.

@@ -71,7 +71,7 @@ class PageSeat:
         with self._turn:
             return {"over": True, "lines": self._lines} if self.closed else dict(self._asked)
 
-    def say(self, number: int, text: str) -> bool:
+    def submit(self, number: int, text: str) -> bool:
         """Answer question ``number``; returns False where another question, or none, is asked."""
         with self._turn:
             if not self._asked or number != self._number or self._answer is not None:
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.BAD_REQUEST, b'expected {"number": N, "text": "..."}', TEXT
         if not text.strip():
             return HTTPStatus.BAD_REQUEST, b"an answer has at least one character", TEXT
-        if not seat.say(number, text):
+        if not seat.submit(number, text):
             return HTTPStatus.CONFLICT, b"this question is no longer asked", TEXT
         return HTTPStatus.OK, b"{}", JSON
 

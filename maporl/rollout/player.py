@@ -59,7 +59,7 @@ class ScoringReferee(Referee):
         """Restate, grade and score all utterances that were seen since the last call."""
         seen, self._seen = self._seen, []
         if self.untrained is not None:
-            restate(seen, self.task, self.untrained.say)
+            restate(seen, self.task, self.untrained.generate)
         if self.sources or self.score:
             self.scorer.grade(seen, self.task)
         self.scorer.fill_in(seen, self.task, self.sources)
@@ -160,7 +160,7 @@ class Player:
             specs[name] = SpeakerSpec(agent.engine, policies, learning, agent.system, agent.role)
         return specs
 
-    def sit_down(self, agent: str, engine: Engine) -> None:
+    def use_engine(self, agent: str, engine: Engine) -> None:
         """Let ``engine`` answer for ``agent`` from now on, for example when a person takes the agent's place."""
         self.engines[f"in place of {agent}"] = engine
 
@@ -252,7 +252,7 @@ class Player:
         return [reply.text for reply in self.engines[speaker.engine].generate(requests, 0.0)]
 
     def _with_people(self, specs: Mapping[str, SpeakerSpec]) -> dict[str, SpeakerSpec]:
-        """Return ``specs`` with the engines of :meth:`sit_down`. No policy is trained on their answers."""
+        """Return ``specs`` with the engines of :meth:`use_engine`. No policy is trained on their answers."""
         instead = {name: f"in place of {name}" for name in specs}
         return {
             name: SpeakerSpec(instead[name], (name,), frozenset(), spec.system, spec.role)

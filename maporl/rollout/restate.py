@@ -92,7 +92,7 @@ class UntrainedWeights:
                 opened[name] = partial(nullcontext, base_of(kept))
         return cls(team, lambda name: opened[name](), batch_size)
 
-    def say(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
+    def generate(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
         """Return the greedy answers of the untrained weights of ``policy``, with at most ``most`` tokens each.
 
         Raises:

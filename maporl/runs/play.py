@@ -49,7 +49,7 @@ class Game:
         self.output, self.show = output, show
         self._claim(config)
         self.player = build_player(config, checkpoint)
-        self.player.sit_down(self.person, HumanEngine(show, read))
+        self.player.use_engine(self.person, HumanEngine(show, read))
         self.config = config
         split = "eval" if config.evaluation.questions else "train"
         self.task = build_task(config.task, split, config.seed)

@@ -5,13 +5,14 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from maporl.advantages.baselines import BaselineState
+from maporl.advantages.baselines import BaselineState, baseline_of
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import Estimates, estimate_all
-from maporl.advantages.returns import TOKEN_RETURNS
+from maporl.advantages.returns import return_of
+from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
-from maporl.training.samples import Columns, credited_by_nobody_else
+from maporl.training.samples import Columns, untrained_columns
 from maporl.training.update_batch import TeamUpdateBatch
 from trl_ext import distributed, maths
 from trl_ext.learning import Learning
@@ -59,7 +60,7 @@ class Advantages:
             return {}, {}
         rows = [(policy, number) for policy, entries in columns.items() for number in range(len(entries))]
         known = [entry for entries in columns.values() for entry in entries]
-        if self.config.returns in TOKEN_RETURNS:
+        if return_of(self.config).per_token:
             self._number_groups(batches, rows, known)
             self._over_tokens(batches, rows, known)
             metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
@@ -100,9 +101,9 @@ class Advantages:
         batches, metrics = learning.token_batches(samples, batch.plan.critic_only)
         gathered = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
         others: list[Columns] = []
-        if any(transform.needs_everybody for transform in self.transforms):
+        if any(transform.needs_untrained_rows for transform in self.transforms):
             known = {c.name for part in columns.values() for c in part}
-            others = distributed.all_gather_lists(credited_by_nobody_else(batch.dialogues, known))
+            others = distributed.all_gather_lists(untrained_columns(batch.dialogues, known))
         assigned, kept = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others)
         batch.token_batches = {name: gathered[name].take(index).back(batches[name]) for name, index in kept.items()}
         return {name: metrics[name] | assigned[name] for name in metrics}
@@ -111,14 +112,14 @@ class Advantages:
 
     def _number_groups(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
         """Fill in ``group``, by the key, by the agent, or for all rows. A group is whitened together."""
-        key = {"agent_std": ("agent",), "batch_std": ()}.get(self.config.scale, self.config.key)
+        key = {"agent": ("agent",), "batch": ()}.get(scale_of(self.config).over, self.config.key)
         for number, members in enumerate(turn_batch(columns, [0.0] * len(columns)).groups(key)):
             for i in members:
                 policy, row = rows[i]
                 batches[policy].group[row] = number
 
     def _over_tokens(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
-        if self.config.returns == "token_gae":
+        if return_of(self.config).along == "utterance":
             for name, batch in batches.items():
                 token_gae(batch, self.options, name in self.critics)
             return
@@ -153,7 +154,7 @@ class Advantages:
         others = columns[len(rows) :]
         reward = [scores[policy][row] for policy, row in rows] + [c.credit for c in others]
         value = None
-        if self.config.baseline == "critic":
+        if baseline_of(self.config).needs_critic:
             value = [float(batches[policy].values[row][first[policy][row]][0]) for policy, row in rows]
             value += [0.0] * len(others)
         turns = turn_batch(columns, reward, value)

@@ -126,7 +126,7 @@ def samples_by_policy(
     return samples
 
 
-def credited_by_nobody_else(dialogues: list[Dialogue], known: set[Name]) -> list[Columns]:
+def untrained_columns(dialogues: list[Dialogue], known: set[Name]) -> list[Columns]:
     """Return the columns of credited utterances that are not ``known``. No policy is trained on them."""
     others: dict[Name, Columns] = {}
     for dialogue in dialogues:

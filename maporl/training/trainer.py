@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from maporl.advantages.baselines import baseline_of
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
 from maporl.engines.base import Engine
 from maporl.engines.build import build_engines
@@ -111,7 +112,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             untrained=untrained if args.restate == "base_model" else None,
         )
         self._critic_outputs = protocol.turns if args.critic_per_turn else 1
-        learners = team.build_learners(args, self._critic_outputs, advantage.baseline == "critic")
+        learners = team.build_learners(args, self._critic_outputs, baseline_of(advantage).needs_critic)
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
         self.setup(learners, args, task, eval_task or task, (None, None), callbacks)
         for policy in team.policies.values():

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from maporl.advantages.baselines import GROUPED
+from maporl.advantages.baselines import baseline_of
 from maporl.advantages.estimator import check_columns
-from maporl.advantages.returns import RELATIVE, TOKEN_RETURNS
+from maporl.advantages.returns import return_of
+from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
@@ -23,27 +24,28 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     transforms = build_transforms(config, f"{where}: advantage")
-    if config.returns in (*RELATIVE, "token_chain_gae") and config.baseline != "critic":
+    returns, baseline = return_of(config), baseline_of(config)
+    if returns.needs_critic and not baseline.needs_critic:
         raise ConfigError(
             f"{where}: advantage: returns {config.returns} needs a critic's values, but baseline is {config.baseline!r}; set "
             "advantage.baseline: critic"
         )
-    if config.returns == "token_gae" and config.baseline not in ("critic", "none"):
+    if returns.per_token and config.baseline != "none" and not baseline.needs_critic:
         raise ConfigError(
-            f"{where}: advantage: returns token_gae goes with baseline critic or none, got {config.baseline!r}; for a baseline "
+            f"{where}: advantage: returns {config.returns} goes with baseline critic or none, got {config.baseline!r}; for a baseline "
             "over groups set advantage.returns: utterance (or reward_to_go, tree)"
         )
     per_utterance = transforms or config.ddof == 0 or config.unit != "row" or config.singleton != "error"
-    if config.returns in TOKEN_RETURNS and per_utterance:
+    if returns.per_token and per_utterance:
         raise ConfigError(
             f"{where}: advantage: returns {config.returns} runs over tokens, whitened with ddof 1; post, ddof: 0, unit: rollout "
             "and singleton: zero need one number per utterance: set advantage.returns: utterance, or remove them"
         )
     if any(transform.per_token for transform in transforms) and len(transforms) > 1:
         raise ConfigError(f"{where}: advantage.post: cumulative_kl works on tokens and stands alone; remove the others")
-    if config.baseline == "ema" and (passing := [name for name in config.key if name not in _PERSISTENT]):
+    if baseline.remembers and (passing := [name for name in config.key if name not in _PERSISTENT]):
         raise ConfigError(
-            f"{where}: advantage: baseline ema keeps a mean for each {list(config.key)}, but {passing[0]!r} never has "
+            f"{where}: advantage: baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has "
             f"the same value again, so no mean would ever be read; use columns of {list(_PERSISTENT)}"
         )
 
@@ -60,7 +62,7 @@ def check_group_size(config: AdvantageConfig, group: int, turns: int, where: str
     Raises:
         ConfigError: every group would have a single member.
     """
-    compared = config.returns not in TOKEN_RETURNS and (config.baseline in GROUPED or config.scale == "std")
+    compared = not return_of(config).per_token and "group" in (baseline_of(config).over, scale_of(config).over)
     key = set(config.key)
     one_each = {"prompt", "agent", "turn"} <= key or ({"prompt", "agent"} <= key and turns == 1)
     if compared and config.singleton == "error" and ("rollout" in key or (group == 1 and one_each)):
@@ -68,3 +70,12 @@ def check_group_size(config: AdvantageConfig, group: int, turns: int, where: str
             f"{where}: advantage.key {list(config.key)} makes groups of one: there is {group} dialogue per question, so no "
             "row has another to be compared with; set branching.group to 2 or more, or leave columns out of the key"
         )
+
+
+def needs_critic(config: AdvantageConfig) -> bool:
+    """Return whether an advantage cannot be computed without a critic.
+
+    PPO's ``token_gae`` can: without values it is the discounted sum of the rewards to come.
+    """
+    returns = return_of(config)
+    return baseline_of(config).needs_critic and (returns.needs_critic or not returns.per_token)

@@ -206,14 +206,13 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
 def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     if config.advantage == AdvantageConfig():
         return
-    from maporl.validation.advantage_checks import check_advantage, check_group_size  # needs torch
+    from maporl.validation.advantage_checks import check_advantage, check_group_size, needs_critic  # needs torch
 
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
     check_group_size(config.advantage, config.branching.group, protocol.turns, where)
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic
-        relative = config.advantage.baseline == "critic" and config.advantage.returns != "token_gae"
-        if relative and critic == "none" and agent.trainable and agent.weights:
+        if needs_critic(config.advantage) and critic == "none" and agent.trainable and agent.weights:
             raise ConfigError(
                 f"{where}: advantage: returns {config.advantage.returns} with baseline critic needs a critic, but agent {name!r} "
                 "has none; set training.critic: head, or another advantage.baseline"

@@ -220,7 +220,7 @@ class TopUp:
         options, rng = self.options, seed_of(self.options.seed, place)
         temperature = rng.uniform(options.temperature_low, options.temperature_high)
         texts = [prompt for _, _, prompt in batch]
-        answers = self.speaker.say(texts, temperature, options.batch_size, options.top_p, rng.getrandbits(62))
+        answers = self.speaker.generate(texts, temperature, options.batch_size, options.top_p, rng.getrandbits(62))
         examples = [self.example(pool) for pool, _, _ in batch]
         labels = label(self.task, examples, answers, self.judge, options.batch_size)
         policy = self.speaker.policy.name

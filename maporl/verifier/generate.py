@@ -131,7 +131,7 @@ def _sample(
     questions = [task.question(example) for example in examples]
     opening = build_protocol(config.protocol, tuple(config.agents)).opening
     asked = [opening.replace("{question}", question) for question in questions]
-    answers = speaker.say(asked, temperature, options.batch_size, options.top_p, rng.getrandbits(62))
+    answers = speaker.generate(asked, temperature, options.batch_size, options.top_p, rng.getrandbits(62))
     samples, dropped = [], Counter[str]()
     labels = label(task, examples, answers, judge, options.batch_size)
     for position, example, question, answer, (correct, why) in zip(

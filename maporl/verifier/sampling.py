@@ -52,7 +52,7 @@ class Speaker:
         if not getattr(model, "is_loaded_in_4bit", False):  # a quantized model is on its device already
             model.to(_device(config.training.use_cpu))
 
-    def say(
+    def generate(
         self, texts: Sequence[str], temperature: float, batch_size: int, top_p: float = 1.0, seed: int = 0
     ) -> list[str]:
         """An answer to each text, in order. The same ``seed`` gives the same answers.
@@ -98,5 +98,5 @@ def label(
         JUDGE_PROMPT.format(question=task.question(example), reference=example.answer, answer=answer)
         for example, answer in zip(examples, answers, strict=True)
     ]
-    verdicts = [find_label(text, ("yes", "no")) for text in judge.say(texts, 0.0, batch_size)]
+    verdicts = [find_label(text, ("yes", "no")) for text in judge.generate(texts, 0.0, batch_size)]
     return [(None if v is None else v == "yes", "unreadable_judgement" if v is None else "judge") for v in verdicts]

@@ -1,0 +1,84 @@
+"""What the estimator, the checks and the trainer must know of a return, a baseline and a scale beside its function.
+
+The dicts ``RETURNS``, ``BASELINES`` and ``SCALES`` hold these objects. A plain function in them is a slot with the
+defaults.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
+
+from maporl.config.parse import unknown
+
+Over = Literal["nothing", "group", "agent", "batch"]
+"""Which rows are compared: none, those of the configuration's key, those of one agent, or all."""
+
+
+@dataclass(frozen=True)
+class Return:
+    """A return: the number that an utterance earns before it is compared with others.
+
+    Args:
+        compute: the function ``(batch, config) -> [N]``. None means that the trainer computes one number per token.
+        needs: the columns that it reads.
+        along: what it looks ahead through: only the utterance itself, the agent's later turns, all later utterances of
+            the dialogue, or those of the tree of forked dialogues.
+        needs_critic: whether it reads and subtracts a critic's values.
+    """
+
+    compute: Callable[..., Tensor] | None
+    needs: tuple[str, ...] = ()
+    along: Literal["utterance", "agent", "dialogue", "tree"] = "utterance"
+    needs_critic: bool = False
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it is one number for each token, and not for each utterance."""
+        return self.compute is None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline: the number that is subtracted from a return.
+
+    Args:
+        compute: the function ``(returns, groups, weights, batch, config, state) -> [N]``.
+        over: the rows that it compares. Fewer than two of them are an error, or get advantage 0.
+        needs_critic: whether it reads a critic's values.
+        remembers: whether it keeps a number for each key between updates.
+    """
+
+    compute: Callable[..., Tensor]
+    over: Over = "nothing"
+    needs_critic: bool = False
+    remembers: bool = False
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale: the number by which an advantage is divided.
+
+    Args:
+        compute: the function ``(advantages, returns, groups, weights, batch, config) -> [N]``.
+        over: the rows that it compares. Fewer than two of them are an error, or get advantage 0.
+    """
+
+    compute: Callable[..., Tensor]
+    over: Over = "nothing"
+
+
+Slot = TypeVar("Slot", Return, Baseline, Scale)
+
+
+def find(slots: Mapping[str, Any], kind: type[Slot], name: str, where: str) -> Slot:
+    """Return the slot called ``name``. A plain function becomes a slot of ``kind``, with the defaults.
+
+    Raises:
+        ValueError: the name is unknown. The message begins with ``where``.
+    """
+    if name not in slots:
+        raise ValueError(f"{where}: {unknown(name, slots)}")
+    slot = slots[name]
+    return slot if isinstance(slot, kind) else kind(slot)
