@@ -339,9 +339,9 @@ class BranchingSection:
 class AdvantageConfig:
     """How credits become advantages: a return, a baseline, a scale and transforms, over rows grouped by ``key``.
 
-    The slots are in ``maporl.advantages``: RETURNS (and PPO's own ``token_gae``), BASELINES, SCALES and TRANSFORMS.
+    The slots are in ``maporl.advantages``: RETURNS, BASELINES, SCALES and TRANSFORMS.
 
-    Args:
+    Attributes:
         returns: the return of a row.
         baseline: what is subtracted from the return.
         scale: what the difference is divided by.
