@@ -19,7 +19,8 @@ from maporl.errors import ConfigError
 class RecipeCard:
     """Where a method comes from, what the recipe reproduces exactly, and what differs from the paper.
 
-    ``evidence`` says which sources were read.
+    ``evidence`` says which sources were read. ``checked_by`` lists the tests that pin the recipe's numbers, each as
+    ``FILE::FUNCTION``.
     """
 
     title: str
@@ -28,6 +29,7 @@ class RecipeCard:
     evidence: str
     exact: str
     differs: str
+    checked_by: tuple[str, ...] = ()
 
 
 def recipe_file(name: str) -> Path:
@@ -91,6 +93,8 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
     if "label" in sources:
         values["reward"]["sources"] = sources | {"near": 1.0}
+    if "brevity" in values["reward"]:
+        values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     return values | {"updates": 3, "output_dir": output_dir, "evaluation": {"questions": 4}}
 
 

@@ -210,6 +210,13 @@ class PenaltySection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class BrevitySection:
+    """The options of the reward source ``brevity``: an answer of ``tokens`` tokens or more earns 0."""
+
+    tokens: Positive
+
+
+@dataclass(frozen=True, config=STRICT)
 class VerifierSection:
     """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
@@ -291,6 +298,7 @@ class RewardSection:
     share: Literal["individual", "all"] = "all"
     discount: NotNegative = 0.3
     rules: tuple[str | dict[str, dict[str, Any]], ...] = ()
+    brevity: BrevitySection | None = None
     verifier: VerifierSection | None = None
     judge: JudgeSection | None = None
     arena: ArenaSection | None = None
