@@ -1,13 +1,17 @@
 """Rewards and published numbers, from the dialogue to the advantage, as the recipes' and experiments' own files say."""
 
+import string
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.recipes import tiny_version
+from maporl.config.parse import read_yaml
 from maporl.errors import ConfigError
-from maporl.validation.load import from_dict
+from maporl.protocols import turns_of
+from maporl.validation.load import from_dict, load
 
 # -- G-RA -----------------------------------------------------------------------------------------------------------------
 
@@ -82,3 +86,118 @@ def test_behind_an_open_gate_the_lower_reward_varies(tmp_path):
     values = tiny_version("g_ra", str(tmp_path))
     values["reward"] |= {"sources": {"label": 1, "format": 0}, "rules": [{"gate": {"order": ["label", "format"], "threshold": -1}}]}  # fmt: skip
     assert from_dict(values).reward.rules == ({"gate": {"order": ["label", "format"], "threshold": -1}},)
+
+
+# -- MAPoRL's numbers -----------------------------------------------------------------------------------------------------
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "ppo"
+PUBLISHED = {
+    "ppo.kl_coef": 0.002, "ppo.vf_coef": 0.1, "ppo.num_ppo_epochs": 4, "ppo.num_mini_batches": 8, "ppo.cliprange": 0.2,
+    "ppo.gamma": 1.0, "ppo.lam": 0.95, "ppo.response_length": 300, "ppo.temperature": 0.7,
+    "training.learning_rate": 1e-5, "training.max_grad_norm": 0.0, "questions": 256, "updates": 50,
+    "reward.horizon": "discounted_sum", "reward.share": "all", "reward.discount": 0.3, "reward.bonus": None,
+    "lora": [(8, 16)], "policy_per": ["first_and_rest"], "policy": ["team"], "schedule.train_first_turn": False,
+    "schedule.preset": "all_turns", "agents": 2, "turns": 3,
+}  # fmt: skip
+ONES = [1.0, 1.0, 1.0, 1.0]
+EXPERIMENTS = {
+    # two turns, labels alone: 4 passes of one minibatch of 32 questions; the alphas of later turns have no later turn
+    "2x2_label": {"turns": 2, "ppo.num_mini_batches": 1, "questions": 32, "updates": 400, "reward.bonus.alpha": [1.0, 1.0, 0.0, 0.0]},
+    "2x3": {},
+    "2x3_turnwise": {"policy_per": ["turn"], "schedule.preset": "one_turn_at_a_time", "updates": 100},
+    "3x3_verifier": {"agents": 3, "reward.bonus.alpha": ONES},
+    "hetero": {"turns": 2, "policy": ["one", "two"]},
+    "hetero_llama": {"turns": 2, "policy": ["one", "two"]},
+}  # fmt: skip
+
+
+def numbers(config, keys):
+    """Return the values of ``keys`` in a configuration: paths into it, or one of the sums below."""
+    agents = list(config.agents.values())
+    found = {
+        "questions": config.questions_per_update(), "agents": len(agents), "turns": turns_of(config),
+        "lora": sorted({(a.lora.r, a.lora.alpha) for a in agents}),
+        **{key: sorted({getattr(a, key) for a in agents}) for key in ("policy", "policy_per")},
+    }  # fmt: skip
+    for key in keys - found.keys():
+        value = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        found[key] = value
+    return {key: found[key] for key in keys}
+
+
+def published(changes):
+    """Return the published numbers with an experiment's own."""
+    table = PUBLISHED | changes
+    if "reward.bonus.alpha" in changes:
+        del table["reward.bonus"]
+    return table
+
+
+@pytest.mark.parametrize("name", [*(f"gsm8k_{name}" for name in EXPERIMENTS), "anli_3x3"])
+def test_the_experiments_have_the_published_numbers(name):
+    expected = published(EXPERIMENTS.get(name.removeprefix("gsm8k_"), {"agents": 3}))
+    assert numbers(load(CONFIGS / f"maporl_{name}.yaml"), expected.keys()) == expected
+
+
+def test_the_recipe_maporl_has_the_published_numbers():
+    expected = published({"agents": 3, "updates": 200})
+    assert numbers(load("maporl"), expected.keys()) == expected
+
+
+def maporl_label(folder, **changes):
+    """Return the values of the label experiment with tiny models and sums; sizes apart, they are the file's own."""
+    values = read_yaml(CONFIGS / "maporl_gsm8k_2x2_label.yaml")
+    tiny = {"hidden_size": 32, "layers": 1, "heads": 2, "context": 4096, "alphabet": string.printable[:95] + "\n"}
+    values["agent_defaults"] = {k: values["agent_defaults"][k] for k in ("policy", "policy_per", "lora")} | {"tiny": tiny}
+    values["ppo"]["response_length"] = 6
+    values["training"] |= {"gradient_accumulation_steps": 1, "use_cpu": True, "save_steps": 0}
+    values |= {"task": {"name": "toy_sum", "largest": 9}, "updates": 1, "output_dir": str(folder / "run")}
+    return values | {"evaluation": {"questions": 0}} | changes
+
+
+def persuaded(request):
+    """One agent is right from the start, and the other after it has read that."""
+    wrong = str(int(request.example.answer) + 1)
+    return wrong if request.ask.agent == "two" and request.turn == 0 else request.example.answer
+
+
+def test_the_label_experiment_trains_turn_2_alone(tmp_path):
+    trainer = scripted_trainer(maporl_label(tmp_path), persuaded)
+    found = rows(played(trainer))
+    assert {(row.policy, row.utterance.turn) for row in found} == {("team-rest", 1)} and len(found) == 8
+    credit = {row.utterance.agent: row.utterance.rewards["credit"] for row in found}
+    # 1 for a right answer and alpha1 for being persuaded by the right majority; the answers are shorter than 50 tokens
+    assert credit == pytest.approx({"one": 1 - 0.1, "two": 1 + 1 - 0.1})
+
+
+def test_the_first_turns_weights_are_the_same_bit_by_bit_after_an_update(tmp_path):
+    trainer = scripted_trainer(maporl_label(tmp_path), persuaded)
+
+    def weights(policy):
+        return {name: w.detach().clone() for name, w in trainer.team.policies[policy].model.named_parameters()}
+
+    before = {policy: weights(policy) for policy in ("team-first", "team-rest")}
+    trainer.train()
+    assert trainer.state.global_step == 1
+    moved = {policy: {n for n, w in weights(policy).items() if not w.equal(before[policy][n])} for policy in before}
+    assert moved["team-first"] == set() and any("lora_A" in name for name in moved["team-rest"])
+    assert any("lora_A" in name for name in before["team-first"])
+
+
+def test_maporl_trains_the_debate_and_credits_a_turn_with_what_follows(tmp_path):
+    """The recipe's file: cy is right in turn 2 alone, ann and bob are always right.
+
+    Turn 2 of ann: (1 + .3 x 2/3) / 1.3, of cy the same; turn 3: their own scores.
+    """
+
+    def script(request):
+        wrong = request.ask.agent == "cy" and request.turn != 1
+        return str(int(request.example.answer) + wrong)
+
+    found = rows(played(scripted_trainer(recipe_values("maporl", tmp_path), script)))
+    assert {row.policy for row in found} == {"team-rest"}
+    credits = {(row.utterance.agent, row.utterance.turn): row.utterance.rewards["credit"] for row in found}
+    expected = {("ann", 2): 1.0, ("bob", 2): 1.0, ("cy", 2): 0.0} | dict.fromkeys([("ann", 1), ("bob", 1), ("cy", 1)], 1.2 / 1.3)
+    assert credits == pytest.approx(expected)

@@ -64,9 +64,10 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
         ConfigError: no recipe has this name.
     """
     values = read_yaml(recipe_file(name))
-    kept = ("policy", "role", "system", "trainable", "critic", "lora")
+    kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
+    defaults = values.get("agent_defaults", {})
     values["agents"] = {
-        agent: {key: (section or {})[key] for key in kept if key in (section or {})}
+        agent: {key: value for key, value in (defaults | (section or {})).items() if key in kept}
         for agent, section in values["agents"].items()
     }
     # a frozen agent must have learned something, so it takes part in the warm start and the schedule freezes it later
@@ -83,7 +84,8 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
             part["rounds"] = min(part["rounds"], 3)
     branching = values.get("branching", {})
     branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
-    values["ppo"] = values.get("ppo", {}) | {"response_length": 6}
+    ppo = values.get("ppo", {})
+    values["ppo"] = ppo | {"response_length": 6, "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2)}
     values["training"] = values.get("training", {}) | {
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,
