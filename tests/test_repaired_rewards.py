@@ -12,6 +12,8 @@ from maporl.config.parse import read_yaml
 from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.validation.load import from_dict, load
+from maporl.validation.memory import estimate
+from maporl.validation.preflight import check_run
 
 # -- G-RA -----------------------------------------------------------------------------------------------------------------
 
@@ -201,3 +203,39 @@ def test_maporl_trains_the_debate_and_credits_a_turn_with_what_follows(tmp_path)
     credits = {(row.utterance.agent, row.utterance.turn): row.utterance.rewards["credit"] for row in found}
     expected = {("ann", 2): 1.0, ("bob", 2): 1.0, ("cy", 2): 0.0} | dict.fromkeys([("ann", 1), ("bob", 1), ("cy", 1)], 1.2 / 1.3)
     assert credits == pytest.approx(expected)
+
+
+# -- what maporl check counts ---------------------------------------------------------------------------------------------
+
+COUNTED = [
+    # (branching, dialogues of a question in a debate of two agents and two turns)
+    ({}, 1),
+    ({"group": 3}, 3),
+    ({"how": "fork_first", "group": 3}, 3),
+    ({"how": "fork_random", "group": 3}, 3),
+    ({"how": "fork_every", "group": 3}, 9),
+    ({"how": "fork_every", "group": 2, "joint": "cross"}, 16),
+    ({"how": "tree", "group": 3}, 5),
+    ({"how": "best_of", "group": 3, "drafts": 2}, 3),
+]
+
+
+@pytest.mark.parametrize(("branching", "dialogues"), COUNTED)
+def test_check_counts_the_dialogues_that_an_update_plays(tmp_path, branching, dialogues):
+    advantage = {"returns": "utterance", "baseline": "mean", "scale": "none", "key": [], "singleton": "zero"}
+    values = recipe_values("grpo", tmp_path) | {"branching": branching, "advantage": advantage}
+    config = from_dict(values)
+    (line,) = (line for line in check_run(config) if line.startswith("run:"))
+    condition = ", if a dialogue takes 2 steps" if branching.get("how") in ("fork_every", "tree") else ""
+    told = f", {dialogues} dialogues for each ({4 * dialogues} in an update{condition})"
+    assert line == f"run: 3 updates of 4 questions{told if dialogues > 1 else ''} into {tmp_path}"
+    batch = scripted_trainer(values, lambda request: "1").collected()
+    assert len(batch.dialogues) == 4 * dialogues
+
+
+def test_the_memory_of_forwards_that_are_kept_depends_on_the_group(tmp_path):
+    """All rows of an update fit one forward, which is kept for the step, only without a group."""
+    values = recipe_values("grpo", tmp_path) | {"branching": {"group": 2}}
+    values["training"]["gradient_checkpointing"] = False
+    one, two = (estimate(from_dict(values), 20, dialogues)["activations"] for dialogues in (1, 2))
+    assert one == 2 * two, "the forwards of both policies are kept, or those of one at a time"

@@ -387,7 +387,7 @@ class TrainingOptions(LearnerOptions):
 
     per_device_train_batch_size: Positive = option(8, "Rows per forward and backward pass.")
     gradient_accumulation_steps: Positive = option(
-        1, "Dialogues of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
+        1, "Questions of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
     )
     warmup_steps: NotNegative = option(0.0, "Number of updates in which the learning rate rises.")
     max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of a policy is clipped; 0: no clipping.")
