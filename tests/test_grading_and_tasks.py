@@ -195,7 +195,9 @@ def test_the_share_of_held_out_pairs_is_kept(operation, largest, held_out, count
     options = {"operation": operation, "largest": largest, "held_out": held_out, "seed": seed}
     train, evaluation = Arithmetic(**options), Arithmetic(**options, split="eval")
     assert (len(train), len(evaluation)) == ((largest + 1) ** 2 - count, count)
-    told = [{tuple(sorted(e.id.split("+" if operation == "sum" else "*"))) for e in task} for task in (train, evaluation)]
+    told = [
+        {tuple(sorted(e.id.split("+" if operation == "sum" else "*"))) for e in task} for task in (train, evaluation)
+    ]
     assert not told[0] & told[1]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
-from maporl.config.recipes import tiny_version
 from maporl.config.parse import read_yaml
+from maporl.config.recipes import tiny_version
 from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.validation.load import from_dict, load
@@ -152,7 +152,9 @@ def maporl_label(folder, **changes):
     """Return the values of the label experiment with tiny models and sums; sizes apart, they are the file's own."""
     values = read_yaml(CONFIGS / "maporl_gsm8k_2x2_label.yaml")
     tiny = {"hidden_size": 32, "layers": 1, "heads": 2, "context": 4096, "alphabet": string.printable[:95] + "\n"}
-    values["agent_defaults"] = {k: values["agent_defaults"][k] for k in ("policy", "policy_per", "lora")} | {"tiny": tiny}
+    values["agent_defaults"] = {k: values["agent_defaults"][k] for k in ("policy", "policy_per", "lora")} | {
+        "tiny": tiny
+    }
     values["ppo"]["response_length"] = 6
     values["training"] |= {"gradient_accumulation_steps": 1, "use_cpu": True, "save_steps": 0}
     values |= {"task": {"name": "toy_sum", "largest": 9}, "updates": 1, "output_dir": str(folder / "run")}
@@ -201,7 +203,9 @@ def test_maporl_trains_the_debate_and_credits_a_turn_with_what_follows(tmp_path)
     found = rows(played(scripted_trainer(recipe_values("maporl", tmp_path), script)))
     assert {row.policy for row in found} == {"team-rest"}
     credits = {(row.utterance.agent, row.utterance.turn): row.utterance.rewards["credit"] for row in found}
-    expected = {("ann", 2): 1.0, ("bob", 2): 1.0, ("cy", 2): 0.0} | dict.fromkeys([("ann", 1), ("bob", 1), ("cy", 1)], 1.2 / 1.3)
+    expected = {("ann", 2): 1.0, ("bob", 2): 1.0, ("cy", 2): 0.0} | dict.fromkeys(
+        [("ann", 1), ("bob", 1), ("cy", 1)], 1.2 / 1.3
+    )
     assert credits == pytest.approx(expected)
 
 
@@ -239,3 +243,89 @@ def test_the_memory_of_forwards_that_are_kept_depends_on_the_group(tmp_path):
     values["training"]["gradient_checkpointing"] = False
     one, two = (estimate(from_dict(values), 20, dialogues)["activations"] for dialogues in (1, 2))
     assert one == 2 * two, "the forwards of both policies are kept, or those of one at a time"
+
+
+# -- what recipes pay and compare, by hand --------------------------------------------------------------------------------
+
+
+def paid(name, folder, script, group=3):
+    """Return {(rollout, agent, turn): (credit, advantage)} of a recipe's own file, on two questions that are alike.
+
+    ``script(rollout, agent, turn)`` says how an agent answers: "right", "wrong", "near" (half as near as can be), or in
+    its own words.
+    """
+
+    def said(request):
+        rollout, right = int(request.label.rsplit(".", 1)[1]), int(request.example.answer)
+        answers = {"right": str(right), "wrong": "100", "near": str(right + max(1, right))}
+        words = script(rollout, request.ask.agent, request.turn)
+        return answers.get(words, words)
+
+    values = recipe_values(name, folder, training={"per_device_train_batch_size": 2}, ppo={"num_mini_batches": 1})
+    values["branching"] = values.get("branching", {}) | {"group": group}
+    batch = played(scripted_trainer(values, said))
+    where = {id(u): (d.rollout, u.agent, u.turn) for d in batch.dialogues for u in d.utterances}
+    return {where[id(r.utterance)]: (r.utterance.rewards["credit"], r.advantage) for r in rows(batch)}
+
+
+def right_in(*cells):
+    """Return a script that is right in these cells (rollout, agent, turn) and wrong elsewhere."""
+    return lambda *cell: "right" if cell in cells else "wrong"
+
+
+def check_and_mend(rollout, agent, turn):
+    """Rollout 0 is approved at once, rollout 2 after a correction, and rollout 1 never."""
+    done = (rollout, turn) in ((0, 0), (2, 1))
+    if agent == "verifier":
+        return "<verify>approve</verify>" if done else "<verify>reject</verify>"
+    return "right" if done else "wrong"
+
+
+ONE_OF_THREE = [1.1547, -0.5774, -0.5774]
+MARTI = right_in((0, "ann", 0), (0, "ann", 1), (1, "ann", 1), (2, "ann", 0), (2, "bob", 0))
+"""Means of the first turn: .5, 0 and 1. ann is right in the first turn of rollouts 0 and 2, and in the second of 0 and 1."""
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "expected"),
+    [
+        # the mean of a rollout's four answers: 1, 1/2, 0
+        ("grpo", lambda r, a, t: ["right", "right" if t else "wrong", "wrong"][r], {(0, "ann", 0): 1.0, (0, "bob", 1): 1.0, (1, "ann", 0): 0.0, (1, "ann", 1): 0.0, (2, "bob", 0): -1.0}),
+        # one right of three: 1 - 0, 0 - 1/2
+        ("rloo", right_in((0, "ann", 0), (1, "bob", 1)), {(0, "ann", 0): 1.0, (1, "ann", 0): -0.5, (2, "ann", 0): -0.5, (1, "bob", 1): 1.0, (0, "bob", 0): 0.0}),
+        # the collaborator earns what the frozen actor's last answer earns
+        ("agentpo_hint", right_in((0, "actor", 0)), {(r, "collaborator", 0): ONE_OF_THREE[r] for r in range(3)}),
+        ("agentpo_critique", right_in((0, "actor", 1)), {(r, "collaborator", 0): ONE_OF_THREE[r] for r in range(3)}),
+        # solver 1 | 0 0 0 | 1 1, verifier 1 | 0 0 | 1 1
+        ("dr_mas", check_and_mend, {(0, "solver", 0): 0.9129, (1, "solver", 2): -0.9129, (2, "solver", 0): 0.9129, (0, "verifier", 0): 0.7303, (1, "verifier", 1): -1.0954, (2, "verifier", 0): 0.7303}),
+        # second turn 1 + .5 x .5, 1 + .5 x 1, 0 - .5 x 1
+        ("marti_margin", MARTI, {(0, "ann", 0): 0.5774, (1, "ann", 0): -1.1547, (0, "ann", 1): 0.4588, (1, "ann", 1): 0.6882, (2, "ann", 1): -1.1471, (2, "bob", 0): 1.1547}),
+        # second turn 1.25 + .5, 1 + .5, 0; first turn 1 + .5, 0 + .5, 1
+        ("marti_quality", MARTI, {(0, "ann", 0): 1.0, (1, "ann", 0): -1.0, (2, "ann", 0): 0.0, (0, "ann", 1): 0.7044, (1, "ann", 1): 0.4402, (2, "ann", 1): -1.1446, (2, "bob", 0): 1.1547}),
+        # 1 + .5, .5 x 2/4, and nothing for an answer that is no number
+        ("ssl", lambda r, a, t: ["right", "near", "x"][r], {(0, "ann", 0): 1.1407, (1, "ann", 0): -0.4148, (2, "ann", 0): -0.7259}),
+        # 1.1, .1, .1; the drafts are not trained on
+        ("igrpo", right_in((0, "refiner", 0)), {(r, "refiner", 0): ONE_OF_THREE[r] for r in range(3)}),
+    ],
+)  # fmt: skip
+def test_recipes_compare_what_their_cards_say(tmp_path, name, script, expected):
+    found = {cell: advantage for cell, (_, advantage) in paid(name, tmp_path, script).items()}
+    assert {cell: found[cell] for cell in expected} == pytest.approx(expected, abs=1e-4)
+    assert {agent for _, agent, _ in found} == {agent for _, agent, _ in expected}, "those that learn"
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "expected"),
+    [
+        # a right pioneer and a wrong observer have 1 in all
+        ("cory", right_in((0, "pioneer", 0)), {(0, "pioneer", 0): 1.0, (0, "observer", 0): 1.0}),
+        ("iac", right_in((0, "ann", 0)), {(0, "ann", 0): 0.5, (0, "bob", 0): 0.5}),
+        # efforts .5 1 1, S = 1: -.025 + .6, -.1 + .25 + .6, -.1 + .75 + .6
+        ("mac_spgg", lambda r, a, t: "near" if a == "ann" else "right", {(0, "ann", 0): 0.575, (0, "bob", 0): 0.75, (0, "cy", 0): 1.25}),
+        # the last answer of the second turn alone
+        ("marft_token", right_in((0, "reasoner", 0), (0, "actor", 1)), {**{(0, a, t): 0.0 for a in ("reasoner", "critic", "actor") for t in (0, 1)}, (0, "actor", 1): 1.0}),
+    ],
+)  # fmt: skip
+def test_recipes_with_a_critic_pay_what_their_cards_say(tmp_path, name, script, expected):
+    found = paid(name, tmp_path, script, group=1)
+    assert {cell: credit for cell, (credit, _) in found.items()} == pytest.approx(expected)

@@ -293,9 +293,9 @@ def test_an_archive_that_is_not_the_published_one_is_named(tmp_path, content, na
     with pytest.raises(TaskError, match=message):
         len(FANToM(source=archive(tmp_path, content, name)))
     (tmp_path / "fantom.tar.gz").write_text("no archive")
-    with pytest.raises(TaskError, match="expected the published archive.*ReadError"):
+    with pytest.raises(TaskError, match=r"expected the published archive.*ReadError"):
         len(FANToM(source=str(tmp_path / "fantom.tar.gz")))
-    with pytest.raises(TaskError, match="none.tar.gz: cannot be read"):
+    with pytest.raises(TaskError, match=r"none\.tar\.gz: cannot be read"):
         len(FANToM(source=str(tmp_path / "none.tar.gz")))
 
 

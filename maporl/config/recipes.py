@@ -107,7 +107,8 @@ def index_page() -> str:
         "",
         "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it,",
         "`maporl recipes try NAME` runs three updates of it with tiny models, and `maporl train NAME KEY=VALUE ...` runs it. To change",
-        "one axis, change one line. (`python -m maporl.config.recipes` writes this page.)",
+        'one axis, change one line. "Checked by" names the tests that pin a recipe\'s numbers; a recipe without it has none yet.',
+        "(`python -m maporl.config.recipes` writes this page.)",
         "",
     ]
     for name in recipe_files():
@@ -121,6 +122,7 @@ def index_page() -> str:
             "",
             f"Differs: {card.differs if card.differs.endswith('.') else card.differs + '.'}",
             "",
+            *([f"Checked by: {', '.join(f'`{test}`' for test in card.checked_by)}.", ""] if card.checked_by else []),
         ]
     return "\n".join(lines)
 

@@ -17,7 +17,6 @@ from maporl.tasks.base import Task, TaskError, examples_of, read_rows
 from maporl.tasks.sentence_encoder import load_encoder
 from maporl.types import Example, Grade
 
-
 ARCHIVED = "fantom_v1.json"
 """The file of the published archive that holds the sets of questions, as a list."""
 
