@@ -142,7 +142,7 @@ def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, adva
 
 
 def source_of(test):
-    """Return the source of a test ``FILE::FUNCTION`` with its decorators, and fail if there is no such test."""
+    """Return the source of a test ``FILE::FUNCTION`` with its decorators, and fail if the test does not exist."""
     file, _, function = test.partition("::")
     text = (ROOT / file).read_text()
     found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == function]

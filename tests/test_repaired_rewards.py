@@ -302,7 +302,7 @@ MARTI = right_in((0, "ann", 0), (0, "ann", 1), (1, "ann", 1), (2, "ann", 0), (2,
         ("marti_margin", MARTI, {(0, "ann", 0): 0.5774, (1, "ann", 0): -1.1547, (0, "ann", 1): 0.4588, (1, "ann", 1): 0.6882, (2, "ann", 1): -1.1471, (2, "bob", 0): 1.1547}),
         # second turn 1.25 + .5, 1 + .5, 0; first turn 1 + .5, 0 + .5, 1
         ("marti_quality", MARTI, {(0, "ann", 0): 1.0, (1, "ann", 0): -1.0, (2, "ann", 0): 0.0, (0, "ann", 1): 0.7044, (1, "ann", 1): 0.4402, (2, "ann", 1): -1.1446, (2, "bob", 0): 1.1547}),
-        # 1 + .5, .5 x 2/4, and nothing for an answer that is no number
+        # 1 + .5, .5 x 2/4, and nothing for an answer without a number
         ("ssl", lambda r, a, t: ["right", "near", "x"][r], {(0, "ann", 0): 1.1407, (1, "ann", 0): -0.4148, (2, "ann", 0): -0.7259}),
         # 1.1, .1, .1; the drafts are not trained on
         ("igrpo", right_in((0, "refiner", 0)), {(r, "refiner", 0): ONE_OF_THREE[r] for r in range(3)}),
