@@ -248,7 +248,7 @@ def test_the_memory_of_forwards_that_are_kept_depends_on_the_group(tmp_path):
 # -- what recipes pay and compare, by hand --------------------------------------------------------------------------------
 
 
-def paid(name, folder, script, group=3):
+def paid(name, folder, script, group):
     """Return {(rollout, agent, turn): (credit, advantage)} of a recipe's own file, on two questions that are alike.
 
     ``script(rollout, agent, turn)`` says how an agent answers: "right", "wrong", "near" (half as near as can be), or in
@@ -304,12 +304,13 @@ MARTI = right_in((0, "ann", 0), (0, "ann", 1), (1, "ann", 1), (2, "ann", 0), (2,
         ("marti_quality", MARTI, {(0, "ann", 0): 1.0, (1, "ann", 0): -1.0, (2, "ann", 0): 0.0, (0, "ann", 1): 0.7044, (1, "ann", 1): 0.4402, (2, "ann", 1): -1.1446, (2, "bob", 0): 1.1547}),
         # 1 + .5, .5 x 2/4, and nothing for an answer without a number
         ("ssl", lambda r, a, t: ["right", "near", "x"][r], {(0, "ann", 0): 1.1407, (1, "ann", 0): -0.4148, (2, "ann", 0): -0.7259}),
-        # 1.1, .1, .1; the drafts are not trained on
-        ("igrpo", right_in((0, "refiner", 0)), {(r, "refiner", 0): ONE_OF_THREE[r] for r in range(3)}),
+        # 1.1, .1, 1.1, 1.1; the drafts are not trained on
+        ("igrpo", right_in(*((r, "refiner", 0) for r in (0, 2, 3))), {(r, "refiner", 0): a for r, a in enumerate([0.5, -1.5, 0.5, 0.5])}),
     ],
 )  # fmt: skip
 def test_recipes_compare_what_their_cards_say(tmp_path, name, script, expected):
-    found = {cell: advantage for cell, (_, advantage) in paid(name, tmp_path, script).items()}
+    group = 1 + max(rollout for rollout, _, _ in expected)
+    found = {cell: advantage for cell, (_, advantage) in paid(name, tmp_path, script, group).items()}
     assert {cell: found[cell] for cell in expected} == pytest.approx(expected, abs=1e-4)
     assert {agent for _, agent, _ in found} == {agent for _, agent, _ in expected}, "those that learn"
 
@@ -327,5 +328,5 @@ def test_recipes_compare_what_their_cards_say(tmp_path, name, script, expected):
     ],
 )  # fmt: skip
 def test_recipes_with_a_critic_pay_what_their_cards_say(tmp_path, name, script, expected):
-    found = paid(name, tmp_path, script, group=1)
+    found = paid(name, tmp_path, script, 1)
     assert {cell: credit for cell, (credit, _) in found.items()} == pytest.approx(expected)

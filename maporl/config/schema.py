@@ -394,7 +394,8 @@ class TrainingOptions(LearnerOptions):
     weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
     adam_beta2: Share = option(0.999, "Second beta of AdamW.")
     optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = option(
-        "adamw_torch_fused", "Optimizer; the last two keep two bytes of state per trained number instead of eight."
+        "adamw_torch_fused",
+        "Optimizer; the last two keep two bytes of state per trained number instead of eight, for weights of 4,096 numbers or more.",
     )
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
     bf16: bool = option(False, "Mixed precision: float32 weights, bfloat16 arithmetic.")

@@ -120,7 +120,7 @@ def examples_of(
     ``convert(row, number)`` makes an example of a row, or raises a ValueError that says what is wrong with the row.
 
     Raises:
-        TaskError: there is not a single row, or a row is wrong or has no question or no answer.
+        TaskError: ``rows`` is empty, or a row is wrong or has no question or no answer.
     """
     examples = []
     for number, row in enumerate(rows):
