@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from maporl.config.recipes import tiny_version
+from maporl.config.parse import read_yaml
+from maporl.config.recipes import recipe_file, tiny_version
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transformers import reply_of
 from maporl.runs.build import build_trainer
@@ -48,7 +49,7 @@ class Row:
 def recipe_values(name: str, folder, **sections: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe's own file with tiny models, without the reward that the tiny version adds."""
     values = tiny_version(name, str(folder))
-    values["reward"]["sources"].pop("near", None)
+    values["reward"]["sources"] = read_yaml(recipe_file(name)).get("reward", {}).get("sources", {"label": 1.0})
     del values["warm_start"]
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes

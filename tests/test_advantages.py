@@ -289,6 +289,7 @@ def test_salt_neutralises_steps_that_successes_and_failures_share():
 
 
 def test_igrpo_arena_and_cooper_are_plain_groups():
+    """iGRPO (ddof 0), ArenaRL and Cooper (ddof 1)."""
     close(estimate(one_prompt([1.1, 0.1, 1.1, 1.1]), config(ddof=0)), [0.577, -1.732, 0.577, 0.577])
     close(estimate(one_prompt([1 / 3, 1, 2 / 3, 0]), config()), [-0.387, 1.162, 0.387, -1.162])
     served = torch.sigmoid(torch.tensor([2.0, -0.5, 0.3, -3.0])).tolist()

@@ -178,11 +178,27 @@ def test_sums_are_held_out_and_never_trained_on():
     train, held_out = Arithmetic(largest=49), Arithmetic(largest=49, split="eval")
     assert (len(train), len(held_out)) == (2000, 500)
     assert not {e.id for e in train} & {e.id for e in held_out}
+    operands = [{frozenset(map(int, e.id.split("+"))) for e in task} for task in (train, held_out)]
+    assert not operands[0] & operands[1], "3+4 and 4+3 are on the same side"
+    assert len(operands[0]) + len(operands[1]) == 1275
     example = train[0]
     assert train.grade(example, example.answer).correct
     wrong = train.write_answer(example, random.Random(0), right=False)
     assert train.grade(example, wrong).correct is False
     assert train.grade(example, "").answer is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("largest", "held_out", "count"), [(1, 0.2, 1), (4, 0.2, 5), (9, 0.2, 20), (49, 0.1, 250)])
+@pytest.mark.parametrize("operation", ["sum", "times"])
+def test_the_share_of_held_out_pairs_is_kept(operation, largest, held_out, count, seed):
+    options = {"operation": operation, "largest": largest, "held_out": held_out, "seed": seed}
+    train, evaluation = Arithmetic(**options), Arithmetic(**options, split="eval")
+    assert (len(train), len(evaluation)) == ((largest + 1) ** 2 - count, count)
+    told = [
+        {tuple(sorted(e.id.split("+" if operation == "sum" else "*"))) for e in task} for task in (train, evaluation)
+    ]
+    assert not told[0] & told[1]
 
 
 def test_local_rows_are_read_as_the_hub_writes_them(tmp_path):

@@ -66,7 +66,7 @@ def small(path, root, folder):
     )
     if values["reward"].get("verifier"):
         values["reward"]["verifier"]["model"] = str(root / "verifier")
-    values["ppo"] |= {"response_length": 6, "num_mini_batches": 2}
+    values["ppo"] |= {"response_length": 6, "num_mini_batches": min(values["ppo"]["num_mini_batches"], 2)}
     values["training"] |= {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 1,
@@ -99,8 +99,8 @@ def test_the_experiments_of_the_paper_are_all_there():
 
 
 def test_the_alpha_sweep_is_one_override():
-    path = next(p for p in CONFIGS if p.stem == "maporl_gsm8k_2x2_label")
+    path = next(p for p in CONFIGS if p.stem == "maporl_gsm8k_2x3")
     values = read_yaml(path)
     for alpha in (0, 1, 2):
-        values["reward"]["bonus"]["alpha"] = [alpha, 0, 0, 0]
+        values["reward"]["bonus"] = {"alpha": [alpha, 0, 0, 0]}
         assert from_dict(yaml.safe_load(yaml.safe_dump(values))).reward.bonus.alpha == [alpha, 0, 0, 0]

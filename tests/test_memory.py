@@ -54,7 +54,7 @@ def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
             "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, "ppo": {"response_length": 5},
         }
     )  # fmt: skip
-    parts = estimate(config, longest=10)
+    parts = estimate(config, longest=10, dialogues=1)
     adapter = 4 * 2 * (4 * 8 + 2 * 8 + 2 * 8 + 3 * (8 + 16))  # rank x layers x (in + out of q, k, v, o, gate, up, down)
     assert parts["weights"] == 2 * 1000 + 2 * 2 * adapter, "one base, two adapters"
     assert parts["references"] == 0, "the base without adapters"

@@ -87,6 +87,18 @@ def settings(optim):
     }  # fmt: skip
 
 
+@with_bitsandbytes
+@pytest.mark.parametrize(("numbers", "bytes_each"), [(4095, 8.0), (4096, 2.03125)])
+def test_small_weights_keep_their_moments_in_float32(tmp_path, numbers, bytes_each):
+    """Two bytes and two scales of four bytes for 256 numbers, or two moments of four bytes."""
+    weight = torch.nn.Parameter(torch.ones(numbers))
+    made = build_optimizer([{"params": [weight], "lr": 0.5}], arguments(tmp_path, optim="adamw_bnb_8bit"), Replicated)
+    weight.grad = torch.ones(numbers)
+    made.step()
+    kept = {name: value for name, value in made.state[weight].items() if name[:-1] in ("state", "absmax")}
+    assert sum(value.numel() * value.element_size() for value in kept.values()) / numbers == bytes_each
+
+
 def test_other_names_are_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"training\.optim.*adamw_torch_fused.*adamw_bnb_8bit"):
         from_dict(settings("adam8"))
@@ -101,7 +113,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
 def test_the_estimate_of_memory_knows_eight_bit_moments():
     from maporl.validation.memory import estimate
 
-    whole, small = (estimate(from_dict(settings(o)), 20)["optimizer"] for o in ("adamw_torch", "adamw_bnb_8bit"))
+    whole, small = (estimate(from_dict(settings(o)), 20, 1)["optimizer"] for o in ("adamw_torch", "adamw_bnb_8bit"))
     assert small == pytest.approx(whole * (1 + 4 / 256) / 4)
 
 

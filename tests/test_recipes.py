@@ -1,7 +1,9 @@
 """Every recipe parses, passes the check, and trains three updates with tiny models."""
 
+import ast
 import json
 import math
+import re
 
 import pytest
 from processes import ROOT, maporl
@@ -137,3 +139,34 @@ def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, adva
     ]
     assert all(map(math.isfinite, values)), values
     assert any(values) or advantage == "aligned", "only alignment may leave no answer to learn from"
+
+
+def source_of(test):
+    """Return the source of a test ``FILE::FUNCTION`` with its decorators, and fail if the test does not exist."""
+    file, _, function = test.partition("::")
+    text = (ROOT / file).read_text()
+    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == function]
+    assert len(found) == 1 and function.startswith("test_"), f"{test}: no such test"
+    first = min([found[0].lineno, *(d.lineno for d in found[0].decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : found[0].end_lineno])
+
+
+def mentions(source, name):
+    """Whether a test names a recipe, or the method of which the recipe is a variant: agentpo for agentpo_hint."""
+    parts = name.split("_")
+    stems = {"_".join(parts[:count]) for count in range(1, len(parts) + 1)} - {"at", "mac", "m", "g", "dr"}
+    words = re.sub(r"[^a-z0-9]+", "_", source.lower())
+    return any(f"_{stem}_" in f"_{words}_" for stem in stems)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_tests_on_a_card_exist_and_are_about_the_recipe(name):
+    for test in card_of(name).checked_by:
+        assert mentions(source_of(test), name), f"{test} does not mention {name}"
+
+
+def test_a_card_cannot_name_a_test_that_is_not_there():
+    with pytest.raises(AssertionError, match="no such test"):
+        source_of("tests/test_recipes.py::test_of_nothing")
+    source = source_of("tests/test_advantages.py::test_at_grpo_compares_candidates_of_one_agent_at_one_turn")
+    assert mentions(source, "at_grpo_roles") and not mentions(source, "m_grpo")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tarfile
 
 import pytest
 
@@ -234,6 +235,68 @@ def test_rows_that_cannot_be_graded_are_named(tmp_path, change, message):
         len(FANToM(source=write(tmp_path / "f.jsonl", rows)))
     with pytest.raises(TaskError, match="holds one conversation"):
         len(FANToM(source=write(tmp_path / "f.jsonl", fantom_rows(2))))
+
+
+def published_set(name, beliefs):
+    """A set of questions as the published archive has it; the parts that are not read are left short."""
+    question = {"question": "What did Bob miss?", "correct_answer": "The cat.", "wrong_answer": "The dog."}
+    return {
+        "set_id": name, "part_id": name.rsplit("-", 1)[0], "conv_id": name.split("-")[0], "topic": "pets",
+        "full_context": f"Ann: hello.\nBob: bye.\nAnn: my cat {name}.", "short_context": f"\nAnn: my cat {name}.\n",
+        "missed_info": "The cat.", "joining_speaker": "Bob", "factQA": question,
+        "beliefQAs": [
+            question | {"question": f"What does {who} believe?", "correct_answer": f"{who} does not know",
+                        "wrong_answer": f"{who} knows", "question_type": "tom:belief:inaccessible",
+                        "tom_type": "first-order", "missed_info_accessibility": "inaccessible"}
+            for who in beliefs
+        ],
+        "answerabilityQA_list": question | {"correct_answer": ["Ann"], "wrong_answer": ["Bob"]},
+        "answerabilityQAs_binary": [], "infoAccessibilityQA_list": question, "infoAccessibilityQAs_binary": [],
+    }  # fmt: skip
+
+
+def archive(folder, content, name="fantom_v1.json"):
+    """Write ``fantom.tar.gz`` with a resource fork beside the file, as tar makes it on a Mac."""
+    (folder / "fantom_v1.json").write_text(content)
+    with tarfile.open(folder / "fantom.tar.gz", "w:gz") as tar:
+        tar.add(folder / "fantom_v1.json", arcname=f"./._{name}")
+        tar.add(folder / "fantom_v1.json", arcname=f"./{name}")
+    return str(folder / "fantom.tar.gz")
+
+
+def test_the_published_archive_is_read_as_it_is(tmp_path):
+    sets = [published_set(f"{c}-{p}-0", ["Ann", "Bob"]) for c in range(10) for p in range(2)]
+    source = archive(tmp_path, json.dumps(sets))
+    whole = FANToM(source=source, eval_source=source)
+    assert len(whole) == 40
+    assert whole[1] == Example(
+        "0-0-0:belief-1", "What does Bob believe?", "Bob does not know",
+        {"document": "Ann: my cat 0-0-0.", "wrong_answer": "Bob knows", "conversation": "0"},
+    )  # fmt: skip
+    assert list(whole) == list(FANToM(source=str(tmp_path / "fantom_v1.json"), eval_source=source))
+    train, held_out = ({e.meta["conversation"] for e in FANToM(source=source, split=s)} for s in ("train", "eval"))
+    assert (len(train), len(held_out), train & held_out) == (9, 1, set())
+    assert not (tmp_path / "fantom").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        ("[]", "fantom_v1.json", "holds no rows"),
+        ("not json", "fantom_v1.json", "expected the published archive.*JSONDecodeError"),
+        ('[{"set_id": "0-0-0"}]', "fantom_v1.json", "expected the published archive.*KeyError: 'beliefQAs'"),
+        ("[3]", "fantom_v1.json", "expected the published archive.*TypeError"),
+        ("[]", "other.json", "KeyError: 'fantom_v1.json'"),
+    ],
+)
+def test_an_archive_that_is_not_the_published_one_is_named(tmp_path, content, name, message):
+    with pytest.raises(TaskError, match=message):
+        len(FANToM(source=archive(tmp_path, content, name)))
+    (tmp_path / "fantom.tar.gz").write_text("no archive")
+    with pytest.raises(TaskError, match=r"expected the published archive.*ReadError"):
+        len(FANToM(source=str(tmp_path / "fantom.tar.gz")))
+    with pytest.raises(TaskError, match=r"none\.tar\.gz: cannot be read"):
+        len(FANToM(source=str(tmp_path / "none.tar.gz")))
 
 
 def test_labels_are_graded_in_one_batch(tmp_path):

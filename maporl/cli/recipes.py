@@ -43,6 +43,8 @@ def show(name: Name) -> None:
     card, file = card_of(name), recipe_file(name)
     for key in ("title", "paper", "url", "evidence", "exact", "differs"):
         typer.echo(f"{key + ':':10}{getattr(card, key)}")
+    for test in card.checked_by:
+        typer.echo(f"{'checked:':10}{test}")
     typer.echo(f"{'file:':10}{file}\n")
     body = file.read_text(encoding="utf-8").split("\n")
     start = next(i for i, line in enumerate(body) if i > 1 and line and not line.startswith((" ", "recipe:")))

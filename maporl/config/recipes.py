@@ -19,7 +19,8 @@ from maporl.errors import ConfigError
 class RecipeCard:
     """Where a method comes from, what the recipe reproduces exactly, and what differs from the paper.
 
-    ``evidence`` says which sources were read.
+    ``evidence`` says which sources were read. ``checked_by`` lists the tests that pin the recipe's numbers, each as
+    ``FILE::FUNCTION``.
     """
 
     title: str
@@ -28,6 +29,7 @@ class RecipeCard:
     evidence: str
     exact: str
     differs: str
+    checked_by: tuple[str, ...] = ()
 
 
 def recipe_file(name: str) -> Path:
@@ -62,9 +64,10 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
         ConfigError: no recipe has this name.
     """
     values = read_yaml(recipe_file(name))
-    kept = ("policy", "role", "system", "trainable", "critic", "lora")
+    kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
+    defaults = values.get("agent_defaults", {})
     values["agents"] = {
-        agent: {key: (section or {})[key] for key in kept if key in (section or {})}
+        agent: {key: value for key, value in (defaults | (section or {})).items() if key in kept}
         for agent, section in values["agents"].items()
     }
     # a frozen agent must have learned something, so it takes part in the warm start and the schedule freezes it later
@@ -81,7 +84,8 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
             part["rounds"] = min(part["rounds"], 3)
     branching = values.get("branching", {})
     branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
-    values["ppo"] = values.get("ppo", {}) | {"response_length": 6}
+    ppo = values.get("ppo", {})
+    values["ppo"] = ppo | {"response_length": 6, "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2)}
     values["training"] = values.get("training", {}) | {
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,
@@ -91,6 +95,8 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
     if "label" in sources:
         values["reward"]["sources"] = sources | {"near": 1.0}
+    if "brevity" in values["reward"]:
+        values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     return values | {"updates": 3, "output_dir": output_dir, "evaluation": {"questions": 4}}
 
 
@@ -101,7 +107,8 @@ def index_page() -> str:
         "",
         "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it,",
         "`maporl recipes try NAME` runs three updates of it with tiny models, and `maporl train NAME KEY=VALUE ...` runs it. To change",
-        "one axis, change one line. (`python -m maporl.config.recipes` writes this page.)",
+        'one axis, change one line. "Checked by" names the tests that pin a recipe\'s numbers; a recipe without it has none yet.',
+        "(`python -m maporl.config.recipes` writes this page.)",
         "",
     ]
     for name in recipe_files():
@@ -115,6 +122,7 @@ def index_page() -> str:
             "",
             f"Differs: {card.differs if card.differs.endswith('.') else card.differs + '.'}",
             "",
+            *([f"Checked by: {', '.join(f'`{test}`' for test in card.checked_by)}.", ""] if card.checked_by else []),
         ]
     return "\n".join(lines)
 

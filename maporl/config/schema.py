@@ -210,6 +210,13 @@ class PenaltySection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class BrevitySection:
+    """The options of the reward source ``brevity``: an answer of ``tokens`` tokens or more earns 0."""
+
+    tokens: Positive
+
+
+@dataclass(frozen=True, config=STRICT)
 class VerifierSection:
     """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
@@ -291,6 +298,7 @@ class RewardSection:
     share: Literal["individual", "all"] = "all"
     discount: NotNegative = 0.3
     rules: tuple[str | dict[str, dict[str, Any]], ...] = ()
+    brevity: BrevitySection | None = None
     verifier: VerifierSection | None = None
     judge: JudgeSection | None = None
     arena: ArenaSection | None = None
@@ -379,14 +387,15 @@ class TrainingOptions(LearnerOptions):
 
     per_device_train_batch_size: Positive = option(8, "Rows per forward and backward pass.")
     gradient_accumulation_steps: Positive = option(
-        1, "Dialogues of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
+        1, "Questions of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
     )
     warmup_steps: NotNegative = option(0.0, "Number of updates in which the learning rate rises.")
     max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of a policy is clipped; 0: no clipping.")
     weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
     adam_beta2: Share = option(0.999, "Second beta of AdamW.")
     optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = option(
-        "adamw_torch_fused", "Optimizer; the last two keep two bytes of state per trained number instead of eight."
+        "adamw_torch_fused",
+        "Optimizer; the last two keep two bytes of state per trained number instead of eight, for weights of 4,096 numbers or more.",
     )
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
     bf16: bool = option(False, "Mixed precision: float32 weights, bfloat16 arithmetic.")

@@ -6,7 +6,7 @@ from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
-from maporl.rewards.labels import label, near, readable
+from maporl.rewards.labels import Brevity, label, near, readable
 
 
 def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
@@ -15,6 +15,12 @@ def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
     if section.verifier is None:
         raise ConfigError("reward.verifier: the source 'verifier' needs it; give it a model, or use the source 'label'")
     return load_verifier(section.verifier)
+
+
+def _brevity(section: RewardSection, speak: Speak | None) -> RewardSource:
+    if section.brevity is None:
+        raise ConfigError("reward.brevity: the source 'brevity' needs it; for example reward.brevity: {tokens: 512}")
+    return Brevity(section.brevity.tokens)
 
 
 def _judge(section: RewardSection, speak: Speak | None) -> RewardSource:
@@ -33,6 +39,7 @@ SOURCES: dict[str, Callable[[RewardSection, Speak | None], RewardSource]] = {
     "label": lambda section, speak: FunctionSource(label),
     "format": lambda section, speak: FunctionSource(readable),
     "near": lambda section, speak: FunctionSource(near),
+    "brevity": _brevity,
     "verifier": _verifier,
     "judge": _judge,
     "arena": _arena,

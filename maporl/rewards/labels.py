@@ -1,8 +1,8 @@
-"""Reward sources that use the task's own grader: right or wrong, readable, near. Imports no torch."""
+"""Reward sources that need no model: right or wrong, readable, near, brief. Imports no torch."""
 
 from fractions import Fraction
 
-from maporl.rewards.base import Values
+from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.scoring import grade_answers
 from maporl.tasks.base import Task
 from maporl.tasks.grading.numbers import number
@@ -38,3 +38,24 @@ def near(dialogues: list[Dialogue], task: Task) -> Values:
         return float(1 / (1 + abs(said - label) / max(Fraction(1), abs(label))))
 
     return [[nearness(u.grade.answer if u.grade else None, d.example.answer) for u in d.utterances] for d in dialogues]
+
+
+class Brevity(RewardSource):
+    """How short an answer is, in [0, 1]: ``max(0, 1 - n / tokens)`` for an answer of n sampled tokens.
+
+    A reward for short answers alone teaches silence. It is meant as a lower reward behind a gate
+    (:class:`maporl.rewards.rules.Gate`), where only right answers earn it. An answer without sampled tokens, such as a
+    person's, has no value.
+    """
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """Return the brevity of each answer."""
+        lengths = [[len(u.response_ids) for u in d.utterances] for d in dialogues]
+        return [[max(0.0, 1 - n / self.tokens) if n else None for n in row] for row in lengths]
+
+
+IMPLIED = {"label": frozenset({"format", "near"}), "near": frozenset({"format"})}
+"""For a reward, those that are 1 whenever it is above 0: a right answer is readable and is as near as can be."""

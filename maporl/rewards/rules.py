@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from maporl.config import build_named
+from maporl.rewards.labels import IMPLIED
 from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 
@@ -23,6 +24,11 @@ class Rule:
 
     needs: ClassVar[frozenset[str]] = frozenset()
     """The columns that the protocol must record (:attr:`maporl.Protocol.records`)."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The named rewards that it reads beside the score. A source or the protocol must give each of them."""
+        return frozenset()
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         """Return the changed credits of one question's ``dialogues``.
@@ -192,6 +198,10 @@ class Mix(Rule):
     credit: float = 1.0
     roles: tuple[str, ...] = ()
 
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(_split(name)[1] for name in self.weights)
+
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
         for dialogue, own in zip(dialogues, credits, strict=True):
@@ -225,11 +235,31 @@ class Cost(Rule):
 class Gate(Rule):
     """The sum of the named rewards in ``order`` of priority (G-RA, arXiv 2508.10548).
 
-    A reward counts only if every reward before it is above ``threshold``.
+    A reward counts only if every reward before it is above ``threshold``. Each must therefore vary while those before it
+    are above it. If a reward of higher priority implies it, the gate only counts that one twice.
+
+    Raises:
+        ValueError: the order is empty, or names a reward after one that implies it.
     """
 
     order: tuple[str, ...]
     threshold: float = 0.0
+
+    def __post_init__(self):
+        if not self.order:
+            raise ValueError("order: expected the names of rewards, the most important first, got none")
+        for place, lower in enumerate(self.order):
+            for higher in self.order[:place]:
+                if lower == higher or (self.threshold >= 0 and lower in IMPLIED.get(higher, ())):
+                    raise ValueError(
+                        f"order: {lower!r} never varies behind {higher!r}: whenever {higher!r} is above the threshold "
+                        f"{self.threshold}, {lower!r} is the same, so the gate adds nothing; name a reward that varies "
+                        "there, such as brevity"
+                    )
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(_split(name)[1] for name in self.order)
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         return [
@@ -262,6 +292,10 @@ class Tier(Rule):
     proximity: str
     zones: int = 4
     alpha: float = 0.5
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset({_split(self.proximity)[1]})
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         return [
@@ -339,6 +373,10 @@ class Redistribute(Rule):
     alpha: float = 1.0
     grounding: str | None = None
     beta: float = 0.5
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(_split(name)[1] for name in (self.by, self.grounding) if name is not None)
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         def step(d: Dialogue, u: Utterance) -> float:
@@ -443,10 +481,16 @@ def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
     return (None, utterance.sample) if utterance.sample is not None else (dialogue.rollout, utterance.id)
 
 
+def _split(name: str) -> tuple[str, str]:
+    """Return whose reward ``name`` means ("caller", "callees" or "" for the utterance's own), and the reward's name."""
+    whose, _, reward = name.partition("/")
+    return (whose, reward) if whose in ("caller", "callees") else ("", name)
+
+
 def _named(dialogue: Dialogue, utterance: Utterance, name: str) -> float:
     """Return a named reward of the utterance, of its caller or of its callees. Without it the reward is 0."""
-    whose, slash, reward = name.partition("/")
-    if not slash or whose not in ("caller", "callees"):
+    whose, reward = _split(name)
+    if not whose:
         return utterance.rewards.get(name, 0.0)
     if whose == "caller":
         return 0.0 if utterance.caller is None else dialogue.utterances[utterance.caller].rewards.get(reward, 0.0)

@@ -7,9 +7,10 @@ utterances.
 """
 
 import itertools
+import math
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -174,6 +175,21 @@ BRANCHINGS: dict[str, Any] = {
     "tree": tree,
     "best_of": best_of,
 }
+
+
+Steps = Sequence[int]
+"""The number of utterances of each step of a dialogue."""
+DIALOGUES: dict[str, Callable[[BranchingSection, Steps], int]] = {
+    "independent": lambda section, steps: section.group,
+    "fork_first": lambda section, steps: section.group,
+    "fork_random": lambda section, steps: section.group,
+    "fork_every": lambda section, steps: math.prod(
+        section.group ** (speakers if section.joint == "cross" else 1) for speakers in steps
+    ),
+    "tree": lambda section, steps: 1 + len(steps) * (section.group - 1),
+    "best_of": lambda section, steps: section.group,
+}
+"""How many dialogues each branching plays for a question whose dialogues take these steps. ``maporl check`` prints it."""
 
 
 def play_branched(

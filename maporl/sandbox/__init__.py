@@ -1,1 +1,1 @@
-"""A sandbox for Python that nobody has read: code of data sets, of models, of tools."""
+"""A sandbox for Python that nobody has read, such as the programs from which TinyGSM takes its labels."""

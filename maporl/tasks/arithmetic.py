@@ -17,6 +17,9 @@ _SYMBOL = {"sum": "+", "times": "*"}
 class Arithmetic(Task):
     """All pairs of operands ``smallest .. largest``, in a seeded order. The share ``held_out`` is the evaluation split.
 
+    Addition and multiplication commute, so a pair is held out in both orders or in none: if ``3+4`` is held out, training
+    never sees ``4+3``.
+
     ``template`` is the text of a question. It holds ``{a}`` and ``{b}``, and may hold ``{op}``.
 
     Raises:
@@ -54,8 +57,18 @@ class Arithmetic(Task):
         operands = range(self.smallest, self.largest + 1)
         pairs = list(product(operands, operands))
         random.Random(self.seed).shuffle(pairs)
-        cut = max(1, round(len(pairs) * self.held_out))
-        return pairs[:cut] if self.split == "eval" else pairs[cut:]
+        held_out = self._held_out(pairs)
+        return [pair for pair in pairs if (pair in held_out) == (self.split == "eval")]
+
+    def _held_out(self, pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Return the held-out pairs: each with its mirror image, the first in the order of ``pairs`` that fit the share."""
+        wanted = max(1, round(len(pairs) * self.held_out))
+        held_out: set[tuple[int, int]] = set()
+        for a, b in pairs:
+            both = {(a, b), (b, a)}
+            if len(held_out | both) <= wanted:
+                held_out |= both
+        return held_out
 
     answer_form = "Answer: <number>"
 

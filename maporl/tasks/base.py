@@ -106,13 +106,24 @@ class ReadTask(Task):
 def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], int], Example]) -> list[Example]:
     """Examples from ``source``: a ``.jsonl`` file, or the ``split`` of a data set on the hub.
 
-    ``convert(row, number)`` makes an example of a row, or raises a ValueError that says what is wrong with the row.
-
     Raises:
         TaskError: the source cannot be read or holds no rows, or a row is wrong or has no question or no answer.
     """
+    return examples_of(read_rows(source, split), source, convert)
+
+
+def examples_of(
+    rows: Sequence[dict[str, Any]], source: str, convert: Callable[[dict[str, Any], int], Example]
+) -> list[Example]:
+    """Return an example for each of the ``rows`` of ``source``.
+
+    ``convert(row, number)`` makes an example of a row, or raises a ValueError that says what is wrong with the row.
+
+    Raises:
+        TaskError: ``rows`` is empty, or a row is wrong or has no question or no answer.
+    """
     examples = []
-    for number, row in enumerate(read_rows(source, split)):
+    for number, row in enumerate(rows):
         try:
             example = convert(row, number)
         except ValueError as error:
@@ -124,7 +135,7 @@ def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], in
                 )
         examples.append(example)
     if not examples:
-        raise TaskError(f"{source}: split {split!r} holds no rows")
+        raise TaskError(f"{source}: it holds no rows")
     return examples
 
 

@@ -4,20 +4,33 @@ Answers are sentences. An answer is right if its embedding lies nearer that of t
 """
 
 import hashlib
+import json
 import random
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
-from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.base import Task, TaskError, examples_of, read_rows
 from maporl.tasks.sentence_encoder import load_encoder
 from maporl.types import Example, Grade
+
+ARCHIVED = "fantom_v1.json"
+"""The file of the published archive that holds the sets of questions, as a list."""
 
 
 @dataclass(frozen=True)
 class FANToM(Task):
-    """``source``: rows of ``question``, ``document``, ``correct_answer`` and ``wrong_answer``, in a file or on the hub.
+    """``source``: the published archive ``fantom.tar.gz``, its file ``fantom_v1.json``, or rows of one's own.
+
+    The archive is at https://storage.googleapis.com/ai2-mosaic-public/projects/fantom/fantom.tar.gz. Nothing is unpacked
+    to disk. As in MAPoRL's code, the document of a question is ``short_context``, and the questions are those about
+    beliefs (``beliefQAs``). Sets whose ``set_id`` begins with the same number belong to one conversation.
+
+    Rows of one's own have ``question``, ``document``, ``correct_answer`` and ``wrong_answer``. They are in a ``.jsonl``
+    file or on the hub.
 
     Without ``eval_source``, the share ``held_out`` of the conversations is the evaluation split, drawn by ``seed``. Rows
     with equal ``conversation`` (in the row or in its ``meta``) belong together; rows without it, by their document.
@@ -25,6 +38,7 @@ class FANToM(Task):
 
     Raises:
         ValueError: an option is outside its range, or ``instruction`` lacks ``{question}`` or ``{document}``.
+        TaskError: at the first use, if the source cannot be read, or a row lacks a part.
     """
 
     source: str
@@ -98,7 +112,11 @@ class FANToM(Task):
 
 
 def _read(source: str, split: str) -> list[Example]:
-    examples = read_examples(source, "test" if split == "eval" else "train", _example)
+    if source.endswith((".tar.gz", ".tgz", ARCHIVED)):
+        rows: Sequence[dict[str, Any]] = _published_rows(Path(source))
+    else:
+        rows = read_rows(source, "test" if split == "eval" else "train")
+    examples = examples_of(rows, source, _example)
     for number, example in enumerate(examples, 1):
         where = f"fantom: {source}: row {number} ({example.id})"
         for part in ("document", "wrong_answer"):
@@ -107,6 +125,39 @@ def _read(source: str, split: str) -> list[Example]:
         if example.answer == example.meta["wrong_answer"]:
             raise TaskError(f"{where}: correct_answer and wrong_answer are equal; remove the row")
     return examples
+
+
+def _published_rows(path: Path) -> list[dict[str, Any]]:
+    """Return a row for each question about beliefs of the published archive or of its file."""
+    try:
+        text = path.read_bytes() if path.suffix == ".json" else _archived(path)
+        sets = json.loads(text)
+        return [
+            {
+                "id": f"{part['set_id']}:belief-{number}",
+                "document": part["short_context"].strip(),
+                "conversation": part["set_id"].split("-")[0],
+                **{key: qa[key] for key in ("question", "correct_answer", "wrong_answer")},
+            }
+            for part in sets
+            for number, qa in enumerate(part["beliefQAs"])
+        ]
+    except OSError as error:
+        raise TaskError(f"fantom: {path}: cannot be read ({error}); give the path of fantom.tar.gz") from error
+    except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TaskError(
+            f"fantom: {path}: expected the published archive, whose {ARCHIVED} is a list of sets with set_id, "
+            f"short_context and beliefQAs, got {type(error).__name__}: {error}; download it again"
+        ) from error
+
+
+def _archived(path: Path) -> bytes:
+    """Return the content of ``fantom_v1.json``, wherever it lies in the archive."""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if Path(member.name).name == ARCHIVED and (file := archive.extractfile(member)) is not None:
+                return file.read()
+    raise KeyError(ARCHIVED)
 
 
 def _example(row: dict[str, Any], number: int) -> Example:

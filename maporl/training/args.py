@@ -14,8 +14,8 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
     """:class:`trl_ext.PPOv2Config` for a team. An *episode* is one dialogue.
 
     Its options are those of the YAML sections ``ppo`` and ``training``, and those of
-    ``transformers.TrainingArguments``. One update plays ``per_device_train_batch_size * gradient_accumulation_steps``
-    dialogues. Each policy then trains on all its utterances in them, ``per_device_train_batch_size`` rows at a time.
+    ``transformers.TrainingArguments``. One update asks ``per_device_train_batch_size * gradient_accumulation_steps``
+    questions, and plays as many dialogues for each as the branching says. Each policy then trains on all its utterances in them, ``per_device_train_batch_size`` rows at a time.
     """
 
     eval_questions: int = option(

@@ -147,7 +147,14 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
         if source not in SOURCES and source not in pays:
             raise ConfigError(f"{where}: reward.sources: {unknown(source, {*SOURCES, *pays})}")
     rules = build_rules(config.reward.rules, f"{where}: reward.rules")
+    given = {*config.reward.sources, *pays}
     for entry, rule in zip(config.reward.rules, rules, strict=True):
+        for reward in sorted(rule.reads - given):
+            name = entry if isinstance(entry, str) else next(iter(entry))
+            raise ConfigError(
+                f"{where}: reward.rules: {name} reads the reward {reward!r}, which nothing gives here, so it would always be 0; "
+                f"name one of {sorted(given)}, or add it to reward.sources (with weight 0 it counts in rules alone)"
+            )
         for column in sorted(rule.needs - protocol.records):
             name = entry if isinstance(entry, str) else next(iter(entry))
             raise ConfigError(
@@ -157,6 +164,11 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
     if config.reward.bonus is not None and rules:
         raise ConfigError(f"{where}: reward: bonus goes with horizon, share and discount, not with rules; remove one")
     used = {*config.reward.sources, *protocol.between_turns()}
+    if "brevity" in used and config.reward.brevity is None:
+        raise ConfigError(
+            f"{where}: reward.brevity: the source 'brevity' needs it; for example reward.brevity: {{tokens: "
+            f"{config.ppo.response_length}}}"
+        )
     for kind in ("judge", "arena"):
         section = getattr(config.reward, kind)
         if kind in used and section is None:

@@ -45,19 +45,18 @@ class Shape:
         return tokens * self.vocabulary * 2 * (self.bytes + 4)
 
 
-def estimate(config: Config, longest: int) -> dict[str, float]:
+def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
     """Return the bytes by purpose at the peak of an update, for one process that holds everything.
 
-    ``longest`` is the number of tokens of the longest conversation. The peak is in the backward pass of the largest
+    ``longest`` is the number of tokens of the longest conversation, and ``dialogues`` the number of dialogues for each
+    question. The peak is in the backward pass of the largest
     policy. The other policies then hold the forwards that they keep for their first step.
     """
     ppo, training = config.ppo, config.training
     parts = dict.fromkeys(("weights", "references", "gradients", "optimizer", "activations", "logits"), 0.0)
     bases: set[Any] = set()
-    rows = min(training.per_device_train_batch_size, config.questions_per_update())
-    once = (
-        ppo.num_mini_batches == 1 and training.gradient_accumulation_steps == 1 and not training.gradient_checkpointing
-    )
+    rows, played = training.per_device_train_batch_size, config.questions_per_update() * dialogues
+    once = ppo.num_mini_batches == 1 and played <= rows and not training.gradient_checkpointing
     read, scored = rows * longest, rows * ppo.response_length * turns_of(config)
     if ppo.max_tokens_per_microbatch is not None:
         scored = int(scored * min(1.0, ppo.max_tokens_per_microbatch / read))
@@ -96,9 +95,9 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
     return parts
 
 
-def line(config: Config, longest: int) -> str:
+def line(config: Config, longest: int, dialogues: int) -> str:
     """Return the estimate as one line of text."""
-    parts = estimate(config, longest)
+    parts = estimate(config, longest, dialogues)
     total = sum(parts.values()) + (LIBRARIES if training_on_cpu(config) else 0.0)
     shown = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in parts.items() if size > 0.02 * total)
     return f"memory: about {total / 2**30:.1f} GiB for a process that holds everything ({shown})"

@@ -4,6 +4,7 @@
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -16,6 +17,7 @@ from maporl.config.schema import AgentSection, Config
 from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
+from maporl.rollout.branching import DIALOGUES
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
@@ -97,18 +99,27 @@ def check_run(config: Config) -> list[str]:
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
     _check_alphabets(config, splits)
-    warnings, longest = _check_lengths(config, splits, tokenizers)
+    warnings, longest, steps = _check_lengths(config, splits, tokenizers)
+    dialogues, longer = (DIALOGUES[config.branching.how](config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
         f"task {config.task['name']}: {len(task)} questions, {evaluation}",
         *(line for split in splits if (line := split.remark())),
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
-        memory.line(config, longest),
-        f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
+        memory.line(config, longest, dialogues),
+        _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *warnings,
         *_fewer_questions(config, held_out),
         *_idle_cores(config),
     ]
+
+
+def _run_line(config: Config, dialogues: int, condition: str) -> str:
+    """Return how much is played: updates, questions, and the dialogues of a question, on a ``condition`` or always."""
+    questions = config.questions_per_update()
+    each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
+    branched = "" if dialogues == 1 else each
+    return f"run: {config.updates} updates of {questions} questions{branched} into {config.output_dir}"
 
 
 def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
@@ -187,21 +198,25 @@ class _Silent(Engine):
         return [Reply("") for _ in requests]
 
 
-def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]) -> tuple[list[str], int]:
+def _check_lengths(
+    config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]
+) -> tuple[list[str], int, list[int]]:
     """Check that prompts fit the models' contexts if every answer is empty.
 
     Returns:
-        Warnings for prompts that do not fit if answers are as long as possible, and the length of the longest
-        conversation then, in tokens.
+        Warnings for prompts that do not fit if answers are as long as possible, the length of the longest conversation
+        then, in tokens, and the number of utterances of each step of the longest dialogue.
     """
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
     protocol = build_protocol(config.protocol, names)
     specs = {name: SpeakerSpec("silent", (name,), system=config.agents[name].system) for name in players}
+    steps: list[int] = []
     for task in splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
-        RolloutDriver(task, protocol, specs, {"silent": silent}, 0.0).play(by_length[-16:])
+        for dialogue in RolloutDriver(task, protocol, specs, {"silent": silent}, 0.0).play(by_length[-16:]):
+            steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length
     longer: dict[str, int] = {}
@@ -226,7 +241,7 @@ def _check_lengths(config: Config, splits: Sequence[Task], tokenizers: dict[str,
         f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
         for agent, length in longer.items()
     ]
-    return warnings, longest
+    return warnings, longest, steps
 
 
 def _unread(config: Config, silent: _Silent) -> list[str]:
