@@ -16,6 +16,8 @@ from maporl.environments.games import (
     TicTacToe,
 )
 
+from maporl.environments.games.plan_path import distances
+
 
 def begun(game, seed=0):
     game.reset(random.Random(seed))
@@ -141,8 +143,8 @@ def test_the_prisoners_dilemma_pays_and_shows_both():
 
 def test_plan_path_pays_arriving_and_coming_nearer():
     game = begun(PlanPath(size=3, walls=0, limit=4))
-    game.token, game.goal, game.blocked = (0, 0), (0, 2), set()
-    game.far = game.distances_to_goal()
+    game.token, game.goal = (0, 0), (0, 2)
+    game.far = distances(game.goal, game.free)
     assert game.observe(0) == "A_G/___/___"
     assert game.step({0: "U"}) == {0: 0.0, 1: 0.0}  # off the grid
     assert game.step({1: "R"}) == {0: 0.1, 1: 0.1}
