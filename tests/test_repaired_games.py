@@ -195,14 +195,12 @@ def test_every_game_says_who_is_paid_when(name):
     from processes import ROOT
 
     interests, payments, illegal = PAID[name]
-    kind = GAMES[name]
-    assert (kind.interests, (kind.illegal, kind.illegal_others)) == (interests, illegal)
-    assert "Payments: " in kind.__doc__
-    assert (kind.illegal_others > 0) <= (interests == "opposed"), "only an opponent gains by an illegal move"
+    game = GAMES[name]()
+    assert (game.interests, (game.illegal, game.illegal_others)) == (interests, illegal)
+    assert "Payments: " in GAMES[name].__doc__
     table = (ROOT / "docs/games.md").read_text()
     (line,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` | {interests} |")]
     assert f"| {illegal[0]:g} | {illegal[1]:g} |" in line
-    game = kind()
     if payments:
         game.reset(random.Random(7))
         while name == "plan_path" and game.far[game.token] < 3:
@@ -275,6 +273,7 @@ class TinyTree(Game):
     """A random game tree: what a move pays and whether it ends the game is drawn from the moves so far."""
 
     interests = "mixed"
+    pays_every_move = True
     seed: int = 0
     together: bool = False
     longest = 2
@@ -368,7 +367,7 @@ def test_candidates_of_a_tree_with_equal_moves_earn_the_same_under_every_rule(ru
     assert len(sets) > 5 and spread(sets) < 1e-6
 
 
-@pytest.mark.parametrize("game", [n for n in GAMES if n != "textarena"])
+@pytest.mark.parametrize("game", [name for name, kind in GAMES.items() if kind.pays_every_move])
 @pytest.mark.parametrize("pick", ["best", "sample"])
 def test_candidates_with_equal_moves_earn_the_same_in_every_game(game, pick, tmp_path):
     values = recipe_values("at_grpo_shared", tmp_path, branching={"group": 4, "pick": pick})
@@ -378,6 +377,16 @@ def test_candidates_with_equal_moves_earn_the_same_in_every_game(game, pick, tmp
         played(scripted_trainer(values, lambda request: rng.choice([*request.ask.tags["moves"], "illegal"])))
     )
     assert len(sets) >= 2 and spread(sets) < 1e-6
+
+
+@pytest.mark.parametrize("game", [name for name, kind in GAMES.items() if not kind.pays_every_move])
+def test_a_game_that_pays_only_at_its_end_has_no_candidates_to_compare(game, tmp_path):
+    values = recipe_values("at_grpo_shared", tmp_path)
+    values["protocol"] = {"name": "game", "game": game}
+    with pytest.raises(
+        ConfigError, match="tree compares answers as soon as they are given, but protocol 'game' has steps"
+    ):
+        from_dict(values)
 
 
 REFUSED = {

@@ -74,6 +74,11 @@ class PlayGame(Protocol):
         return self.new_game().players
 
     @property
+    def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Whether each move pays its author at once."""
+        return self.new_game().pays_every_move
+
+    @property
     def label(self) -> str:
         """The name of the game."""
         return self.game

@@ -20,17 +20,22 @@ class Game(ABC):
     the generator that ``reset`` is given. The docstring of a derived class says under "Payments" who is paid when.
     """
 
-    interests: ClassVar[Literal["common", "opposed", "mixed"]]
+    interests: ClassVar[Literal["common", "opposed", "mixed"]] = "common"
     """Whether the players win together (``common``), at each other's cost (``opposed``), or partly both (``mixed``)."""
+    pays_every_move: ClassVar[bool] = False
+    """Whether each move pays its author at once. If not, moves cannot be compared before the game is over."""
     illegal: ClassVar[float] = -1.5
     """What a player is paid for an illegal move."""
-    illegal_others: ClassVar[float] = 0.0
-    """What each other player is paid then. Only a player with opposed interests may gain by it; a partner has lost."""
     replaces: ClassVar[bool] = True
     """Whether :meth:`instead` has a move to make in place of an illegal one."""
     players: ClassVar[int] = 2
     longest: int
     """The most moves that one player makes."""
+
+    @property
+    def illegal_others(self) -> float:
+        """What each other player is paid for it: 0.5 for opposed interests (SPIRAL), else 0, as a partner has lost."""
+        return 0.5 if self.interests == "opposed" else 0.0
 
     @abstractmethod
     def reset(self, rng: random.Random) -> None:

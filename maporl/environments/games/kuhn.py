@@ -21,7 +21,6 @@ class KuhnPoker(Game):
 
     scale: float = 1.0
     interests = "opposed"
-    illegal_others = 0.5
     longest = 2
 
     def reset(self, rng: random.Random) -> None:

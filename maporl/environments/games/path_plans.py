@@ -35,6 +35,7 @@ class PathPlans(Game):
     """
 
     interests = "common"
+    pays_every_move = True
     illegal = -2.0
     size: int = 10
     blocked: float = 0.22

@@ -47,6 +47,7 @@ class PlanPath(Game):
     """
 
     interests = "common"
+    pays_every_move = True
     size: int = 4
     walls: int = 2
     limit: int = 6

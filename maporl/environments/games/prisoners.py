@@ -21,6 +21,7 @@ class PrisonersDilemma(Game):
     """
 
     interests = "mixed"
+    pays_every_move = True
     rounds: int = 10
     divide: float = 5.0
     memory: int = 1

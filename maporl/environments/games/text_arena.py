@@ -19,7 +19,6 @@ class TextArena(Game):
     """
 
     interests = "opposed"
-    illegal_others = 0.5
     replaces = False
     env: str = "TicTacToe-v0"
     longest: int = 30

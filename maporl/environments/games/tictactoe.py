@@ -21,7 +21,6 @@ class TicTacToe(Game):
     draw: float = 0.0
     random_opening: int = 0
     interests = "opposed"
-    illegal_others = 0.5
     longest = 5
 
     def reset(self, rng: random.Random) -> None:
