@@ -1,19 +1,23 @@
 """Games and trees through the trainer's own steps: who is paid for what, and that equal moves earn equal advantages."""
 
+import itertools
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+from processes import ROOT
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
+from maporl.advantages.batch import TurnBatch
+from maporl.advantages.estimator import estimate
 from maporl.environments.games import GAMES, Game
 from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.errors import ConfigError
 from maporl.protocols import PlayGame
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS
-from maporl.validation.load import from_dict
+from maporl.validation.load import from_dict, load
 
 AT_GRPO = ("at_grpo_shared", "at_grpo_roles")
 PLAN_PATH = {"game": "plan_path", "options": {}, "prompt": "{observation}"}
@@ -131,8 +135,6 @@ def test_the_published_workload_pays_each_plan_that_arrives_and_the_planner_for_
 
 @pytest.mark.parametrize("recipe", AT_GRPO)
 def test_the_published_recipe_takes_several_steps_a_batch(recipe):
-    from maporl.validation.load import load
-
     config = load(recipe)
     assert config.ppo.num_mini_batches * config.ppo.num_ppo_epochs == 2 and config.questions_per_update() == 32
     assert config.branching.group == 8 and config.protocol["options"] == {"size": 10, "blocked": 0.22, "rounds": 4}
@@ -192,8 +194,6 @@ def planned_from(game):
 
 @pytest.mark.parametrize("name", GAMES)
 def test_every_game_says_who_is_paid_when(name):
-    from processes import ROOT
-
     interests, payments, illegal = PAID[name]
     game = GAMES[name]()
     assert (game.interests, (game.illegal, game.illegal_others)) == (interests, illegal)
@@ -230,6 +230,20 @@ def test_advantage_alignment_survives_nonsense(seed, tmp_path):
     assert all(-1.5 <= u.rewards["env"] <= -0.5 for u in wrong)  # the fine, and 0 to 1 for the round itself
 
 
+def test_a_rollout_that_is_alone_in_its_round_earns_nothing():
+    """The returns of three rollouts are 1, .5 and 0. Only the first of them has a second round."""
+    config = replace(load("advantage_alignment").advantage, post=(), gamma=0.0)
+    batch = TurnBatch(
+        reward=[1, 0.5, 0, 3],
+        seed=["s"] * 4,
+        agent=["ann"] * 4,
+        turn=[0, 0, 0, 1],
+        rollout=[0, 1, 2, 0],
+        order=[0, 0, 0, 1],
+    )
+    assert estimate(batch, config).tolist() == pytest.approx([0.75, 0, -0.75, 0])
+
+
 def test_a_move_that_replaces_an_illegal_one_is_drawn_from_the_seed(tmp_path):
     game = {"after_illegal": "replace", "options": {"rounds": 6, "divide": 5}}
     values = recipe_values("advantage_alignment", tmp_path, protocol=game, branching={"group": 2})
@@ -263,6 +277,13 @@ def test_salt_merges_one_move_in_eight_wordings(tmp_path):
     assert max(abs(row.advantage) for row in opening) < 1e-6
     later = [row for row in rows(batch) if row.utterance.order > 0]
     assert max(abs(row.advantage) for row in later) > 0.5
+
+
+def test_wordings_of_one_answer_are_one_action(tmp_path):
+    said = itertools.cycle(["5", "05", "6", "2+3=5"])
+    batch = played(scripted_trainer(recipe_values("grpo", tmp_path), lambda request: next(said)))
+    actions = {(s.utterance.grade.answer, s.columns.action) for own in batch.samples.values() for s in own}
+    assert {answer for answer, _ in actions} == {"5", "6"} and len(actions) == 2
 
 
 # -- equal moves in equal states earn equal advantages ------------------------------------------------------------------
