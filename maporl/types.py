@@ -55,7 +55,8 @@ class Ask:
             Its worth is then that of the utterances that it is a parent of.
         fresh: whether the request stands apart from the agent's conversation. The prompt then does not show the
             conversation, and the conversation does not remember the reply.
-        tags: values that the utterance keeps. ``game``, ``seed`` and ``state`` are columns for grouping advantages.
+        tags: values that the utterance keeps. ``game``, ``seed``, ``state`` and ``action`` are columns for grouping
+            advantages.
     """
 
     agent: str

@@ -9,12 +9,14 @@ from maporl.environments.games import (
     GAMES,
     IllegalMove,
     KuhnPoker,
+    PathPlans,
     PlanPath,
     PrisonersDilemma,
     Signals,
     TextArena,
     TicTacToe,
 )
+from maporl.environments.games.plan_path import distances
 
 
 def begun(game, seed=0):
@@ -141,12 +143,44 @@ def test_the_prisoners_dilemma_pays_and_shows_both():
 
 def test_plan_path_pays_arriving_and_coming_nearer():
     game = begun(PlanPath(size=3, walls=0, limit=4))
-    game.token, game.goal, game.blocked = (0, 0), (0, 2), set()
-    game.far = game.distances_to_goal()
+    game.token, game.goal = (0, 0), (0, 2)
+    game.far = distances(game.goal, game.free)
     assert game.observe(0) == "A_G/___/___"
     assert game.step({0: "U"}) == {0: 0.0, 1: 0.0}  # off the grid
     assert game.step({1: "R"}) == {0: 0.1, 1: 0.1}
     assert game.step({0: "R"}) == {0: 1.1, 1: 1.1} and game.success(1) and game.to_move() == ()
+
+
+def test_path_plans_try_the_proposal_on_a_copy_and_walk_the_planners_plan():
+    game = begun(PathPlans(size=3, blocked=0, rounds=2))
+    game.token, game.goal = (0, 0), (0, 2)
+    assert game.observe(0) == "S.G\n...\n..." and game.to_move() == (0,)
+    program = "So:\n```python\ndef plan():\n    return ['R'] * 5\n```"
+    assert game.read(0, program) == "R R R R R"
+    assert game.step({0: "R R R R R"}) == {0: 1.0}  # a plan ends at the goal
+    assert game.token == (0, 0) and game.observe(1) == "S.G\n...\n...\nProposed plan: R R R R R"
+    assert game.step({1: game.read(1, 'Down first. #### ["D", "R", "U"]')}) == {0: 0.0, 1: 0.0}
+    assert game.token == (0, 1) and game.to_move() == (0,)  # where the plan led
+    assert game.step({0: "U"}) == {0: 0.0}  # off the grid
+    assert game.step({1: game.instead(1, random.Random(0))}) == {0: 0.0, 1: 0.0}
+    assert game.to_move() == () and not game.success(0)
+
+
+@pytest.mark.parametrize(
+    ("player", "text"),
+    [
+        (0, "```python\nimport os\ndef plan():\n    return os.listdir()\n```"),
+        (0, "```python\ndef plan():\n    while True: pass\n```"),
+        (0, "```python\ndef plan():\n    return 'RR'\n```"),
+        (0, "no plan"),
+        (1, "```python\ndef plan():\n    return way\n```"),  # only the tool agent has the tool
+        (1, "#### []"),
+    ],
+)
+def test_a_text_without_a_plan_is_illegal(player, text):
+    game = begun(PathPlans())
+    with pytest.raises(IllegalMove, match="gives no plan; expected a list of the moves U, D, L, R"):
+        game.read(player, text)
 
 
 def test_signals_hide_the_state_from_the_guesser():
@@ -174,6 +208,7 @@ def test_textarena_plays_if_it_is_installed():
         (PlanPath, {"walls": 15}, "walls"),
         (PrisonersDilemma, {"rounds": 0}, "rounds >= 1"),
         (Signals, {"states": 1}, "2 to 9"),
+        (PathPlans, {"blocked": 0.9}, "blocked from 0 to 0.5"),
     ],
 )
 def test_games_that_cannot_be_are_refused(kind, options, message):

@@ -26,7 +26,7 @@ class TurnBatch:
         parent: the row number of the utterance after which this one was branched; None at a root.
         caller: the row number of the utterance that called this one; None if no utterance called it.
         state: a name for the situation in which it was said. Equal names mean equal situations.
-        action: a name for the action in that situation.
+        action: a name for the action in that situation. Wordings of one move or of one answer have the same name.
         mask: false at padding. Padding counts in no statistic and gets the advantage 0.
 
     Raises:

@@ -107,7 +107,7 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     if scale_of(config, f"{where}.scale").over == "agent":
         wanted.append(("agent", f"{where}.scale: {config.scale}"))
     for transform in build_transforms(config, where):
-        wanted += [(name, f"{where}.post: {_name_of(transform)}") for name in transform.needs]
+        wanted += [(name, f"{where}.post: {name_of(transform)}") for name in transform.needs]
     for name, who in wanted:
         if name not in recorded:
             raise ValueError(
@@ -115,7 +115,8 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
             )
 
 
-def _name_of(transform: Transform) -> str:
+def name_of(transform: Transform) -> str:
+    """Return the name of a transform in ``TRANSFORMS``."""
     return next(name for name, kind in TRANSFORMS.items() if isinstance(transform, kind))
 
 

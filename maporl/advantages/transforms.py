@@ -29,6 +29,9 @@ class Transform:
     trains_callees: ClassVar[bool] = False
     """Whether called utterances are trained on although they count in no statistic."""
 
+    compares_turns: ClassVar[bool] = False
+    """Whether a row's advantage or weight depends on the rows of other turns of its dialogue."""
+
     def weigh(self, batch: TurnBatch) -> Tensor:
         """Return how often each row counts in statistics and in the loss, [N], before rows are compared."""
         return torch.ones(len(batch), dtype=torch.float64)
@@ -64,6 +67,7 @@ class Align(Transform):
     to: int | None = None
     seed: int = 0
     needs = ("agent", "rollout")
+    compares_turns = True
 
     def weigh(self, batch: TurnBatch) -> Tensor:
         """Return how often each row counts."""
@@ -129,6 +133,7 @@ class OpponentShaping(Transform):
     extra_gamma: bool = False
     needs = ("agent", "rollout", "turn")
     needs_untrained_rows = True
+    compares_turns = True
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
         """Return the shaped advantages.
@@ -162,7 +167,11 @@ class OpponentShaping(Transform):
 @dataclass(frozen=True)
 class StepMerge(Transform):
     """SALT (arXiv 2510.20022), as reconstructed from its abstract: the same action in the same state in several
-    dialogues of one prompt gets the mean of their advantages, because it cannot be the reason why they differ."""
+    dialogues of one prompt gets the mean of their advantages, because it cannot be the reason why they differ.
+
+    An action is a move or an answer, however it is worded, and a state is what a player is shown. Each dialogue counts
+    once in a mean, however often it comes back to the state.
+    """
 
     needs = ("state",)
 
@@ -176,8 +185,13 @@ class StepMerge(Transform):
         key = [name for name in ("prompt", "agent", "state", "action") if getattr(batch, name) is not None]
         if batch.state is None:
             batch.column("state", "post: step_merge")
-        for rows in batch.groups(key):
-            result[rows] = advantages[rows].mean()
+        merged: dict[tuple, list[list[int]]] = {}
+        for rows in batch.groups((*key, *batch.dialogues())):
+            merged.setdefault(tuple(getattr(batch, name)[rows[0]] for name in key), []).append(rows)
+        for dialogues in merged.values():
+            mean = torch.stack([advantages[rows].mean() for rows in dialogues]).mean()
+            for rows in dialogues:
+                result[rows] = mean
         return result
 
 

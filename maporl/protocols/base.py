@@ -40,6 +40,8 @@ class Protocol:
     """The names of the rewards that it sets itself."""
     every_step_scored: bool = True
     """Whether every step ends with an answer. If so, branches can be compared after any step."""
+    simultaneous: bool = False
+    """Whether all answers of a turn are given in one step, so that none of them follows another."""
     score_between_turns: bool = False
     """Whether it must know an answer's score, the weighted sum of all sources, before it continues."""
 

@@ -136,6 +136,13 @@ class Debate(Protocol):
         check_template("quote", self.quote, {"number", "name", "text"})
         check_template("summary", self.summary, {"question", "others"})
 
+    simultaneous = True
+
+    @property
+    def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Whether every step ends with an answer: false with a summariser, whose summaries are steps of their own."""
+        return self.summariser is None
+
     @property
     def score_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
         """True if there is a consensus rule, because it uses scores."""

@@ -5,7 +5,7 @@ The game pays the reward ``env``. The reward ``legal`` is 1 for a legal move and
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from maporl.config.parse import unknown, validated
 from maporl.environments.games import GAMES, Game, IllegalMove
@@ -19,27 +19,36 @@ class PlayGame(Protocol):
     """Plays ``game`` with its ``options``. The agents, in order, are its players.
 
     Each player is asked with ``prompt``, which contains the ``{observation}`` and may contain the legal ``{moves}``.
-    With ``memory`` all turns of a player are one conversation; without it each turn is a new one. An illegal move ends
-    the game. It pays ``illegal`` to the player that made it and ``illegal_others`` to the others.
+    With ``memory`` all turns of a player are one conversation; without it each turn is a new one.
+
+    An illegal move pays ``illegal`` to the player that made it and ``illegal_others`` to each other player. By default
+    the game says how much (:attr:`Game.illegal`). Then the game ends, or, with ``after_illegal: replace``, it goes on
+    with the move that the game names instead, by default a random legal one. Methods that compare the players turn by
+    turn need games that go on.
 
     Raises:
-        ValueError: no game has this name, an option of it is wrong, or the prompt lacks a placeholder or has an unknown
-            one.
+        ValueError: no game has this name, an option of it is wrong, the prompt lacks a placeholder or has an unknown
+            one, or the game has no move to make instead of an illegal one.
     """
 
     game: str = "tictactoe"
     options: dict[str, Any] = field(default_factory=dict)
     prompt: str = "{observation}"
     memory: bool = False
-    illegal: float = -1.5
-    illegal_others: float = 0.5
+    illegal: float | None = None
+    illegal_others: float | None = None
+    after_illegal: Literal["end", "replace"] = "end"
     roles = True
     records = frozenset({"game", "seed", "state"})
     pays = frozenset({"env", "legal"})
 
     def __post_init__(self):
         check_template("prompt", self.prompt, {"observation", "moves"}, {"observation"})
-        self.new_game()
+        game = self.new_game()
+        if self.after_illegal == "replace" and not game.replaces:
+            raise ValueError(
+                f"after_illegal: {self.game} does not list its moves, so none can replace an illegal one; use end"
+            )
 
     def new_game(self) -> Game:
         """Return the game before its first move.
@@ -65,6 +74,11 @@ class PlayGame(Protocol):
         return self.new_game().players
 
     @property
+    def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Whether each move pays its author at once."""
+        return self.new_game().pays_every_move
+
+    @property
     def label(self) -> str:
         """The name of the game."""
         return self.game
@@ -78,29 +92,24 @@ class PlayGame(Protocol):
         paid = dict.fromkeys(agents, 0.0)
         while movers := game.to_move():
             replies = yield [self._ask(game, agents[player], player, seed) for player in movers]
-            for u in replies:
-                u.rewards |= {"env": 0.0, "legal": 1.0}
             said += replies
-            moves: dict[int, str] = {}
-            wrong: list[int] = []
-            for player, u in zip(movers, replies, strict=True):
-                try:
-                    moves[player] = game.read(player, u.text)
-                except IllegalMove:
-                    wrong.append(player)
-                    u.rewards["legal"] = 0.0
+            moves, wrong = _read(game, dict(zip(movers, replies, strict=True)))
             if wrong:
-                self._pay(
-                    said,
-                    agents,
-                    paid,
-                    dict.fromkeys(range(len(agents)), self.illegal_others) | dict.fromkeys(wrong, self.illegal),
-                )
-                self._grade(said, agents, lambda player, wrong=tuple(wrong): False if player in wrong else None)
-                return "illegal"
-            self._pay(said, agents, paid, game.step(moves))
+                self._pay(said, agents, paid, self._fines(game, wrong))
+                if self.after_illegal == "end":
+                    self._grade(said, agents, lambda player, wrong=wrong: False if player in wrong else None)
+                    return "illegal"
+                rng = random.Random(f"{seed}/instead/{len(said)}")
+                moves |= {player: game.instead(player, rng) for player in wrong}
+            self._pay(said, agents, paid, game.step({player: moves[player] for player in movers}))
         self._grade(said, agents, game.success)
         return paid
+
+    def _fines(self, game: Game, wrong: tuple[int, ...]) -> dict[int, float]:
+        """Return what each player is paid after the illegal moves of the players in ``wrong``."""
+        author = game.illegal if self.illegal is None else self.illegal
+        others = game.illegal_others if self.illegal_others is None else self.illegal_others
+        return {player: author if player in wrong else others for player in range(game.players)}
 
     def _ask(self, game: Game, agent: str, player: int, seed: str) -> Ask:
         observation, moves = game.observe(player), game.moves(player)
@@ -126,3 +135,16 @@ class PlayGame(Protocol):
             u.grade = Grade(
                 u.text, won, "the game's end" if won is not None else "another's illegal move ended the game"
             )
+
+
+def _read(game: Game, said: dict[int, Utterance]) -> tuple[dict[int, str], tuple[int, ...]]:
+    """Return each player's legal move, and the players without one. Each utterance records its move as its action."""
+    moves: dict[int, str] = {}
+    for player, u in said.items():
+        u.rewards |= {"env": 0.0, "legal": 1.0}
+        try:
+            u.tags["action"] = moves[player] = game.read(player, u.text)
+        except IllegalMove:
+            u.tags["action"] = None
+            u.rewards["legal"] = 0.0
+    return moves, tuple(player for player in said if player not in moves)

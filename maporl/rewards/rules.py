@@ -17,13 +17,23 @@ from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
+Along = Literal["utterance", "turn", "dialogue", "question"]
+"""What the credit of an utterance depends on: on nothing that is said after it, on its turn, on its whole dialogue, or
+on all dialogues of its question."""
 
 
 class Rule:
-    """The base class of rules. A rule is a frozen dataclass of options that can be called."""
+    """The base class of rules. A rule is a frozen dataclass of options that can be called.
+
+    A derived class says with ``along`` what its credits depend on. A branching whose rewards are final refuses rules
+    that look at what follows an utterance (:class:`maporl.rollout.branching.Branching`). The default is the whole
+    dialogue, so that a new rule is refused rather than wrong.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     """The columns that the protocol must record (:attr:`maporl.Protocol.records`)."""
+    along: ClassVar[Along] = "dialogue"
+    """What the credit of an utterance depends on."""
 
     @property
     def reads(self) -> frozenset[str]:
@@ -48,6 +58,8 @@ class Own(Rule):
 
     missing: float | None = None
 
+    along = "utterance"
+
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         if self.missing is None:
             return credits
@@ -63,6 +75,11 @@ class TeamMean(Rule):
 
     over: Literal["dialogue", "turn"] = "dialogue"
     total = False
+
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return self.over
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
@@ -113,6 +130,8 @@ class Complement(Rule):
     """An utterance in one of the ``roles`` gets 1 minus the mean credit of what it was shown (CoMAS's evaluators)."""
 
     roles: tuple[str, ...]
+
+    along = "utterance"
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
@@ -173,6 +192,8 @@ class BackPropagate(Rule):
 class TreeMean(Rule):
     """Every utterance gets the mean of the last scores of all dialogues that share it (MALT's values)."""
 
+    along = "question"
+
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         leaves = [own[max(own)] if own else None for own in credits]
         shared: dict[tuple, list[float]] = {}
@@ -202,6 +223,11 @@ class Mix(Rule):
     def reads(self) -> frozenset[str]:
         return frozenset(_split(name)[1] for name in self.weights)
 
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return _along_names(*self.weights)
+
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
         for dialogue, own in zip(dialogues, credits, strict=True):
@@ -219,6 +245,8 @@ class Cost(Rule):
 
     per_token: float = 0.001
     most: float | None = None
+
+    along = "utterance"
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         def cost(u: Utterance) -> float:
@@ -261,6 +289,11 @@ class Gate(Rule):
     def reads(self) -> frozenset[str]:
         return frozenset(_split(name)[1] for name in self.order)
 
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return _along_names(*self.order)
+
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         return [
             {u.id: self.gated([_named(d, u, name) for name in self.order]) for u in d.utterances if u.id in own}
@@ -296,6 +329,11 @@ class Tier(Rule):
     @property
     def reads(self) -> frozenset[str]:
         return frozenset({_split(self.proximity)[1]})
+
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return _along_names(self.proximity)
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         return [
@@ -355,6 +393,8 @@ class Tournament(Rule):
     tie goes to the dialogue that is listed first.
     """
 
+    along = "question"
+
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         scores = [own[max(own)] if own else -math.inf for own in credits]
         ranks = eliminate(len(scores), lambda a, b: (scores[a], scores[b]))
@@ -378,6 +418,11 @@ class Redistribute(Rule):
     def reads(self) -> frozenset[str]:
         return frozenset(_split(name)[1] for name in (self.by, self.grounding) if name is not None)
 
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return _along_names(self.by, self.grounding or "")
+
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         def step(d: Dialogue, u: Utterance) -> float:
             ground = self.beta * _named(d, u, self.grounding) if self.grounding else 0.0
@@ -391,6 +436,8 @@ class Inherit(Rule):
     """An utterance that was called gets the credit of the utterance that called it (MATPO)."""
 
     needs = frozenset({"caller"})
+
+    along = "utterance"
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
@@ -416,6 +463,11 @@ class Margin(Rule):
     beta: float = 0.0
     of: Literal["all", "own"] = "all"
 
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return "utterance" if self.beta == 0 else "dialogue"
+
     def shaped(self, score: float, quality: float) -> float:
         """Return the shaped score, before the agent's last score is added."""
         return score + self.alpha * (score - quality)
@@ -429,7 +481,10 @@ class Margin(Rule):
                 earlier = [
                     own[v.id]
                     for v in dialogue.utterances
-                    if v.id in own and v.turn < u.turn and (self.of == "all" or v.agent == u.agent)
+                    if v.id in own
+                    and v.turn < u.turn
+                    and v.order < u.order
+                    and (self.of == "all" or v.agent == u.agent)
                 ]
                 shaped[u.id] = self.shaped(own[u.id], fmean(earlier)) if earlier else own[u.id]
                 shaped[u.id] += self.beta * last[u.agent]
@@ -485,6 +540,11 @@ def _split(name: str) -> tuple[str, str]:
     """Return whose reward ``name`` means ("caller", "callees" or "" for the utterance's own), and the reward's name."""
     whose, _, reward = name.partition("/")
     return (whose, reward) if whose in ("caller", "callees") else ("", name)
+
+
+def _along_names(*names: str) -> Along:
+    """Return what rewards with these names depend on. Called utterances follow the utterance that calls them."""
+    return "dialogue" if any(name.startswith("callees/") for name in names) else "utterance"
 
 
 def _named(dialogue: Dialogue, utterance: Utterance, name: str) -> float:

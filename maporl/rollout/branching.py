@@ -3,7 +3,7 @@
 A branching is a function ``(driver, examples, section, judge, rng) -> dialogues``. It opens, advances and forks
 dialogues. The dialogues of one question share its ``prompt`` number and have different ``rollout`` numbers. An
 utterance that dialogues share has one ``sample`` name. ``judge`` returns the worth of each dialogue's newest
-utterances.
+utterances. A :class:`Branching` adds what a configuration's checks must know of the function.
 """
 
 import itertools
@@ -11,8 +11,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from maporl.config.schema import BranchingSection
 from maporl.rollout.driver import Episode, RolloutDriver
@@ -22,6 +21,9 @@ Numbers = defaultdict[int, "itertools.count[int]"]
 """The next free rollout number of each question."""
 Judge = Callable[[list[Dialogue]], list[float]]
 """Returns the worth of each dialogue, which holds only its newest utterances. Each dialogue is judged separately."""
+BranchedPlay = Callable[[RolloutDriver, list[Example], BranchingSection, Judge, random.Random], list[Dialogue]]
+Earned = tuple[int, Utterance, dict[str, float]]
+"""The number of a question, an utterance, and the utterance's rewards when it was judged."""
 
 
 def independent(
@@ -71,22 +73,30 @@ def tree(
 ) -> list[Dialogue]:
     """Sample ``group`` candidates from the same state at every step, and continue one of them (AT-GRPO, PettingLLMs).
 
-    ``pick`` says whether the best or a random candidate continues. The others end there.
+    ``pick`` says whether the best or a random candidate continues. The others end there. What a candidate earned when
+    it was judged is final. Payments that later moves cause would otherwise go to the one candidate that continued, and
+    its equals would seem worse.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
     episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
     done: list[Episode] = []
+    earned: list[Earned] = []
     while episodes:
         groups = [driver.branch(episode, _next(numbers, episode, section.group - 1)) for episode in episodes]
         branches = [branch for group in groups for branch in group]
-        worth = _worth(branches, driver.step(branches), judge)
+        new = driver.step(branches)
+        worth = _worth(branches, new, judge)
+        for branch, said in zip(branches, new, strict=True):
+            earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
         chosen = [
             max(group, key=lambda branch: worth[id(branch)]) if section.pick == "best" else rng.choice(group)
             for group in groups
         ]
         done += [branch for branch in branches if branch.over or not any(branch is c for c in chosen)]
         episodes = [branch for branch in chosen if not branch.over]
-    return _in_order(done)
+    dialogues = _in_order(done)
+    _restore(dialogues, earned)
+    return dialogues
 
 
 def best_of(
@@ -112,6 +122,17 @@ def best_of(
         played += driver.branch(best, list(range(1, section.group)))
     driver.finish(played)
     return [episode.dialogue for episode in played]
+
+
+def _restore(dialogues: list[Dialogue], earned: list[Earned]) -> None:
+    """Give each utterance, and its copies in forked dialogues, the rewards that it had ``earned`` when it was judged."""
+    shared = {(prompt, u.sample): rewards for prompt, u, rewards in earned if u.sample is not None}
+    for _, utterance, rewards in earned:
+        utterance.rewards = dict(rewards)
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            if u.sample is not None:
+                u.rewards = dict(shared[dialogue.prompt, u.sample])
 
 
 def _worth(episodes: list[Episode], new: list[list[Utterance]], judge: Judge) -> dict[int, float]:
@@ -167,35 +188,55 @@ def _in_order(episodes: list[Episode]) -> list[Dialogue]:
     return sorted(dialogues, key=lambda d: (d.prompt, d.rollout))
 
 
-BRANCHINGS: dict[str, Any] = {
-    "independent": independent,
-    "fork_first": fork_first,
-    "fork_random": fork_random,
-    "fork_every": fork_every,
-    "tree": tree,
-    "best_of": best_of,
-}
-
-
 Steps = Sequence[int]
 """The number of utterances of each step of a dialogue."""
-DIALOGUES: dict[str, Callable[[BranchingSection, Steps], int]] = {
-    "independent": lambda section, steps: section.group,
-    "fork_first": lambda section, steps: section.group,
-    "fork_random": lambda section, steps: section.group,
-    "fork_every": lambda section, steps: math.prod(
-        section.group ** (speakers if section.joint == "cross" else 1) for speakers in steps
-    ),
-    "tree": lambda section, steps: 1 + len(steps) * (section.group - 1),
-    "best_of": lambda section, steps: section.group,
+
+
+def _group(section: BranchingSection, steps: Steps) -> int:
+    return section.group
+
+
+def _every_fork(section: BranchingSection, steps: Steps) -> int:
+    return math.prod(section.group ** (speakers if section.joint == "cross" else 1) for speakers in steps)
+
+
+def _candidates(section: BranchingSection, steps: Steps) -> int:
+    return 1 + len(steps) * (section.group - 1)
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A branching: its function, and what the checks of a configuration must know of it.
+
+    Args:
+        play: the function.
+        judges: whether it compares utterances as soon as they are said. Every step of the protocol must then be scored.
+        final: whether an utterance's credit is what it earned when it was judged, because only one of the utterances
+            that are compared continues. No reward and no return may then look at what follows.
+        dialogues: how many dialogues it plays for a question whose dialogues take these steps. ``maporl check`` prints
+            this number.
+    """
+
+    play: BranchedPlay
+    judges: bool = False
+    final: bool = False
+    dialogues: Callable[[BranchingSection, Steps], int] = _group
+
+
+BRANCHINGS: dict[str, Branching] = {
+    "independent": Branching(independent),
+    "fork_first": Branching(fork_first),
+    "fork_random": Branching(fork_random),
+    "fork_every": Branching(fork_every, dialogues=_every_fork),
+    "tree": Branching(tree, judges=True, final=True, dialogues=_candidates),
+    "best_of": Branching(best_of, judges=True),
 }
-"""How many dialogues each branching plays for a question whose dialogues take these steps. ``maporl check`` prints it."""
 
 
 def play_branched(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
     """Play the ``examples`` with the branching that ``section`` names. The dialogues of one question stand together."""
-    dialogues = BRANCHINGS[section.how](driver, examples, section, judge, rng)
+    dialogues = BRANCHINGS[section.how].play(driver, examples, section, judge, rng)
     driver.release()
     return dialogues

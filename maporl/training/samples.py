@@ -21,7 +21,8 @@ class Columns:
 
     It holds no tokens and no text, and it is what processes send to each other. ``name``, ``caller`` and ``earlier``
     refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
-    ``action`` is a digest of the utterance's text. ``policy`` is empty if no policy is trained on the utterance.
+    ``action`` is a digest of what the utterance does, and not of its wording: the move that a game reads in it, or else
+    the answer that its grade found, or else its text. ``policy`` is empty if no policy is trained on the utterance.
     """
 
     name: Name
@@ -57,7 +58,7 @@ class Columns:
             credit=utterance.rewards["credit"],
             caller=caller,
             earlier=tuple((u.order, u.agent, _name(dialogue, u)) for u in before),
-            action=hashlib.blake2b(utterance.text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
+            action=_action(utterance),
             game=utterance.tags.get("game"),
             seed=utterance.tags.get("seed"),
             state=utterance.tags.get("state"),
@@ -135,6 +136,17 @@ def untrained_columns(dialogues: list[Dialogue], known: set[Name]) -> list[Colum
             if "credit" in utterance.rewards and name not in known and name not in others:
                 others[name] = Columns.of(dialogue, utterance)
     return list(others.values())
+
+
+def _action(utterance: Utterance) -> str:
+    """Return the digest of what the utterance does. All illegal moves are one action: none of them moves anything."""
+    if "action" in utterance.tags:
+        what = f"move {utterance.tags['action']!r}"
+    elif utterance.grade is not None and utterance.grade.answer is not None:
+        what = f"answer {utterance.grade.answer}"
+    else:
+        what = f"text {utterance.text}"
+    return hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def _name(dialogue: Dialogue, utterance: Utterance) -> Name:

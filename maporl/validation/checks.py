@@ -10,7 +10,8 @@ from maporl.config.schema import AdvantageConfig, AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES
-from maporl.rewards.rules import build_rules
+from maporl.rewards.rules import Along, build_rules
+from maporl.rollout.branching import BRANCHINGS
 from maporl.tasks import TASKS, Task, build_task
 from maporl.team.checks import check_agents
 from maporl.training.ahead import check_ahead
@@ -208,19 +209,49 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
         raise ConfigError(
             f"{where}: branching.resample: one dialogue per question has no reward variance; set group above 1"
         )
-    if branching.how in ("tree", "best_of") and not protocol.every_step_scored:
+    kind = BRANCHINGS[branching.how]
+    if kind.judges and not protocol.every_step_scored:
         raise ConfigError(
             f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
             f"{config.protocol['name']!r} has steps that nothing scores yet; use how: independent or fork_first"
         )
+    if not kind.final:
+        return
+    for key, along in _looks_along(config).items():
+        if along != "utterance" and not (along == "turn" and protocol.simultaneous):
+            raise ConfigError(
+                f"{where}: branching: {branching.how} continues one candidate of each step, so only that one has a future. "
+                f"{key} looks at what follows an answer, so equal candidates would earn different credits; credit each "
+                "answer with its own score (reward.rules: [own]), or use how: independent, fork_first or fork_every"
+            )
+
+
+def _looks_along(config: Config) -> dict[str, Along]:
+    """Return, for each part of the reward that assigns credit, what an utterance's credit depends on."""
+    reward = config.reward
+    if reward.rules:
+        names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in reward.rules]
+        return {f"reward.rules: {n}": r.along for n, r in zip(names, build_rules(reward.rules), strict=True)}
+    shares: Along = "turn" if reward.share == "all" else "utterance"
+    found = {f"reward.horizon: {reward.horizon}": shares if reward.horizon == "current" else "dialogue"}
+    if reward.bonus is not None and any(reward.bonus.alpha[2:]):
+        found["reward.bonus (its influence on the next turn)"] = "dialogue"
+    return found
 
 
 def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     if config.advantage == AdvantageConfig():
         return
-    from maporl.validation.advantage_checks import check_advantage, check_group_size, needs_critic  # needs torch
+    from maporl.validation.advantage_checks import (  # needs torch
+        check_advantage,
+        check_final_rewards,
+        check_group_size,
+        needs_critic,
+    )
 
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
+    if BRANCHINGS[config.branching.how].final:
+        check_final_rewards(config.advantage, config.branching.how, where)
     check_group_size(config.advantage, config.branching.group, protocol.turns, where)
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic

@@ -17,7 +17,7 @@ from maporl.config.schema import AgentSection, Config
 from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
-from maporl.rollout.branching import DIALOGUES
+from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
@@ -100,7 +100,7 @@ def check_run(config: Config) -> list[str]:
     _check_placement(config)
     _check_alphabets(config, splits)
     warnings, longest, steps = _check_lengths(config, splits, tokenizers)
-    dialogues, longer = (DIALOGUES[config.branching.how](config.branching, s) for s in (steps, [*steps, 1]))
+    dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
         f"task {config.task['name']}: {len(task)} questions, {evaluation}",

@@ -4,6 +4,7 @@ from typing import Any
 
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.environments.games.kuhn import KuhnPoker
+from maporl.environments.games.path_plans import PathPlans
 from maporl.environments.games.plan_path import PlanPath
 from maporl.environments.games.prisoners import PrisonersDilemma
 from maporl.environments.games.signals import Signals
@@ -15,6 +16,7 @@ GAMES: dict[str, Any] = {
     "kuhn_poker": KuhnPoker,
     "prisoners_dilemma": PrisonersDilemma,
     "plan_path": PlanPath,
+    "path_plans": PathPlans,
     "signals": Signals,
     "textarena": TextArena,
 }
@@ -24,6 +26,7 @@ __all__ = [
     "Game",
     "IllegalMove",
     "KuhnPoker",
+    "PathPlans",
     "PlanPath",
     "PrisonersDilemma",
     "Signals",

@@ -2,9 +2,10 @@
 
 import random
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-_MARKS = str.maketrans(dict.fromkeys("[]<>().,!:;*'\"`", " "))
+MARKS = str.maketrans(dict.fromkeys("[]<>().,!:;*'\"`", " "))
+"""Replaces brackets and punctuation by spaces."""
 
 
 class IllegalMove(ValueError):
@@ -16,12 +17,25 @@ class Game(ABC):
 
     ``reset`` begins the game. As long as ``to_move`` names players, each of them is shown ``observe`` and answers;
     ``step`` makes the moves that their answers mean and returns what each player is paid. Everything random comes from
-    the generator that ``reset`` is given.
+    the generator that ``reset`` is given. The docstring of a derived class says under "Payments" who is paid when.
     """
 
+    interests: ClassVar[Literal["common", "opposed", "mixed"]] = "common"
+    """Whether the players win together (``common``), at each other's cost (``opposed``), or partly both (``mixed``)."""
+    pays_every_move: ClassVar[bool] = False
+    """Whether each move pays its author at once. If not, moves cannot be compared before the game is over."""
+    illegal: ClassVar[float] = -1.5
+    """What a player is paid for an illegal move."""
+    replaces: ClassVar[bool] = True
+    """Whether :meth:`instead` has a move to make in place of an illegal one."""
     players: ClassVar[int] = 2
     longest: int
     """The most moves that one player makes."""
+
+    @property
+    def illegal_others(self) -> float:
+        """What each other player is paid for it: 0.5 for opposed interests (SPIRAL), else 0, as a partner has lost."""
+        return 0.5 if self.interests == "opposed" else 0.0
 
     @abstractmethod
     def reset(self, rng: random.Random) -> None:
@@ -47,6 +61,10 @@ class Game(ABC):
     def success(self, player: int) -> bool | None:
         """Whether ``player`` has won, or solved the task; None if the game does not say."""
 
+    def instead(self, player: int, rng: random.Random) -> str:
+        """The move that is made in place of an illegal one, if the protocol goes on: by default a random legal move."""
+        return rng.choice(self.moves(player))
+
     def read(self, player: int, text: str) -> str:
         """The move that ``text`` means: by default its last word, without case, brackets and punctuation.
 
@@ -54,7 +72,7 @@ class Game(ABC):
             IllegalMove: the move is not legal.
         """
         legal = {move.lower(): move for move in self.moves(player)}
-        words = text.translate(_MARKS).split()
+        words = text.translate(MARKS).split()
         word = words[-1].lower() if words else ""
         if word not in legal:
             raise IllegalMove(f"{text!r:.40} is not a legal move; legal are {', '.join(self.moves(player))}")

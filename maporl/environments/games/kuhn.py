@@ -13,11 +13,14 @@ from maporl.environments.games.base import Game
 class KuhnPoker(Game):
     """Each of two players puts in 1 and gets a card: J, Q or K. In turn they say ``p`` (pass) or ``b`` (bet 1).
 
-    After two passes or two bets, the higher card takes the pot. A pass after a bet folds. Each player is paid what it
-    won, times ``scale``.
+    After two passes or two bets, the higher card takes the pot. A pass after a bet folds.
+
+    Payments: only the last move of a game pays. Each player gets what it won or lost, times ``scale``. After an illegal
+    move its author gets -1.5 and the other 0.5, as in SPIRAL.
     """
 
     scale: float = 1.0
+    interests = "opposed"
     longest = 2
 
     def reset(self, rng: random.Random) -> None:

@@ -10,12 +10,14 @@ from maporl.environments.games.base import Game
 class Signals(Game):
     """Player 0 sees one of ``states`` numbers and says one of as many letters. Player 1 sees the letter and guesses the number.
 
-    Both are paid 1 for a right guess.
+    Payments: the guess pays. Both get 1 if it is right, and 0 if it is wrong. An illegal move pays its author -1.5 and
+    the other nothing.
 
     Raises:
         ValueError: ``states`` is outside 2 to 9.
     """
 
+    interests = "common"
     states: int = 4
     longest = 1
 

@@ -11,9 +11,15 @@ from maporl.environments.games.base import Game, IllegalMove
 class TextArena(Game):
     """The environment ``env`` of TextArena, for two players who move in turn. It pays its rewards at the end.
 
-    A player makes at most ``longest`` moves. A game that would take longer ends and pays nobody.
+    A player makes at most ``longest`` moves. A game that would take longer ends and pays nobody. TextArena reads the
+    moves itself, so only an empty text is illegal here.
+
+    Payments: the end of the game pays what TextArena gives each player. After an empty text its author gets -1.5 and
+    the other 0.5, as in SPIRAL, because most of TextArena's games for two are contests.
     """
 
+    interests = "opposed"
+    replaces = False
     env: str = "TicTacToe-v0"
     longest: int = 30
 

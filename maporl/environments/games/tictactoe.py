@@ -12,12 +12,15 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 class TicTacToe(Game):
     """The first player plays X and the other O. Cells are numbered 1 to 9 by rows.
 
-    A win pays 1, a loss -1 and a draw ``draw``. ``random_opening`` random moves (rounded down to an even number) are made
-    before the first player's.
+    ``random_opening`` random moves (rounded down to an even number) are made before the first player's.
+
+    Payments: only the last move of a game pays. The winner gets 1 and the loser -1, or each gets ``draw``. After an
+    illegal move its author gets -1.5 and the other 0.5, as in SPIRAL.
     """
 
     draw: float = 0.0
     random_opening: int = 0
+    interests = "opposed"
     longest = 5
 
     def reset(self, rng: random.Random) -> None:
