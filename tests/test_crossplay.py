@@ -62,7 +62,7 @@ def test_skills_that_add_up_leave_no_gap():
 
 
 def test_with_three_seats_a_cell_is_the_mean_over_the_seat_that_is_replaced():
-    results = {team: (0.0,) for team in seatings(2, 3)} | {(1, 0, 0): (0.3,), (0, 1, 0): (0.6,), (0, 0, 1): (0.9,)}
+    results = dict.fromkeys(seatings(2, 3), (0.0,)) | {(1, 0, 0): (0.3,), (0, 1, 0): (0.6,), (0, 0, 1): (0.9,)}
     play = played(results | {(0, 0, 0): (1.0,)}, seats=("ann", "bob", "cat"))
     assert [[round(cell.value, 12) for cell in row] for row in play.matrix()] == [[1.0, 0.6], [0.0, 0.0]]
     assert "is the mean over which one" in how(play) and "over 6 mixed teams" in how(play)
@@ -105,20 +105,14 @@ def test_the_sentences_say_what_the_interval_allows():
 
 # -- real runs ----------------------------------------------------------------------------------------------------
 
-SPLIT = {"name": "toy_sum", "largest": 9, "seed": 0}
+SPLIT = {"name": "toy_sum", "largest": 4, "held_out": 0.5, "seed": 0}
 
 
 def trained(folder, seed, **changes):
     """A finished run, whose warm start is long enough that the teams differ in what they get right."""
-    values = {
-        **TINY,
-        "output_dir": str(folder),
-        "seed": seed,
-        "updates": 1,
-        "task": SPLIT,
-        "warm_start": {"steps": 150},
-    }
-    train(from_dict({**values, "evaluation": {"questions": 20}} | changes), resume=False, quiet=True)
+    warm = {"steps": 60, "batch_size": 16, "learning_rate": 5e-3, "wrong": 0.0}
+    values = {**TINY, "output_dir": str(folder), "seed": seed, "updates": 1, "task": SPLIT, "warm_start": warm}
+    train(from_dict({**values, "evaluation": {"questions": 12}} | changes), resume=False, quiet=True)
     return folder
 
 
@@ -139,7 +133,7 @@ def test_the_command_plays_draws_and_reports_and_its_diagonal_is_what_eval_says(
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert (result["runs"], result["seats"], len(result["teams"])) == (["seed1", "seed2", "seed3"], ["ann", "bob"], 9)
-    assert result["left_out"] == 0 and result["questions"] == 20
+    assert result["left_out"] == 0 and result["questions"] == 12
     for number, run in enumerate(copies):
         alone = json.loads(invoke("eval", run, "--json").stdout)
         own = next(team for team in result["teams"] if team["runs"] == [number] * 2)
@@ -151,7 +145,8 @@ def test_the_command_plays_draws_and_reports_and_its_diagonal_is_what_eval_says(
         assert json.loads((run / "crossplay.json").read_text()) == result
     assert len({tuple(team["right"]) for team in result["teams"]}) > 3, "teams differ, or this test sees nothing"
     page = data_of(write_report([copies[0]]).read_text())
-    assert page["runs"][0]["crossplay"]["cells"] == result["matrix"]
+    for shown, cells in zip(page["runs"][0]["crossplay"]["cells"], result["matrix"], strict=True):
+        assert [cell["value"] for cell in shown] == pytest.approx([cell["value"] for cell in cells], abs=1e-5)
     assert any(part["title"] == "Do the agents work with others?" for part in page["runs"][0]["story"])
     table = invoke("crossplay", *copies, "--set", "evaluation.questions=4", "--output", tmp_path / "out")
     assert table.exit_code == 0, table.output
@@ -169,18 +164,32 @@ def test_a_mixed_team_is_the_agents_of_both_runs(runs):
     play = play_crossplay(entrants, 64, quiet=True)
     player = build_player(entrants[0].config, runs[0] / "final")
     load_checkpoint_weights({"bob": player.team.policies["bob"]}, runs[1] / "final")
-    dialogues = player.play_evaluation(build_task(SPLIT, "eval", 0), 20, 0.0, 1)
+    dialogues = player.play_evaluation(build_task(SPLIT, "eval", 0), 12, 0.0, 1)
     mixed = next(team for team in play.teams if team.runs == (0, 1))
     assert mixed.right == tuple(final_right(d) for d in dialogues)
 
 
+def test_sampled_answers_have_the_random_numbers_of_an_evaluation_with_the_first_runs_seed(runs, tmp_path):
+    out = tmp_path / "out"
+    done = invoke("crossplay", *runs[:2], "evaluation.temperature=1.5", "--json", "-o", out)
+    result, greedy = (
+        json.loads(done.stdout),
+        play_crossplay(read_entrants([str(run) for run in runs[:2]]), 64, quiet=True),
+    )
+    assert (result["temperature"], result["seed"]) == (1.5, 1)
+    alone = json.loads(invoke("eval", runs[1], "evaluation.temperature=1.5", "seed=1", "--json").stdout)
+    own = alone["turns"][-1]["team"]
+    assert result["teams"][3]["final"] == {key: own[key] for key in ("value", "low", "high")}
+    assert [team["right"] for team in result["teams"]] != [list(team.right) for team in greedy.teams]
+
+
 def test_only_questions_are_asked_that_no_run_was_trained_on(tmp_path):
-    drawn = {"name": "toy_sum", "largest": 9}
+    drawn = {"name": "toy_sum", "largest": 4, "held_out": 0.5}
     paths = [trained(tmp_path / f"own{n}", n, task=drawn, warm_start={"steps": 2}) for n in (4, 5)]
     entrants = read_entrants([str(path) for path in paths])
     task, numbers, left_out = shared_questions(entrants)
     asked = [task[n].id for n in numbers]
-    assert len(asked) + left_out == 20 and 0 < len(asked) < 20
+    assert len(asked) + left_out == 12 and 0 < len(asked) < 12
     for seed in (4, 5):
         assert not {e.id for e in build_task(drawn, "train", seed)} & set(asked)
     play = play_crossplay(entrants, 64, quiet=True)
@@ -234,14 +243,20 @@ def test_adapters_of_all_runs_share_one_base(tmp_path):
 
 
 def test_agents_that_share_weights_come_with_weights_of_their_own_run(tmp_path):
-    tiny = TINY["agents"]["ann"] | {"policy": "both", "policy_per": "first_and_rest"}
-    agents = {"ann": tiny, "bob": tiny, "cat": TINY["agents"]["bob"]}
+    ann, bob = ({"tiny": TINY["agents"][name]["tiny"] | {"context": 512}} for name in ("ann", "bob"))
+    both = ann | {"policy": "both", "policy_per": "first_and_rest"}
+    agents = {"ann": both, "bob": both, "cat": bob}
     paths = [trained(tmp_path / f"run{n}", n, agents=agents, restate="base_model") for n in (1, 2)]
     play = play_crossplay(read_entrants([str(path) for path in paths]), 7, quiet=True)
     assert len(play.teams) == 8 and play.seats == ("ann", "bob", "cat")
     for number, path in enumerate(paths):
         alone = json.loads(invoke("eval", path, "--json").stdout)
         assert play.cell(number, number).value == alone["turns"][-1]["team"]["value"]
+
+
+def test_a_task_may_have_a_seed_of_its_own():
+    one, two = (build_task({"name": "toy_sum", "seed": 7}, "eval", seed) for seed in (1, 2))
+    assert one == two == build_task({"name": "toy_sum"}, "eval", 7) != build_task({"name": "toy_sum"}, "eval", 1)
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
@@ -265,7 +280,7 @@ def test_runs_that_cannot_play_together_are_refused_before_a_model_loads(runs, t
         "protocol": ({"protocol": short | {"turns": 3}}, "other: protocol is .*'turns': 3.*of one task and one protocol"),
         "names": ({"agents": {"ann": agents["ann"], "eve": agents["bob"]}}, r"the list of agents is \['ann', 'eve'\], but in seed1 it is \['ann', 'bob'\]"),
         "length": ({"ppo": {"response_length": 6}}, "ppo.response_length is 6, but in seed1 it is 4; give ppo.response_length=VALUE after the runs"),
-        "questions": ({"evaluation": {"questions": 9}}, "evaluation.questions is 9, but in seed1 it is 20; give"),
+        "questions": ({"evaluation": {"questions": 9}}, "evaluation.questions is 9, but in seed1 it is 12; give"),
     }  # fmt: skip
     for name, (changes, message) in others.items():
         other = changed(runs[1], tmp_path / name / "other", **changes)
@@ -311,7 +326,7 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path):
         ([], 2, ""),
         ([runs[0]], 2, "expected at least two runs, got "),
         ([runs[0], "updates=2"], 2, "expected at least two runs, got "),
-        ([runs[0], again], 2, "is the same run as seed1; give every run once"),
+        ([runs[0], again], 2, f"again: is the same run as {runs[0]}; give every run once"),
         ([runs[0], tmp_path / "empty"], 1, "has no config.yaml; give a run's output_dir"),
         ([runs[0], tmp_path / "nowhere"], 1, "neither a folder here nor a team on the hub"),
         ([runs[0], unfinished], 1, "has no folder for policy 'ann'; the run has not ended"),
@@ -323,10 +338,10 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path):
 
 
 def test_runs_without_a_question_that_both_held_out_are_refused(runs, tmp_path):
-    drawn = [changed(run, tmp_path / f"own{n}", task={"name": "toy_sum", "largest": 2}, seed=n) for n, run in enumerate(runs[:2])]  # fmt: skip
+    drawn = [changed(run, tmp_path / f"own{n}", task={"name": "toy_sum", "largest": 2}, seed=2 * n) for n, run in enumerate(runs[:2])]  # fmt: skip
     entrants = read_entrants(list(map(str, drawn)))
     with pytest.raises(
-        ConfigError, match="all 2 held-out questions of own0 were training questions of another run.*task.seed"
+        ConfigError, match=r"all 2 held-out questions of own0 were training questions of another run.*task\.seed"
     ):
         shared_questions(entrants)
 

@@ -75,11 +75,12 @@ def read_entrants(given: Sequence[str], overrides: Sequence[str] = ()) -> list[E
             f"expected at least two runs, got {' '.join(given) or 'none'}; for a single run there is: maporl eval RUN"
         )
     entrants: list[Entrant] = []
+    folders: list[Path] = []
     for one, name in zip(given, unique_names([Path(one) for one in given]), strict=True):
         config, folder = read_team(one, overrides)
-        twin = next((e for e in entrants if e.folder.resolve() == folder.resolve()), None)
-        if twin is not None:
-            raise ConfigError(f"{one}: is the same run as {twin.name}; give every run once")
+        folders.append(folder.resolve())
+        if (earlier := folders.index(folders[-1])) < len(entrants):
+            raise ConfigError(f"{one}: is the same run as {given[earlier]}; give every run once")
         check(config, str(folder / "config.yaml"))
         check_complete(config, folder)
         entrants.append(Entrant(name, config, folder, Path(one).is_dir()))
