@@ -217,7 +217,7 @@ class Player:
         ``questions`` is how many of the first questions are played, or it has the numbers of those that are.
 
         Raises:
-            ValueError: there are no questions.
+            ValueError: no question is given.
         """
         numbers = range(min(len(task), questions)) if isinstance(questions, int) else questions
         if not numbers:
