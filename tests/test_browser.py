@@ -89,6 +89,22 @@ def test_a_page_opens_from_a_file_without_a_complaint_and_says_what_was_learned(
     no_complaints(browser)
 
 
+def test_the_matrix_of_cross_play_is_a_table_with_its_diagonal_marked(browser, tmp_path):
+    from test_crossplay import TWO, played
+
+    folder = write_run(tmp_path / "one")
+    (folder / "crossplay.json").write_text(json.dumps(played(TWO).to_json()))
+    open_page(browser, f"file://{write_report([folder])}")
+    table = browser.find_element(By.XPATH, "//details[starts-with(summary, 'Cross-play')]//table")
+    assert [row.text for row in table.find_elements(By.CSS_SELECTOR, "tr")][1:] == [
+        "one 87.5% 39.6–98.7 50.0% 15.0–85.0", "two 37.5% 9.2–78.1 75.0% 30.1–95.4",
+    ]  # fmt: skip
+    marked = [cell.value_of_css_property("outline-style") for cell in table.find_elements(By.CSS_SELECTOR, "td")]
+    assert marked == ["solid", "none", "none", "solid"]
+    assert "Trained together minus mixed: +37.5 points" in browser.find_element(By.TAG_NAME, "main").text
+    no_complaints(browser)
+
+
 def test_filters_search_and_keys_work_and_the_address_keeps_them(browser, report):
     open_page(browser, report)
     assert count(browser) == 110

@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 
 from maporl.cli.main import app
 from maporl.errors import RunError
-from maporl.evaluation.metrics import evaluate_dialogues
+from maporl.evaluation.metrics import Difference, evaluate_dialogues
 from maporl.report.charts import charts, compared
 from maporl.report.dialogues import entry, flags_of
 from maporl.report.failures import failures
 from maporl.report.health import health
-from maporl.report.language import Difference
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.metric_panels import ROWS, lines_of
 from maporl.report.page import payload, render, write_report

@@ -106,5 +106,10 @@ def _overrides(values: list[str] | None) -> list[str]:
 
 
 def _files(values: list[str] | None) -> list[str]:
+    return split_words(values)[0]
+
+
+def split_words(values: list[str] | None) -> tuple[list[str], list[str]]:
+    """Return the words that name something, and those that are KEY=VALUE."""
     overrides = _overrides(values)
-    return [v for v in values or [] if v not in overrides]
+    return [v for v in values or [] if v not in overrides], overrides

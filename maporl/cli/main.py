@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli import look, recipes, share, train, verifier
+from maporl.cli import crossplay, look, recipes, share, train, verifier
 from reward_server.cli import serve
 
 HELP = """Train teams of language models that talk to each other.
@@ -26,6 +26,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Look and play": {
         "eval": look.evaluate,
+        "crossplay": crossplay.crossplay,
         "report": look.report,
         "watch": look.watch,
         "play": look.play,

@@ -46,6 +46,45 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The mean over questions of paired differences between two shares.
+
+    ``low`` and ``high`` are its 95% interval. The interval is normal, from the standard deviation of the differences.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> "Difference":
+        """Return the difference of ``pairs``, which are (before, after) on each question.
+
+        >>> Difference.of([(0, 1), (0, 1), (0, 0), (1, 0)]).points()
+        '+25.0 points (95% interval -68.8 to +100.0, compared question by question)'
+        """
+        own = [after - before for before, after in pairs]
+        mean = sum(own) / len(own)
+        deviation = math.sqrt(sum((d - mean) ** 2 for d in own) / max(1, len(own) - 1))
+        half = Z95 * deviation / math.sqrt(len(own))
+        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half))
+
+    @property
+    def sign(self) -> int:
+        """1 if the whole interval is above 0, -1 if it is below 0, else 0."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    def brief(self) -> str:
+        """Return it in percentage points, for a table."""
+        return f"{100 * self.mean:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+
+    def points(self) -> str:
+        """Return it in percentage points, for a sentence."""
+        interval = f"95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
+        return f"{100 * self.mean:+.1f} points ({interval}, compared question by question)"
+
+
+@dataclass(frozen=True)
 class TurnReport:
     """One turn: accuracy of each agent, of all agents together and of the majority vote; how often all agree."""
 

@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from maporl.evaluation.metrics import Share
@@ -126,7 +128,7 @@ def _merged(series: list[Series]) -> list[Series]:
 
 def compared(runs: list[Run]) -> list[dict[str, Any]]:
     """Charts that have one line for each run. Numbers of policies are averaged over the policies of a run."""
-    named = list(zip(unique_names(runs), runs, strict=True))
+    named = list(zip(unique_names([run.folder for run in runs]), runs, strict=True))
     found = []
     for panel in ROWS:
         if all(_voters(run) < panel.voters for run in runs):
@@ -145,9 +147,9 @@ def compared_names(run: Run, panel: Panel, comparison: Comparison) -> list[str]:
     return [line.name for line in lines if comparison.only in ("", line.name)]
 
 
-def unique_names(runs: list[Run]) -> list[str]:
+def unique_names(folders: Sequence[Path]) -> list[str]:
     """A name for each run: the name of its folder, with as many parent folders as it takes to tell the runs apart."""
-    paths = [run.folder.resolve().parts for run in runs]
+    paths = [folder.resolve().parts for folder in folders]
     for parts in range(1, max(map(len, paths)) + 1):
         names = ["/".join(path[-parts:]) for path in paths]
         if len(set(names)) == len(names):

@@ -1,10 +1,8 @@
 """Words and numbers for sentences."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from maporl.evaluation.metrics import Z95, Share
+from maporl.evaluation.metrics import Share
 
 
 def counted(number: int, noun: str) -> str:
@@ -43,39 +41,3 @@ def percent(share: Share) -> str:
     """
     low, high = share.interval()
     return f"{share.value:.1%} ({100 * low:.1f} to {high:.1%})"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The mean over questions of paired differences between two shares. ``low`` and ``high`` are its 95% interval: normal, from the
-    standard deviation of the differences."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> "Difference":
-        """The difference of ``pairs``: (before, after) on each question.
-
-        >>> Difference.of([(0, 1), (0, 1), (0, 0), (1, 0)]).points()
-        '+25.0 points (95% interval -68.8 to +100.0, compared question by question)'
-        """
-        own = [after - before for before, after in pairs]
-        mean = sum(own) / len(own)
-        deviation = math.sqrt(sum((d - mean) ** 2 for d in own) / max(1, len(own) - 1))
-        half = Z95 * deviation / math.sqrt(len(own))
-        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half))
-
-    @property
-    def sign(self) -> int:
-        """1 where the whole interval is above 0, -1 where it is below 0, else 0."""
-        return 1 if self.low > 0 else -1 if self.high < 0 else 0
-
-    def brief(self) -> str:
-        """In percentage points, for a table."""
-        return f"{100 * self.mean:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
-
-    def points(self) -> str:
-        """In percentage points, for a sentence."""
-        return f"{100 * self.mean:+.1f} points (95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}, compared question by question)"

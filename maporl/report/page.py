@@ -15,12 +15,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from maporl.errors import RunError
-from maporl.evaluation.metrics import Evaluation
+from maporl.evaluation.metrics import Difference, Evaluation
+from maporl.report import crossplay
 from maporl.report.charts import charts, compared, finite, unique_names
 from maporl.report.dialogues import FLAGS, MOST, entries
 from maporl.report.failures import failures
 from maporl.report.health import health
-from maporl.report.language import Difference, percent
+from maporl.report.language import percent
 from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.read import Run, read_run
 from maporl.report.story import paired_gain, story, talking_gain
@@ -47,7 +48,7 @@ def payload(runs: Sequence[Run], most: int = MOST) -> dict[str, Any]:
 def about(runs: Sequence[Run]) -> dict[str, Any]:
     """What a page shows besides the dialogues."""
     one = runs[0] if len(runs) == 1 else None
-    names = unique_names(list(runs))
+    names = unique_names([run.folder for run in runs])
     return {
         "title": names[0] if one else f"{len(runs)} runs compared",
         "charts": charts(one) if one else compared(list(runs)),
@@ -77,6 +78,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "failures": failures(run),
         "results": results(run),
         "flips": _flips(run),
+        "crossplay": crossplay.section(run.crossplay) if run.crossplay else None,
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else "",
     }
 

@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 import yaml
 
 from maporl.errors import RunError
+from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.storage.jsonl import DamagedRecord, whole_lines
 from maporl.types import Dialogue, Stop, from_record
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")
+CROSSPLAY = "crossplay.json"
+"""The result of ``maporl crossplay``, which it writes into the folder of every run that took part."""
 UNUSED = ("prompt_ids", "response_ids", "logprobs")
 """Fields of an utterance that no person reads. They are most of a file, so they are dropped line by line."""
 
@@ -39,7 +42,9 @@ class Recorded:
 
 @dataclass
 class Run:
-    """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read."""
+    """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read.
+    ``crossplay`` is the latest cross-play that the run took part in.
+    """
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -49,6 +54,7 @@ class Run:
     before: Evaluation | None = None
     after: Evaluation | None = None
     finished: bool = False
+    crossplay: CrossPlay | None = None
 
     @property
     def name(self) -> str:
@@ -129,6 +135,7 @@ class RunReader:
             self._held_out.get("before"),
             self._held_out.get("after"),
             (self.folder / "final").is_dir(),
+            _crossplay(self.folder / CROSSPLAY),
         )
 
     def _numbers(self, record: Any) -> dict[str, Any]:
@@ -283,13 +290,33 @@ def _yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def _evaluation(file: Path) -> Evaluation | None:
+def _json(file: Path) -> Any:
+    """The content of a JSON file; None if it is missing."""
     if not file.exists():
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunError(f"{file}: cannot be read: {error}") from None
+
+
+def _crossplay(file: Path) -> CrossPlay | None:
+    """The cross-play in a run's folder, if it names the run. A copied or renamed folder may hold that of another run."""
+    if (content := _json(file)) is None:
+        return None
+    try:
+        play = CrossPlay.from_json(content)
+        named = any(Path(name).name == file.resolve().parent.name for name in play.runs)
+        return play if named else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{file}: is not a cross-play ({error!r}); write it again with maporl crossplay, or remove it"
+        ) from None
+
+
+def _evaluation(file: Path) -> Evaluation | None:
+    if (content := _json(file)) is None:
+        return None
     if not isinstance(content, dict) or not content.get("turns") or "flips" not in content:
         raise RunError(f"{file}: has no 'turns' and 'flips'; it was not written by this version of maporl")
     try:

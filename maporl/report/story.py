@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from maporl.evaluation.metrics import Evaluation, Share
+from maporl.evaluation.metrics import Difference, Evaluation, Share
 from maporl.report.charts import compared_names, finite
+from maporl.report.crossplay import told
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
-from maporl.report.language import Difference, counted, few_updates, listed, percent
+from maporl.report.language import counted, few_updates, listed, percent
 from maporl.report.metric_panels import ACCURACY, Comparison
 from maporl.report.read import Run
 from maporl.text import visible
@@ -23,6 +24,7 @@ def story(run: Run) -> list[dict[str, str]]:
         ("How it was trained", _training(run)),
         ("What it learned", _games(run) if game else _learned(run)),
         ("Does talking help?", "" if game else _talking(run)),
+        ("Do the agents work with others?", told(run.crossplay) if run.crossplay else ""),
     ]
     return [{"title": title, "text": visible(text)} for title, text in parts if text]
 

@@ -210,22 +210,24 @@ class Player:
         return self.driver(task, temperature).play(examples, samples)
 
     def play_evaluation(
-        self, task: Task, questions: int, temperature: float, seed: int, batch: int = 1
+        self, task: Task, questions: int | Sequence[int], temperature: float, seed: int, batch: int = 1
     ) -> list[Dialogue]:
-        """Play and grade this process's share of the first ``questions`` of ``task``. Random states do not change.
+        """Play and grade this process's share of some questions of ``task``. Random states do not change.
+
+        ``questions`` is how many of the first questions are played, or it has the numbers of those that are.
 
         Raises:
-            ValueError: ``questions`` is below 1.
+            ValueError: no question is given.
         """
-        if questions < 1:
+        numbers = range(min(len(task), questions)) if isinstance(questions, int) else questions
+        if not numbers:
             raise ValueError("evaluate: eval_questions is 0; set it to the number of questions to evaluate on")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            number = min(len(task), questions)
             rank, size = distributed.rank(), distributed.size()
-            mine = range(number * rank // size, number * (rank + 1) // size)
-            driver = self.driver(task, temperature, batch=batch, rng_key=(seed, "eval"), first=mine.start)
-            dialogues = driver.play([task[i] for i in mine])
+            first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size
+            driver = self.driver(task, temperature, batch=batch, rng_key=(seed, "eval"), first=first)
+            dialogues = driver.play([task[i] for i in numbers[first:end]])
         self.scorer.grade(dialogues, task)
         return dialogues
 

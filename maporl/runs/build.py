@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from transformers import set_seed
 
 from maporl.config import Config
 from maporl.engines.build import build_engines
 from maporl.protocols import build_protocol, speakers
+from maporl.rewards.base import RewardSource
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
@@ -73,11 +75,7 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
         CheckpointError: ``checkpoint`` lacks a policy.
     """
     set_seed(config.seed)
-    state = PartialState(cpu=config.training.use_cpu)  # joins the launcher's processes and knows this one's device
-    distributed.check_launcher()
-    if state.device.type == "cpu":
-        reuse_memory()
-    names = tuple(config.agents)
+    device = find_device(config)
     team = Team.from_config(config)
     if config.warm_start.steps and checkpoint is None:  # the weights of a checkpoint include the warm start
         _warm_start(config, team, quiet=True)
@@ -86,10 +84,41 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
     untrained = UntrainedWeights.before_training(team, rows) if config.restate == "base_model" else None
     if checkpoint is not None:
         load_checkpoint_weights(team.policies, checkpoint)
+    ready_to_play(team, device)
+    return player_of(config, team, untrained)
+
+
+def find_device(config: Config) -> torch.device:
+    """Return this process's device. The first call joins the launcher's processes."""
+    state = PartialState(cpu=config.training.use_cpu)
+    distributed.check_launcher()
+    if state.device.type == "cpu":
+        reuse_memory()
+    return state.device
+
+
+def ready_to_play(team: Team, device: torch.device) -> None:
+    """Move the team's models to ``device`` and switch dropout off."""
     for policy in team.policies.values():
         if not policy.is_quantized:
-            policy.model.to(state.device)
+            policy.model.to(device)  # type: ignore[arg-type]  # its decorator hides the signature
         policy.model.eval()
+
+
+def player_of(
+    config: Config,
+    team: Team,
+    untrained: UntrainedWeights | None = None,
+    sources: Mapping[str, RewardSource] | None = None,
+) -> Player:
+    """Return the player of a configuration whose ``team`` is loaded.
+
+    ``untrained`` and ``sources`` are those of :meth:`maporl.rollout.player.Player.build`.
+
+    Raises:
+        ConfigError: an engine or a reward source lacks what it needs.
+    """
+    names = tuple(config.agents)
     engines = build_engines(
         {name: agent.engine for name, agent in team.agents.items()},
         _engine_options(config),
@@ -103,6 +132,7 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
         config.ppo,
         config.reward,
         engines=engines,
+        sources=sources,
         speakers=speakers(config.protocol, names),
         common_seed=config.branching.common_seed,
         untrained=untrained,

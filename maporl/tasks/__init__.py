@@ -29,7 +29,8 @@ _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "larg
 def build_task(section: dict[str, Any], split: str, seed: int, where: str = "configuration") -> Task:
     """The task that a configuration's ``task:`` section describes.
 
-    ``where`` names the configuration in errors.
+    ``split`` is "train" or "eval". ``seed`` draws the split, unless the section has a ``seed`` of its own. Runs whose
+    seeds differ then hold out the same questions. ``where`` names the configuration in errors.
 
     Raises:
         ConfigError: the section names no task, or an option that the task lacks, or a value that it refuses.
@@ -38,10 +39,9 @@ def build_task(section: dict[str, Any], split: str, seed: int, where: str = "con
     name = options.pop("name", None)
     if name not in TASKS:
         raise ConfigError(f"{where}: task.name: {unknown(name, TASKS)}")
-    for reserved in ("split", "seed"):
-        if reserved in options:
-            raise ConfigError(f"{where}: task.{reserved}: is set by the run itself; remove it")
-    options = {**_PRESETS.get(name, {}), **options, "split": split, "seed": seed}
+    if "split" in options:
+        raise ConfigError(f"{where}: task.split: is set by the run itself; remove it")
+    options = {**_PRESETS.get(name, {}), "seed": seed, **options, "split": split}
     return validated(TASKS[name], options, f"{where}: task")
 
 

@@ -46,7 +46,11 @@ class Mathematics(ReadTask):
     """``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
 
     The evaluation split comes from ``eval_source``, or else from the ``eval_split`` of the data set on the hub.
+    ``levels`` keeps the training rows of these difficulties only, by the data set's column ``level`` (5 or "Level 5").
     ``limit`` takes the first rows only.
+
+    Raises:
+        TaskError: a split cannot be read, or no training row has one of the levels.
     """
 
     source: str = "HuggingFaceH4/MATH-500"
@@ -55,6 +59,7 @@ class Mathematics(ReadTask):
     answer_column: str = "answer"
     train_split: str = "train"
     eval_split: str = "test"
+    levels: tuple[int, ...] = ()
     limit: int | None = None
     instruction: str = "{question}\n\nReason step by step, and put your final answer within \\boxed{}."
     split: Literal["train", "eval"] = "train"
@@ -66,6 +71,9 @@ class Mathematics(ReadTask):
     def _examples(self) -> list[Example]:
         if self.split == "train":
             found = read_examples(self.source, self.train_split, self._example)
+            found = [example for example in found if not self.levels or example.meta.get("level") in self.levels]
+            if not found:
+                raise TaskError(f"math: {self.source} has no row of the levels {list(self.levels)}; change task.levels")
         else:
             if self.eval_source is None and is_file(self.source):
                 raise TaskError(f"math: {self.source} is one file and has no test split; set task.eval_source")
@@ -80,6 +88,8 @@ class Mathematics(ReadTask):
         if "####" in str(row.get(self.answer_column)):
             answer = answer.replace(",", "")  # GSM8K writes 1,234
         meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
+        if self.levels:
+            meta = {**meta, "level": int("".join(filter(str.isdigit, str(row.get("level")))) or 0)}
         return Example(str(row.get("id", number)), "" if question is None else str(question), answer, dict(meta))
 
     def solution(self, example: Example) -> str:

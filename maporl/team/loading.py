@@ -1,5 +1,6 @@
 """Load a team. Tokenizers are loaded and checked before the models. Adapters of the same model share one base."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,30 @@ def policy_names(agent: str, section: AgentSection, turns: int) -> tuple[str, ..
     return (f"{policy}-first", f"{policy}-rest") if section.policy_per == "first_and_rest" else (policy,)
 
 
-def load_agents(config: Config, tokenizers: dict[str, Tokenizer], weights: bool = True) -> list[Agent]:
+Bases = dict[tuple, PeftModel]
+"""The base models that adapters share, by :func:`base_key`."""
+
+
+def base_key(section: AgentSection) -> tuple:
+    """Return what agents with an adapter must have in common to share a base model."""
+    return (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
+
+
+def load_agents(
+    config: Config, tokenizers: Mapping[str, Tokenizer], weights: bool = True, bases: Bases | None = None
+) -> list[Agent]:
     """Load every agent of ``config`` with its model, in speaking order.
 
-    ``weights=False`` builds models from their configurations, without reading weights.
+    Args:
+        config: the configuration.
+        tokenizers: each agent's tokenizer.
+        weights: False builds models from their configurations, without reading weights.
+        bases: the base models that earlier calls have loaded. New ones are added to it.
 
     Raises:
         ConfigError: a model or an adapter cannot be loaded.
     """
-    bases: dict[tuple, PeftModel] = {}
+    bases = {} if bases is None else bases
     loaded: dict[str, Agent] = {}
     agents: list[Agent] = []
     for name, section in config.agents.items():
@@ -145,10 +161,10 @@ def read_chat_template(value: str, where: str) -> str:
 
 
 def _load_policy(
-    agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: dict[tuple, PeftModel], weights: bool
+    agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: Bases, weights: bool
 ) -> PreTrainedModel | PeftModel:
     """Load the model of a policy. Policies with a LoRA on the same model and dtype share its base."""
-    key = (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
+    key = base_key(section)
     if section.tiny is None and key in bases and (section.lora or section.adapter):
         return _add_adapter(bases[key], policy, section)
     base = build_tiny_model(section.tiny, tokenizer) if section.tiny else _load_base(agent, section, weights)

@@ -1,7 +1,7 @@
 """Read a trained team from a run's folder or from the hub, for evaluation, play or further training."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -117,13 +117,15 @@ def check_complete(config: Config, folder: Path) -> None:
         raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is not a team")
 
 
-def load_trained_weights(policies: Iterable[Policy], folder: Path) -> None:
-    """Load each policy's weights from its own folder, if it has one. Frozen policies have none and stay as they are."""
-    root = weights_of(folder)
-    for policy in policies:
-        own = root / policy.name
+def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
+    """Load the weights of each policy from the folder of its name in ``policies``, if the run ``folder`` has one.
+
+    Frozen policies are not saved. They have at most the weights that a warm start left, in ``initial/``.
+    """
+    for name, policy in policies.items():
+        own = next((path for path in (weights_of(folder) / name, folder / "initial" / name) if path.is_dir()), None)
         known = policy.adapter is None and policy.model.config._name_or_path == str(own)
-        if own.is_dir() and not known:
+        if own is not None and not known:
             load_weights(policy.model, policy.adapter, own)
 
 

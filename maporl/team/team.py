@@ -155,5 +155,5 @@ class Team:
         config, folder = read_team(name, overrides)
         check_complete(config, folder)
         team = cls.from_config(config)
-        load_trained_weights(team.policies.values(), folder)
+        load_trained_weights(team.policies, folder)
         return team

@@ -110,6 +110,9 @@
       ${run.results.length > 0 && html`<details><summary>Held-out accuracy by turn and agent, with 95% intervals</summary><div class="scroll"><table>
         <thead><tr><th scope="col">turn</th><th scope="col">who</th><th scope="col">before</th><th scope="col">after</th></tr></thead>
         <tbody>${run.results.map((r) => html`<tr><td>${r.turn}</td><th scope="row">${r.who}</th><td><${Interval} share=${r.before} /></td><td><${Interval} share=${r.after} /></td></tr>`)}</tbody></table></div></details>`}
+      ${run.crossplay && html`<details open><summary>Cross-play: agents of different runs in one team</summary><p class="quiet">${run.crossplay.about} Accuracy of the last turn, with 95% intervals.</p><div class="scroll"><table>
+        <thead><tr><th scope="col"></th>${run.crossplay.runs.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+        <tbody>${run.crossplay.cells.map((cells, i) => html`<tr><th scope="row">${run.crossplay.runs[i]}</th>${cells.map((cell, j) => html`<td style=${{ background: `rgba(var(--high), ${(0.5 * (cell.value ?? 0)).toFixed(2)})`, outline: i === j ? "2px solid rgb(var(--low))" : "" }}><${Interval} share=${cell} /></td>`)}</tr>`)}</tbody></table></div></details>`}
       ${run.failures.lines.length > 0 && html`<section aria-label="Where it still fails"><${Title} id="failures">Where it still fails<//>
         <p class="quiet">Counted over ${run.failures.scope}.</p>
         <ul>${run.failures.lines.map((line, i) => html`<li>${line.text} <button aria-label=${"show the dialogues: " + line.text} onClick=${() => show(`${number}.${i}`)}>show them</button></li>`)}</ul>

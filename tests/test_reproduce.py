@@ -1,0 +1,77 @@
+"""The configurations of published tables: what they hold, and two updates of each with tiny stand-ins."""
+
+import json
+
+import pytest
+from processes import ROOT
+from test_maporl_configurations import small, stand_ins  # noqa: F401  # a fixture
+
+from maporl.config import recipes
+from maporl.runs.train import train
+from maporl.tasks import TaskError, build_task
+from maporl.validation.load import from_dict, load
+
+FOLDER = ROOT / "configs/ppo/reproduce"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not p.stem.startswith("maporl")], ids=lambda p: p.stem)
+def test_two_updates_with_tiny_stand_ins(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "recipe_file", lambda name: path)
+    values = recipes.tiny_version(path.stem, str(tmp_path / "run"))
+    del values["warm_start"]
+    values["training"] |= {"eval_steps": 0, "save_steps": 0}
+    train(from_dict(values | {"updates": 2}), resume=False, quiet=True)
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_two_updates_of_maporl_with_a_tiny_verifier(stand_ins, tmp_path):  # noqa: F811
+    train(small(FOLDER / "maporl_gsm8k.yaml", stand_ins, tmp_path), resume=False, quiet=True)
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_each_has_the_published_models_data_and_lengths():
+    maporl, agentpo, at_grpo, dr_mas = (
+        load(FOLDER / f"{name}.yaml") for name in ("maporl_gsm8k", "agentpo_math", "at_grpo_plan_path", "dr_mas_math")
+    )
+    assert (len(maporl.agents), maporl.protocol["turns"], maporl.updates * maporl.questions_per_update()) == (
+        3,
+        3,
+        12800,
+    )
+    assert {agent.model for agent in maporl.agents.values()} == {"microsoft/Phi-3-mini-128k-instruct"}
+    assert (maporl.ppo.response_length, maporl.reward.sources) == (300, {"verifier": 1.0})
+    assert [(a.model, a.trainable) for a in agentpo.agents.values()] == [
+        ("Qwen/Qwen2.5-3B-Instruct", True), ("meta-llama/Llama-3.2-3B-Instruct", False),
+    ]  # fmt: skip
+    assert (agentpo.task["levels"], agentpo.task["limit"], agentpo.branching.group) == ([5], 500, 8)
+    assert {agent.model for agent in at_grpo.agents.values()} == {"Qwen/Qwen3-1.7B"}
+    assert (at_grpo.updates, at_grpo.questions_per_update(), at_grpo.branching.group) == (200, 32, 4)
+    assert at_grpo.training.learning_rate == 5e-6 and len({a.policy for a in at_grpo.agents.values()} - {None}) == 0
+    assert {agent.model for agent in dr_mas.agents.values()} == {"Qwen/Qwen3-4B"}
+    assert (dr_mas.questions_per_update(), dr_mas.branching.group, dr_mas.ppo.response_length) == (32, 8, 4096)
+    assert (dr_mas.training.learning_rate, dr_mas.protocol["rounds"], dr_mas.evaluation.temperature) == (1e-6, 2, 0.6)
+
+
+def test_the_page_says_of_every_file_that_it_was_not_run():
+    page = (ROOT / "docs/reproduce.md").read_text()
+    assert all(f"`{path.name}`" in page and f"maporl train {path.relative_to(ROOT)}" in page for path in FILES)
+    assert page.count("Not run here.") == len(FILES) == 4
+
+
+def test_hard_questions_are_chosen_by_level(tmp_path):
+    levels = [5, "Level 5", 3, None, "Level 1", 5]
+    rows = [{"question": f"q{n}", "answer": "1", "level": level} for n, level in enumerate(levels)]
+    file = tmp_path / "math.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = {"name": "math", "source": str(file), "eval_source": str(file)}
+
+    def asked(split="train", **options):
+        return [example.question for example in build_task(section | options, split, 0)]
+
+    assert asked() == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert asked(levels=[5]) == ["q0", "q1", "q5"] and asked(levels=[5], limit=2) == ["q0", "q1"]
+    assert asked(levels=[1, 3]) == ["q2", "q4"]
+    assert len(asked("eval", levels=[5])) == 6, "held-out questions are not chosen by level"
+    with pytest.raises(TaskError, match=r"has no row of the levels \[2\]; change task\.levels"):
+        asked(levels=[2])
