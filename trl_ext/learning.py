@@ -96,16 +96,12 @@ class Learning:
         return merged, rate
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
-        """Permute the shared-prefix groups of ``batch`` by seed and cut them into ``num_mini_batches`` nearly equal
-        parts.
+        """Permute the inseparable rows of ``batch`` by seed and cut them into ``num_mini_batches`` nearly equal parts.
 
         Returns:
             The row indices of each minibatch.
         """
-        members: dict[int, list[int]] = {}
-        for row, group in enumerate(batch.prefix_group.tolist()):
-            members.setdefault(group, []).append(row)
-        together = list(members.values())
+        together = batch.inseparable()
         order = np.random.default_rng([self.args.seed, step, epoch]).permutation(len(together))
         parts = np.array_split(order, self.args.num_mini_batches)
         return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]

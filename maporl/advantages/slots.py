@@ -63,10 +63,12 @@ class Scale:
     Args:
         compute: the function ``(advantages, returns, groups, weights, batch, config) -> [N]``.
         over: the rows that it compares. Fewer than two of them are an error, or get advantage 0.
+        needs: the columns that it reads.
     """
 
     compute: Callable[..., Tensor]
     over: Over = "nothing"
+    needs: tuple[str, ...] = ()
 
 
 Slot = TypeVar("Slot", Return, Baseline, Scale)

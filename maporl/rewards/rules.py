@@ -184,8 +184,9 @@ class Mix(Rule):
     """The credit so far times ``credit``, plus a weighted sum of named rewards.
 
     A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
-    that called it, or ``callees/NAME`` for the mean over the utterances that it called. ``roles`` restricts the rule to
-    utterances in these roles; by default it changes all.
+    that called it, ``callees/NAME`` for the mean over the utterances that it called, or ``called/NAME`` for the mean
+    over all utterances of the dialogue that were called. ``roles`` restricts the rule to utterances in these roles; by
+    default it changes all.
     """
 
     weights: dict[str, float]
@@ -444,11 +445,13 @@ def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
 
 
 def _named(dialogue: Dialogue, utterance: Utterance, name: str) -> float:
-    """Return a named reward of the utterance, of its caller or of its callees. Without it the reward is 0."""
+    """Return a named reward of the utterance, of its caller, of its callees or of all called ones; 0 without it."""
     whose, slash, reward = name.partition("/")
-    if not slash or whose not in ("caller", "callees"):
+    if not slash or whose not in ("caller", "callees", "called"):
         return utterance.rewards.get(name, 0.0)
     if whose == "caller":
         return 0.0 if utterance.caller is None else dialogue.utterances[utterance.caller].rewards.get(reward, 0.0)
-    values = [u.rewards[reward] for u in dialogue.utterances if u.caller == utterance.id and reward in u.rewards]
+    called = [u for u in dialogue.utterances if u.caller is not None]
+    chosen = called if whose == "called" else [u for u in called if u.caller == utterance.id]
+    values = [u.rewards[reward] for u in chosen if reward in u.rewards]
     return fmean(values) if values else 0.0

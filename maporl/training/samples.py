@@ -21,7 +21,8 @@ class Columns:
 
     It holds no tokens and no text, and it is what processes send to each other. ``name``, ``caller`` and ``earlier``
     refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
-    ``action`` is a digest of the utterance's text. ``policy`` is empty if no policy is trained on the utterance.
+    ``action`` is a digest of the utterance's text, and ``tokens`` is the number of its sampled tokens. ``policy`` is
+    empty if no policy is trained on the utterance.
     """
 
     name: Name
@@ -36,6 +37,7 @@ class Columns:
     caller: Name | None
     earlier: tuple[tuple[int, str, Name], ...]
     action: str
+    tokens: int
     game: Any = None
     seed: Any = None
     state: Any = None
@@ -58,6 +60,7 @@ class Columns:
             caller=caller,
             earlier=tuple((u.order, u.agent, _name(dialogue, u)) for u in before),
             action=hashlib.blake2b(utterance.text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
+            tokens=len(utterance.response_ids),
             game=utterance.tags.get("game"),
             seed=utterance.tags.get("seed"),
             state=utterance.tags.get("state"),
@@ -79,6 +82,7 @@ def samples_by_policy(
     update: int,
     critic_outputs: int = 1,
     critic_context: str = "dialogue",
+    join_trajectories: bool = False,
 ) -> dict[str, list[TrainingSample]]:
     """Return the samples that each policy is trained on, in the order of dialogues and turns.
 
@@ -93,6 +97,8 @@ def samples_by_policy(
         critic_outputs: the number of the critic's outputs. Turn k uses output k, and later turns use the last one.
         critic_context: what the critic reads before an utterance: all that its agent saw ("dialogue"), the question
             ("answer"), or the question and all agents' utterances so far ("joint").
+        join_trajectories: whether all utterances of an agent in a dialogue are one trajectory. An utterance that was
+            called is a trajectory of its own.
     """
     samples: dict[str, list[TrainingSample]] = {}
     copies: dict[Name, tuple[TrainingSample, list[float]]] = {}
@@ -117,6 +123,7 @@ def samples_by_policy(
                 head=min(utterance.turn, critic_outputs - 1),
                 score=credit,
                 sampled_logprobs=utterance.logprobs,
+                trajectory=_trajectory(dialogue, utterance) if join_trajectories else None,
                 critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
                 columns=Columns.of(dialogue, utterance, utterance.policy),
                 utterance=utterance,
@@ -141,6 +148,11 @@ def _name(dialogue: Dialogue, utterance: Utterance) -> Name:
     if utterance.sample is not None:
         return ("sample", dialogue.prompt, utterance.sample)
     return (dialogue.prompt, dialogue.rollout, utterance.id)
+
+
+def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:
+    alone = None if utterance.caller is None else utterance.id
+    return (dialogue.prompt, dialogue.rollout, utterance.agent, alone)
 
 
 def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, tokenizer: Tokenizer) -> list[int] | None:

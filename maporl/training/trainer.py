@@ -181,7 +181,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Fill in the token batch of each policy, with advantages over the dialogues of all processes."""
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         batch.samples = samples_by_policy(
-            batch.dialogues, tokenizers, batch.plan, batch.number, self._critic_outputs, self.args.critic_context
+            batch.dialogues,
+            tokenizers,
+            batch.plan,
+            batch.number,
+            self._critic_outputs,
+            self.args.critic_context,
+            self.args.ratio == "trajectory",
         )
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)

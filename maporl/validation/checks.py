@@ -196,6 +196,11 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
         raise ConfigError(
             f"{where}: branching.resample: one dialogue per question has no reward variance; set group above 1"
         )
+    if config.ppo.ratio == "trajectory" and branching.how != "independent":
+        raise ConfigError(
+            f"{where}: ppo.ratio: a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes "
+            "dialogues that share utterances; set branching.how: independent, or ppo.ratio: sequence"
+        )
     if branching.how in ("tree", "best_of") and not protocol.every_step_scored:
         raise ConfigError(
             f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
@@ -221,7 +226,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
 
 def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
     """Return the columns of a :class:`maporl.advantages.TurnBatch` that a run of this configuration records."""
-    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action"]
+    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action", "tokens"]
     roles = ["role"] if protocol.roles or any(a.role for a in config.agents.values()) else []
     forks = ["state"] if config.branching.how != "independent" else []
     return list(dict.fromkeys([*always, *roles, *forks, *sorted(protocol.records)]))
