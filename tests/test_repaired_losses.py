@@ -105,7 +105,7 @@ def test_more_workers_do_not_shrink_what_the_planner_learns(calls, tmp_path):
     trainer, batch = matpo(tmp_path, calls)
     (tokens,) = batch.token_batches.values()
     _, gradients = loss_and_gradients(trainer, tokens)
-    found = [row for row in rows(batch)]
+    found = rows(batch)
     planner = [i for i, row in enumerate(found) if row.utterance.role == "planner"]
     assert len(planner) == sum(calls) + 2
     for i in planner:

@@ -143,8 +143,8 @@ def micro_batch_loss(
     new = _spread(out.logprobs, mask)
     old = rows.old_logprobs.to(new.dtype)
     if options.ratio == "trajectory":
-        (whole_new, *others), whole_mask, position = joined(rows, [new, old, rows.advantages])
-        losses, measures = objective(whole_new, *others, whole_mask, options)
+        (whole_new, whole_old, advantages), whole_mask, position = joined(rows, [new, old, rows.advantages])
+        losses, measures = objective(whole_new, whole_old, advantages, whole_mask, options)
         losses = _spread(losses.flatten()[position], mask)
         measures = {name: _spread(value.flatten()[position], mask) for name, value in measures.items()}
     else:

@@ -106,9 +106,34 @@ def check_run(config: Config) -> list[str]:
         memory.line(config, longest),
         f"run: {config.updates} updates of {config.questions_per_update()} dialogues into {config.output_dir}",
         *warnings,
+        *method_warnings(config),
         *_fewer_questions(config, held_out),
         *_idle_cores(config),
     ]
+
+
+def method_warnings(config: Config) -> list[str]:
+    """Return a warning for each choice that works but hardly ever is what was meant."""
+    advantage, ppo = config.advantage, config.ppo
+    critics = config.training.critic != "none" and advantage.baseline == "critic"
+    found = []
+    if advantage.baseline == "loo" and advantage.scale == "std":
+        found.append(
+            "warning: advantage: baseline loo with scale std is baseline mean with scale std, times n / (n - 1) for groups of "
+            "n rows; set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)"
+        )
+    if ppo.ratio != "token" and ppo.aggregation == "token_mean":
+        found.append(
+            f"warning: ppo: ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its "
+            "tokens have one ratio; set ppo.aggregation: sequence_mean"
+        )
+    if config.training.critic_context == "joint" and critics:
+        if not build_protocol(config.protocol, tuple(config.agents)).hears_others:
+            found.append(
+                "warning: training.critic_context: joint lets the critic read what all agents said before, but in this protocol "
+                "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
+            )
+    return found
 
 
 def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
