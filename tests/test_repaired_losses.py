@@ -12,6 +12,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from maporl.config.recipes import card_of, recipe_files
 from maporl.errors import ConfigError
 from maporl.validation.load import from_dict, load
+from maporl.validation.preflight import method_warnings
 from trl_ext.losses import Totals, micro_batch_loss
 
 
@@ -274,3 +275,121 @@ def test_a_recipe_whose_card_names_a_clip_or_a_ratio_takes_several_steps_or_says
     card, ppo = card_of(name), load(name).ppo
     if re.search(r"\bclip|\bratio\b|importance weight", card.exact):
         assert ppo.num_ppo_epochs * ppo.num_mini_batches >= 2 or "clip is inert" in card.differs
+
+
+# -- R4: a central critic ---------------------------------------------------------------------------------------------
+
+
+def wordy(request):
+    """Say something that names the speaker and the turn, and ends with the right answer."""
+    return f"{request.ask.agent[0]}{request.turn} {request.example.answer}"
+
+
+def actor_critic(name, tmp_path):
+    """Return a trainer of the recipe whose agents, except for its critics, do the same."""
+    return scripted_trainer(recipe_values(name, tmp_path / name), wordy)
+
+
+def test_maac_has_one_critic_that_reads_what_the_others_said(tmp_path):
+    trainer = actor_critic("maac", tmp_path)
+    ann, bob = trainer.learners.values()
+    assert ann.central_values == bob.central_values and ann.value_head is bob.value_head is None
+    batch = played(trainer)
+    samples = [s for s in batch.samples["ann"] if s.utterance.turn == 1]
+    assert len(samples) == 4
+    for sample in samples:
+        read = ann.tokenizer.decode(sample.critic_prompt_ids)
+        first = next(u.text for d in batch.dialogues for u in d.utterances
+                     if d.prompt == sample.columns.prompt and u.agent == "bob" and u.turn == 0)  # fmt: skip
+        assert first.startswith("b0") and f"bob, turn 1: {first}" in read
+
+
+def test_the_central_critic_learns_from_all_agents_at_once(tmp_path):
+    """Its gradient is the sum of what ann's rows and bob's rows give, and only its own optimizer moves it."""
+    trainer = actor_critic("maac", tmp_path)
+    central = trainer.learning.central
+    batch = played(trainer)
+    gradients = []
+    for name, tokens in batch.token_batches.items():
+        tokens.returns = tokens.value_mask.float()
+        trainer.learners[name].accumulate(tokens, torch.arange(len(tokens)))
+        gradients.append(central.head.linear.weight.grad.clone())
+    ann, both = gradients
+    assert ann.abs().sum() > 0 and not torch.equal(ann, both)
+    torch.testing.assert_close(both, 2 * ann)  # both agents read the same words, and earn the same
+    own = {id(p) for p in [*central.model.parameters(), *central.head.parameters()]}
+    for learner in trainer.learners.values():
+        assert own.isdisjoint(id(p) for group in learner.optimizer.param_groups for p in group["params"])
+    before = central.head.linear.weight.clone()
+    central.step()
+    assert not torch.equal(before, central.head.linear.weight) and central.head.linear.weight.grad is None
+
+
+def test_a_central_critic_is_saved_and_resumed(tmp_path):
+    trainer, other = actor_critic("maac", tmp_path / "a"), actor_critic("maac", tmp_path / "b")
+    trainer.update(played(trainer))
+    folder = tmp_path / "critic"
+    folder.mkdir()
+    trainer.checkpoint_others()["central_critic"].save(folder)
+    other.checkpoint_others()["central_critic"].load(folder)
+    for mine, theirs in zip(
+        trainer.learning.central.model.parameters(), other.learning.central.model.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(trainer.learning.central.head.linear.weight, other.learning.central.head.linear.weight)
+
+
+def test_maac_and_iac_differ_in_what_they_learn(tmp_path):
+    found = {}
+    for name in ("maac", "iac"):
+        trainer = actor_critic(name, tmp_path)
+        for _ in range(2):
+            metrics = trainer.update(played(trainer)).metrics
+            trainer.state.global_step += 1
+        found[name] = metrics
+    assert found["maac"].keys() == found["iac"].keys()
+    different = {key for key in found["maac"] if found["maac"][key] != found["iac"][key]}
+    assert {"ann/loss/value_avg", "bob/loss/value_avg", "ann/loss/policy_avg", "bob/loss/policy_avg"} <= different
+
+
+def test_actor_critics_take_one_step_differences(tmp_path):
+    """A = r + .9 V' - V and the target r + .9 V', with values that are set by hand: .5 in turn 1, .25 in turn 2."""
+    trainer = scripted_trainer(recipe_values("iac", tmp_path), lambda request: str(request.example.answer))
+    with torch.no_grad():
+        for learner in trainer.learners.values():
+            learner.value_head.linear.bias.copy_(torch.tensor([0.5, 0.25]))
+    for row in rows(played(trainer)):
+        assert row.advantage == pytest.approx([1 + 0.9 * 0.25 - 0.5, 1 - 0.25][row.utterance.turn])
+
+
+# -- warnings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "words"),
+    [
+        ("maac", ["protocol.turns=1"], "critic_context: joint"),
+        ("rloo", ["advantage.scale=std"], r"baseline loo with scale std is baseline mean, times n / \(n - 1\)"),
+        ("marft_action", ["ppo.aggregation=token_mean"], "ratio sequence with aggregation token_mean"),
+    ],
+)
+def test_what_works_but_is_hardly_meant_is_warned_about(recipe, changes, words):
+    assert method_warnings(load(recipe)) == []
+    (warning,) = method_warnings(load(recipe, changes))
+    assert re.search(words, warning)
+
+
+@pytest.mark.parametrize(
+    ("agents", "training", "words"),
+    [
+        ({"bob": {"tokenizer": "other"}}, {}, "differ in tokenizer"),
+        ({"bob": {"load_in_4bit": True, "lora": {}}}, {}, "quantized"),
+        ({}, {"placement": "split"}, "placement: split"),
+    ],
+)
+def test_a_central_critic_that_cannot_be_is_refused(agents, training, words, tmp_path):
+    values = recipe_values("maac", tmp_path, training=training)
+    values["agent_defaults"] = {"model": "some/model"}
+    values["agents"] |= agents
+    with pytest.raises(ConfigError, match=words):
+        from_dict(values)

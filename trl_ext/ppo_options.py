@@ -136,10 +136,10 @@ class LearnerOptions:
     learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
     value_learning_rate: float | None = option(None, "Learning rate of the critic; default: learning_rate.")
     lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
-    critic: Literal["head", "adapter", "model", "none"] = option(
+    critic: Literal["head", "adapter", "model", "central", "none"] = option(
         "head",
         "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a separate "
-        "model, or none (the advantage is the whitened return).",
+        "model, one separate model for all policies of a team (central), or none (the advantage is the whitened return).",
     )
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
 

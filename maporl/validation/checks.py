@@ -67,6 +67,8 @@ def _check_ppo(config: Config, where: str) -> None:
 
 def _check_critic(name: str, agent: AgentSection, config: Config, where: str) -> None:
     key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
+    if agent.weights and agent.trainable and (agent.critic or config.training.critic) == "central":
+        _check_central_critic(name, agent, key, config, where)
     if not agent.weights or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
         return
     if agent.lora is None and agent.adapter is None:
@@ -78,6 +80,31 @@ def _check_critic(name: str, agent: AgentSection, config: Config, where: str) ->
             f"{where}: {key}: 'adapter' excludes training.gradient_checkpointing, which would recompute activations under "
             "the wrong adapter; use critic: head or set training.gradient_checkpointing: false"
         )
+
+
+def _check_central_critic(name: str, agent: AgentSection, key: str, config: Config, where: str) -> None:
+    """Check that the critic that agents share can be a copy of each one's model, and that one device holds everything."""
+    if agent.load_in_4bit or agent.load_in_8bit:
+        raise ConfigError(
+            f"{where}: {key}: 'central' trains a copy of agents.{name}'s model, which is quantized; use critic: head"
+        )
+    if config.training.placement == "split":
+        raise ConfigError(
+            f"{where}: {key}: 'central' excludes training.placement: split; set training.placement: shared"
+        )
+    for other, section in config.agents.items():
+        for what in ("model", "tiny", "tokenizer"):
+            mine, theirs = getattr(agent, what), getattr(section, what)
+            if (
+                section.weights
+                and section.trainable
+                and (section.critic or config.training.critic) == "central"
+                and mine != theirs
+            ):
+                raise ConfigError(
+                    f"{where}: {key}: 'central' is one critic for agents that read the same tokens, but {name!r} and {other!r} "
+                    f"differ in {what}; give them the same, or use critic: head"
+                )
 
 
 def _check_restating(config: Config, where: str) -> None:

@@ -11,6 +11,8 @@ import torch
 from transformers import SchedulerType, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
+from maporl.advantages.baselines import baseline_of
+from maporl.advantages.scales import scale_of
 from maporl.config.parse import unknown
 from maporl.config.schema import AgentSection, Config
 from maporl.engines import Engine, Reply, Request
@@ -115,24 +117,24 @@ def check_run(config: Config) -> list[str]:
 def method_warnings(config: Config) -> list[str]:
     """Return a warning for each choice that works but hardly ever is what was meant."""
     advantage, ppo = config.advantage, config.ppo
-    critics = config.training.critic != "none" and advantage.baseline == "critic"
+    baseline = baseline_of(advantage)
     found = []
-    if advantage.baseline == "loo" and advantage.scale == "std":
+    if baseline.scales_mean and scale_of(advantage).over != "nothing":
         found.append(
-            "warning: advantage: baseline loo with scale std is baseline mean with scale std, times n / (n - 1) for groups of "
-            "n rows; set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)"
+            f"warning: advantage: baseline {advantage.baseline} with scale {advantage.scale} is baseline mean, times n / (n - 1) "
+            "for groups of n rows; set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)"
         )
     if ppo.ratio != "token" and ppo.aggregation == "token_mean":
         found.append(
             f"warning: ppo: ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its "
             "tokens have one ratio; set ppo.aggregation: sequence_mean"
         )
-    if config.training.critic_context == "joint" and critics:
-        if not build_protocol(config.protocol, tuple(config.agents)).hears_others:
-            found.append(
-                "warning: training.critic_context: joint lets the critic read what all agents said before, but in this protocol "
-                "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
-            )
+    hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
+    if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:
+        found.append(
+            "warning: training.critic_context: joint lets the critic read what all agents said before, but in this protocol "
+            "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
+        )
     return found
 
 
