@@ -282,7 +282,7 @@ def test_a_recipe_whose_card_names_a_clip_or_a_ratio_takes_several_steps_or_says
 
 def wordy(request):
     """Say something that names the speaker and the turn, and ends with the right answer."""
-    return f"{request.ask.agent[0]}{request.turn} {request.example.answer}"
+    return f"{request.ask.agent[0]}{request.turn} Answer: {request.example.answer}"
 
 
 def actor_critic(name, tmp_path):
