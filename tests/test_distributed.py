@@ -178,6 +178,19 @@ def test_running_means_are_those_of_all_processes(tmp_path):
     assert states[0] == pytest.approx(states[1]) and len(states[0]) == 2
 
 
+@pytest.mark.parametrize(
+    "args",
+    [{"aggregation": "per_main_rollout"}, {"critic": "central", "critic_context": "joint"}],
+    ids=["rollouts", "critic"],
+)
+def test_rollouts_and_a_central_critic_are_those_of_all_processes(args, tmp_path):
+    one, _ = trained(tmp_path / "one", 1, args=args)
+    two, _ = trained(tmp_path / "two", 2, args=args)
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
 def test_a_process_that_dies_ends_the_others(tmp_path):
     done = launch(tmp_path, 2, die=1, torchrun=True)
     assert done.returncode != 0

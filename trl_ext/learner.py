@@ -6,7 +6,7 @@ share one base model, each with its own adapter.
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from trl_ext.sharding import Replicated, build_optimizer, strategy_of
 from trl_ext.token_batch import TokenBatch, placeholder
 from trl_ext.value_head import ValueHead
 
-CRITICS = ("head", "adapter", "model", "none")
+CRITICS = ("head", "adapter", "model", "central", "none")
 
 
 class NonFiniteError(UserError, RuntimeError):
@@ -58,7 +58,10 @@ class Learner:
         args: the options.
         critic: where values come from. ``head`` is a float32 linear head on the policy's own trunk. ``adapter`` is a
             second adapter on the same trunk, with a head. ``model`` is a separate trunk: ``value_model``, or a copy of
-            the policy. ``none`` means no critic.
+            the policy. ``central`` is a critic that several learners share: ``central_values``. ``none`` means no
+            critic.
+        central_values: the function that returns a central critic's values of rows. The critic is not part of this
+            learner, so the learner only adds gradients to it.
         value_model: the separate critic. It may be a sequence-classification model, which has its own head.
         adapter: the adapter of ``model`` to train. It is needed if ``model`` has several adapters.
         reference: the reference model of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and
@@ -80,6 +83,7 @@ class Learner:
         *,
         critic: str = "head",
         value_model: nn.Module | None = None,
+        central_values: Callable[[TokenBatch], Tensor] | None = None,
         adapter: str | None = None,
         reference: nn.Module | None = None,
         ref_adapter: str | None = None,
@@ -90,6 +94,8 @@ class Learner:
             raise ValueError(f"policy {name!r}: critic must be one of {', '.join(CRITICS)}, got {critic!r}")
         if critic == "adapter" and not isinstance(model, PeftModel):
             raise ValueError(f"policy {name!r}: critic 'adapter' needs a PEFT model; use 'head', or add a LoRA")
+        if (critic == "central") != (central_values is not None):
+            raise ValueError(f"policy {name!r}: critic 'central' and central_values go together; pass both or neither")
         if critic == "adapter" and args.gradient_checkpointing:
             raise ValueError(
                 f"policy {name!r}: critic 'adapter' with gradient_checkpointing would recompute activations under the "
@@ -99,7 +105,7 @@ class Learner:
         self._trainable: list[nn.Parameter] = []
         self.critic_adapter: str | None = None
         self.model: Any = model
-        self.critic, self.ref_adapter = critic, ref_adapter
+        self.critic, self.ref_adapter, self.central_values = critic, ref_adapter, central_values
         self.adapter: Any = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
         self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
         _quiet_dropout(model)
@@ -132,7 +138,7 @@ class Learner:
         return value_model
 
     def _build_value_head(self, outputs: int) -> ValueHead | None:
-        if self.critic == "none":
+        if self.critic in ("none", "central"):
             return None
         if self.critic == "adapter":
             self.critic_adapter = f"{self.adapter}_critic"
@@ -296,6 +302,9 @@ class Learner:
         """
         if self.critic == "none":
             return None
+        if self.central_values is not None:
+            with self.autocast():
+                return self.central_values(rows)
         if self.critic == "head" and rows.critic is None:
             hidden = hidden.detach() if self.args.detach_critic or rows.critic_only else hidden
         else:

@@ -1,4 +1,4 @@
-"""Everything that touches weights in an update, for one learner or several."""
+"""Everything that touches weights in an update, for one learner or several, perhaps with a central critic."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trl_ext import distributed
+from trl_ext.central_critic import CentralCritic
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
 from trl_ext.metrics import Metrics, update_metrics
@@ -24,8 +25,10 @@ class Learning:
     advantages. The last step computes losses and gradients and changes the weights.
     """
 
-    def __init__(self, learners: dict[str, Learner], args: Any, device: torch.device):
-        self.learners, self.args, self.device = learners, args, device
+    def __init__(
+        self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
+    ):
+        self.learners, self.args, self.device, self.central = learners, args, device, central
 
     def token_batches(
         self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
@@ -84,11 +87,15 @@ class Learning:
                     collected[name][-1]["grad_norm"] = self.learners[name].step()
                     if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
                         active.discard(name)
+                if self.central is not None and stepping:
+                    self.central.step()
         rate = float(next(iter(self.learners.values())).scheduler.get_last_lr()[0])
         with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
             for learner in self.learners.values():
                 learner.scheduler.step()
+            if self.central is not None:
+                self.central.scheduler.step()
         merged = {name: update_metrics(entries) for name, entries in collected.items()}
         if args.target_kl is not None:
             for name in merged:
@@ -96,16 +103,12 @@ class Learning:
         return merged, rate
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
-        """Permute the shared-prefix groups of ``batch`` by seed and cut them into ``num_mini_batches`` nearly equal
-        parts.
+        """Permute the inseparable rows of ``batch`` by seed and cut them into ``num_mini_batches`` nearly equal parts.
 
         Returns:
             The row indices of each minibatch.
         """
-        members: dict[int, list[int]] = {}
-        for row, group in enumerate(batch.prefix_group.tolist()):
-            members.setdefault(group, []).append(row)
-        together = list(members.values())
+        together = batch.inseparable()
         order = np.random.default_rng([self.args.seed, step, epoch]).permutation(len(together))
         parts = np.array_split(order, self.args.num_mini_batches)
         return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]

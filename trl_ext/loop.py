@@ -14,6 +14,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
+from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import (
     CheckpointError,
     Saved,
@@ -62,7 +63,14 @@ class PPOLoop(Trainer, Generic[Batch]):
     lr_scheduler: Any
 
     def setup(
-        self, learners: dict[str, Learner], args: PPOv2Config, train_dataset, eval_dataset, optimizers, callbacks
+        self,
+        learners: dict[str, Learner],
+        args: PPOv2Config,
+        train_dataset,
+        eval_dataset,
+        optimizers,
+        callbacks,
+        central: CentralCritic | None = None,
     ) -> None:
         """Set up ``transformers.Trainer``, the batch sizes, the devices and every learner's optimizer.
 
@@ -73,6 +81,7 @@ class PPOLoop(Trainer, Generic[Batch]):
             eval_dataset: the data set to evaluate on, or a task.
             optimizers: the first learner's optimizer and scheduler. None builds them from ``args``.
             callbacks: further ``TrainerCallback`` objects.
+            central: the critic that the learners share, if there is one.
 
         Raises:
             ValueError: the batch sizes do not fit each other.
@@ -102,7 +111,9 @@ class PPOLoop(Trainer, Generic[Batch]):
             optimizer, scheduler = optimizers if learner is first else (None, None)
             learner.prepare(self.accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
-        self.learning = Learning(learners, args, self.accelerator.device)
+        if central is not None:
+            central.prepare(self.accelerator, updates)
+        self.learning = Learning(learners, args, self.accelerator.device, central)
         self.episodes = 0
 
     def place(self) -> dict[int, torch.device]:

@@ -25,9 +25,10 @@ Objective = Callable[[Tensor, Tensor, Tensor, Tensor, PPOOptions], tuple[Tensor,
 def importance_ratio(new: Tensor, old: Tensor, mask: Tensor, kind: str) -> Tensor:
     """Return ``pi_new / pi_old`` [N, T], for each token or as one number for all tokens of an answer.
 
-    ``token`` is the ratio of each token. ``sequence`` is the product over the answer's tokens (M-GRPO, arXiv
-    2511.13288, eq. 14). ``sequence_mean`` is its length-normalised form ``exp(mean log-ratio)`` (GSPO, arXiv
-    2507.18071).
+    ``token`` is the ratio of each token. ``sequence`` is the product over the answer's tokens (MARFT, arXiv
+    2504.16129). ``sequence_mean`` is its length-normalised form ``exp(mean log-ratio)`` (GSPO, arXiv 2507.18071).
+    ``trajectory`` is the product over all answers of a trajectory (M-GRPO, arXiv 2511.13288, eq. 14). Each row is then
+    a whole trajectory, because the loss joins its answers before it calls the objective.
     """
     # mask before exp, because log-probabilities outside the mask may have any value
     difference = torch.where(mask, new - old, torch.zeros_like(new))
@@ -83,6 +84,32 @@ def aggregation_total(mask: Tensor, rows: Tensor, aggregation: str) -> float:
     return float((rows * mask.sum(1)).sum() if aggregation == "token_mean" else rows.sum())
 
 
+def joined(rows: TokenBatch, values: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Join the sampled tokens of each trajectory of ``rows`` to one row, in the order of its rows.
+
+    Args:
+        rows: N rows with S trajectories, of which the longest has L sampled tokens.
+        values: tensors [N, T].
+
+    Returns:
+        Each of ``values`` as [S, L], a mask [S, L] of the tokens, and for each of the M sampled tokens of ``rows``, in
+        row-major order, its flattened position in [S, L].
+    """
+    row, _ = rows.sampled_mask.nonzero(as_tuple=True)
+    _, number = rows.trajectory[row].unique(return_inverse=True)
+    order = torch.argsort(number, stable=True)
+    lengths = torch.bincount(number)
+    mask = torch.arange(int(lengths.max()), device=number.device) < lengths.unsqueeze(1)
+    position = torch.empty_like(order)
+    position[order] = mask.flatten().nonzero().flatten()
+    flat = [value[rows.sampled_mask][order] for value in values]
+    return (
+        [torch.zeros(mask.shape, dtype=v.dtype, device=v.device).masked_scatter(mask, v) for v in flat],
+        mask,
+        position,
+    )
+
+
 @dataclass(frozen=True)
 class Totals:
     """The numbers by which sums over a minibatch are divided. They let a minibatch be split into any micro-batches."""
@@ -98,6 +125,9 @@ class Totals:
         policy = aggregation_total(mask, rows.weight[index], options.aggregation)
         own = [policy, float(mask.sum()), float(rows.value_mask[index].sum())]
         policy, tokens, values = distributed.all_reduce_sum(own, mask.device)
+        if options.aggregation == "per_main_rollout" and rows.rollouts is not None:
+            # a constant, so that a row counts the same in whichever minibatch it is, whatever other rows are there
+            policy = rows.rollouts / options.num_mini_batches
         return cls(policy, int(tokens), int(values))
 
 
@@ -111,7 +141,14 @@ def micro_batch_loss(
     """
     mask = rows.sampled_mask
     new = _spread(out.logprobs, mask)
-    losses, measures = objective(new, rows.old_logprobs.to(new.dtype), rows.advantages, mask, options)
+    old = rows.old_logprobs.to(new.dtype)
+    if options.ratio == "trajectory":
+        (whole_new, whole_old, advantages), whole_mask, position = joined(rows, [new, old, rows.advantages])
+        losses, measures = objective(whole_new, whole_old, advantages, whole_mask, options)
+        losses = _spread(losses.flatten()[position], mask)
+        measures = {name: _spread(value.flatten()[position], mask) for name, value in measures.items()}
+    else:
+        losses, measures = objective(new, old, rows.advantages, mask, options)
     weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
     if options.engine_tis_cap is not None:
         weights = weights * engine_weights(rows, options.engine_tis_cap)

@@ -59,10 +59,10 @@ class PPOOptions:
         "Where the KL penalty goes: subtracted from the rewards, or added to the loss (k2 or k3 only).",
     )
     objective: str = option("ppo", "Policy loss, a name of trl_ext.losses.OBJECTIVES: ppo or reinforce.")
-    ratio: Literal["token", "sequence", "sequence_mean"] = option(
+    ratio: Literal["token", "sequence", "sequence_mean", "trajectory"] = option(
         "token",
-        "Ratio of new to old probability: of each token, of the whole completion (product over its tokens), or its "
-        "length-normalised form, the geometric mean (GSPO).",
+        "Ratio of new to old probability: of each token, of the whole completion (product over its tokens), its "
+        "length-normalised form, the geometric mean (GSPO), or of all completions of a trajectory (M-GRPO).",
     )
     cliprange: float = option(0.2, "Clip range of the policy ratio.")
     cliprange_high: float | None = option(None, "Clip range above 1 (clip-higher); default: cliprange.")
@@ -76,8 +76,8 @@ class PPOOptions:
     )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"] = option(
         "token_mean",
-        "Mean of the policy loss: over tokens, over the completions' token means, over their token sums, or of token "
-        "means per completion without a caller (MATPO).",
+        "Mean of the policy loss: over tokens, over the completions' token means, over their token sums, or the sum of "
+        "the completions' token means divided by the number of rollouts (MATPO).",
     )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus.")
     value_loss: Literal["clipped", "huber"] = option("clipped", "Critic's loss: squared or Huber, both clipped.")
@@ -136,10 +136,10 @@ class LearnerOptions:
     learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
     value_learning_rate: float | None = option(None, "Learning rate of the critic; default: learning_rate.")
     lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
-    critic: Literal["head", "adapter", "model", "none"] = option(
+    critic: Literal["head", "adapter", "model", "central", "none"] = option(
         "head",
         "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a separate "
-        "model, or none (the advantage is the whitened return).",
+        "model, one separate model for all policies of a team (central), or none (the advantage is the whitened return).",
     )
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
 

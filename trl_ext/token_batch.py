@@ -24,6 +24,8 @@ class Completion:
         text: the decoded completion.
         group: completions of the same group have their advantages whitened together.
         head: the critic's output for this row, such as the turn.
+        trajectory: completions of the same trajectory have one importance ratio with ``ratio: trajectory``. By default
+            a completion is a trajectory of its own.
         score: the scalar score, which the reward step fills in.
         weight: how often the row counts in the loss.
         critic_prompt_ids: the critic's prompt, if it differs from the policy's.
@@ -38,6 +40,7 @@ class Completion:
     text: str = ""
     group: tuple = ()
     head: int = 0
+    trajectory: tuple | None = None
     score: float | None = None
     weight: float = 1.0
     critic_prompt_ids: list[int] | None = None
@@ -54,6 +57,9 @@ class TokenBatch:
 
     A shared-prefix group is a set of rows in which each row begins a longer one, such as the turns of one conversation.
     One forward of its longest row serves the whole group.
+
+    ``rollouts`` is the number of rollouts of the update, over all policies and processes, by which ``aggregation:
+    per_main_rollout`` divides. None means that every row is a rollout.
     """
 
     input_ids: Tensor  # [N, T]
@@ -63,6 +69,7 @@ class TokenBatch:
     head: Tensor  # [N] the critic's output for the row
     group: Tensor  # [N] index of the whitening group
     prefix_group: Tensor  # [N] index of the shared-prefix group
+    trajectory: Tensor  # [N] index of the trajectory: its rows have one importance ratio with ratio: trajectory
     weight: Tensor  # [N] how often a row counts in the loss
     value_mask: Tensor  # [N, T] true where the critic is trained
     labels: list[str]
@@ -76,6 +83,7 @@ class TokenBatch:
     returns: Tensor
     critic: "TokenBatch | None" = None  # the completions after the critic's prompts, if these differ
     critic_only: bool = False  # whether only the critic is trained
+    rollouts: int | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -84,24 +92,48 @@ class TokenBatch:
         """Cut the rows ``index`` into micro-batches of one forward each, from short rows to long ones.
 
         Rows of similar length need little padding. A forward reads at most ``most_rows`` rows and ``most_tokens``
-        tokens, padding included. A shared-prefix group counts as one row. A row that is longer than ``most_tokens`` is
-        read alone.
+        tokens, padding included. A shared-prefix group counts as one row. Rows that are :meth:`inseparable` are read
+        together even if they exceed this.
         """
         lengths, groups = self.attention_mask.sum(1).tolist(), self.prefix_group.tolist()
-        members: dict[int, list[int]] = {}
-        for row in index.tolist():
-            members.setdefault(groups[row], []).append(row)
-        width = {group: max(lengths[row] for row in rows) for group, rows in members.items()}
+        found = [
+            (max(lengths[row] for row in rows), len({groups[row] for row in rows}), rows)
+            for rows in self.inseparable(index.tolist())
+        ]
         parts: list[list[int]] = []
         read = 0
-        for group in sorted(members, key=width.__getitem__):
-            full = read == most_rows or (most_tokens is not None and (read + 1) * width[group] > most_tokens)
+        for width, own, rows in sorted(found, key=lambda entry: entry[0]):
+            full = read + own > most_rows or (most_tokens is not None and (read + own) * width > most_tokens)
             if not parts or full:
                 parts.append([])
                 read = 0
-            parts[-1] += members[group]
-            read += 1
+            parts[-1] += rows
+            read += own
         return [torch.tensor(part, device=self.input_ids.device) for part in parts]
+
+    def inseparable(self, index: Sequence[int] | None = None) -> list[list[int]]:
+        """Return the rows ``index`` (default: all) in groups that must stay in one micro-batch, in order of appearance.
+
+        The rows of a shared-prefix group are read by one forward, and the rows of a trajectory have one importance
+        ratio.
+        """
+        prefixes, trajectories = self.prefix_group.tolist(), self.trajectory.tolist()
+        group_of: dict[tuple[str, int], list[int]] = {}
+        groups: list[list[int]] = []
+        for row in range(len(self)) if index is None else index:
+            names = [("prefix", prefixes[row]), ("trajectory", trajectories[row])]
+            joined = [group_of[name] for name in names if name in group_of]
+            group = joined[0] if joined else []
+            if not joined:
+                groups.append(group)
+            for other in joined[1:]:
+                if other is not group:
+                    group += other
+                    group_of |= {name: group for name, old in group_of.items() if old is other}
+                    groups = [kept for kept in groups if kept is not other]
+            group.append(row)
+            group_of |= dict.fromkeys(names, group)
+        return groups
 
     def take(self, index: Tensor) -> "TokenBatch":
         """Return the rows at ``index``, without the columns that are padding in all of them."""
@@ -151,6 +183,7 @@ def build_token_batch(
     sampled = torch.zeros(shape, dtype=torch.bool)
     sampler_logprobs = torch.full(shape, float("nan"))
     groups: dict[tuple, int] = {}
+    trajectories: dict[tuple, int] = {}  # a trajectory's number is that of its first row
     for row, completion in enumerate(completions):
         if not completion.prompt_ids or not completion.response_ids:
             raise ValueError(f"{completion.label}: a row needs at least one prompt token and one completion token")
@@ -169,6 +202,7 @@ def build_token_batch(
         head=torch.tensor([c.head for c in completions]),
         group=torch.tensor([groups[c.group] for c in completions]),
         prefix_group=torch.tensor(prefix_groups(sequences)),
+        trajectory=torch.tensor([trajectories.setdefault(c.trajectory or (i,), i) for i, c in enumerate(completions)]),
         weight=torch.tensor([c.weight for c in completions]),
         value_mask=sampled.clone(),
         labels=[c.label for c in completions],
@@ -205,7 +239,7 @@ def prefix_groups(sequences: list[list[int]]) -> list[int]:
 def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
     """Return the rows of all ``parts``, joined and padded to the widest part.
 
-    Shared-prefix groups stay within their part. The critics' own rows are left out.
+    Shared-prefix groups and trajectories stay within their part. The critics' own rows are left out.
     """
     width = max(part.input_ids.shape[1] for part in parts)
     columns: dict[str, Any] = {}
@@ -214,8 +248,10 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
         if isinstance(values[0], Tensor):
             wide = [torch.nn.functional.pad(v, (0, width - v.shape[1])) if v.dim() == 2 else v for v in values]
             columns[f.name] = torch.cat(wide)
-    starts = [sum(int(p.prefix_group.max()) + 1 for p in parts[:i] if len(p)) for i in range(len(parts))]
-    columns["prefix_group"] = torch.cat([part.prefix_group + start for part, start in zip(parts, starts, strict=True)])
+    for name in ("prefix_group", "trajectory"):
+        numbers = [getattr(part, name) for part in parts]
+        starts = [sum(int(n.max()) + 1 for n in numbers[:i] if len(n)) for i in range(len(parts))]
+        columns[name] = torch.cat([number + start for number, start in zip(numbers, starts, strict=True)])
     columns["labels"] = [label for part in parts for label in part.labels]
     return replace(parts[0], **columns, critic=None)
 

@@ -120,7 +120,7 @@ def critic(returns: Tensor, groups, weights, batch: TurnBatch, config: Advantage
 BASELINES: dict[str, Any] = {
     "none": Baseline(none),
     "mean": Baseline(mean, over="group"),
-    "loo": Baseline(leave_one_out, over="group"),
+    "loo": Baseline(leave_one_out, over="group", scales_mean=True),
     "max": Baseline(largest, over="group"),
     "batch_mean": Baseline(batch_mean, over="batch"),
     "ema": Baseline(ema, remembers=True),

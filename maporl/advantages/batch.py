@@ -8,7 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-COLUMNS = ("prompt", "rollout", "agent", "role", "turn", "order", "parent", "caller", "game", "seed", "state", "action")
+COLUMNS = (
+    "prompt",
+    "rollout",
+    "agent",
+    "role",
+    "turn",
+    "order",
+    "parent",
+    "caller",
+    "game",
+    "seed",
+    "state",
+    "action",
+    "tokens",
+)
 
 
 @dataclass
@@ -27,6 +41,7 @@ class TurnBatch:
         caller: the row number of the utterance that called this one; None if no utterance called it.
         state: a name for the situation in which it was said. Equal names mean equal situations.
         action: a name for the action in that situation. Wordings of one move or of one answer have the same name.
+        tokens: the number of the utterance's sampled tokens.
         mask: false at padding. Padding counts in no statistic and gets the advantage 0.
 
     Raises:
@@ -47,6 +62,7 @@ class TurnBatch:
     seed: Sequence[Any] | None = None
     state: Sequence[Any] | None = None
     action: Sequence[Any] | None = None
+    tokens: Sequence[int] | None = None
     mask: Sequence[bool] | None = None
 
     def __post_init__(self) -> None:

@@ -104,8 +104,7 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     baseline_of(config, f"{where}.baseline")
     wanted = [(name, f"{where}.returns: {config.returns}") for name in return_of(config, f"{where}.returns").needs]
     wanted += [(name, f"{where}.key") for name in config.key]
-    if scale_of(config, f"{where}.scale").over == "agent":
-        wanted.append(("agent", f"{where}.scale: {config.scale}"))
+    wanted += [(name, f"{where}.scale: {config.scale}") for name in scale_of(config, f"{where}.scale").needs]
     for transform in build_transforms(config, where):
         wanted += [(name, f"{where}.post: {name_of(transform)}") for name in transform.needs]
     for name, who in wanted:

@@ -48,6 +48,18 @@ def agent_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnB
     return _whiten(advantages, by_agent, weights, config)
 
 
+def token_std(advantages: Tensor, returns, groups: Groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
+    """Whiten over the sampled tokens of the group, so that a long answer counts more in the statistics than a short one.
+
+    REINFORCE++ (arXiv 2501.03262) and CoMAS (arXiv 2510.08529) do this over all tokens of an agent. A mean over answers
+    differs from it as soon as answers differ in length.
+
+    Raises:
+        ValueError: the numbers of tokens were not recorded.
+    """
+    return _whiten(advantages, groups, weights * batch.tensor(batch.column("tokens", "scale: token_std")), config)
+
+
 def _whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageConfig) -> Tensor:
     whitened = torch.zeros_like(values)
     for rows in groups:
@@ -66,7 +78,8 @@ SCALES: dict[str, Any] = {
     "none": Scale(none),
     "std": Scale(std, over="group"),
     "batch_std": Scale(batch_std, over="batch"),
-    "agent_std": Scale(agent_std, over="agent"),
+    "agent_std": Scale(agent_std, over="agent", needs=("agent",)),
+    "token_std": Scale(token_std, over="group", needs=("tokens",)),
 }
 
 

@@ -48,12 +48,14 @@ class Baseline:
         over: the rows that it compares. Fewer than two of them are an error, or get advantage 0.
         needs_critic: whether it reads a critic's values.
         remembers: whether it keeps a number for each key between updates.
+        scales_mean: whether return minus baseline is that of the group's mean times a factor, so that a scale undoes it.
     """
 
     compute: Callable[..., Tensor]
     over: Over = "nothing"
     needs_critic: bool = False
     remembers: bool = False
+    scales_mean: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,12 @@ class Scale:
     Args:
         compute: the function ``(advantages, returns, groups, weights, batch, config) -> [N]``.
         over: the rows that it compares. Fewer than two of them are an error, or get advantage 0.
+        needs: the columns that it reads.
     """
 
     compute: Callable[..., Tensor]
     over: Over = "nothing"
+    needs: tuple[str, ...] = ()
 
 
 Slot = TypeVar("Slot", Return, Baseline, Scale)

@@ -61,6 +61,9 @@ class Align(Transform):
     times, which is the expectation of the other two ways. ``duplicate`` repeats random ones. ``drop`` leaves out random
     ones if there are too many and repeats random ones if there are too few, as the paper does. By default ``to`` is the
     number that at most 1% of the dialogues exceed.
+
+    If the protocol records callers, only utterances that were called are aligned. The k utterances of an agent that
+    nobody called, such as the planner's, are one trajectory. Each counts ``1 / k`` times, so a dialogue counts once.
     """
 
     how: Literal["weight", "duplicate", "drop"] = "weight"
@@ -72,8 +75,12 @@ class Align(Transform):
     def weigh(self, batch: TurnBatch) -> Tensor:
         """Return how often each row counts."""
         weights = torch.ones(len(batch), dtype=torch.float64)
-        callers = batch.caller
-        called = [rows for rows in batch.trajectories(by_agent=True) if not callers or callers[rows[0]] is not None]
+        called = []
+        for rows in batch.trajectories(by_agent=True):
+            main = [] if batch.caller is None else [i for i in rows if batch.caller[i] is None]
+            if main:
+                weights[main] = 1.0 / len(main)
+            called += [[i for i in rows if i not in main]] if len(main) < len(rows) else []
         counts = sorted(len(rows) for rows in called)
         target = self.to or (counts[min(len(counts) - 1, int(0.99 * len(counts)))] if counts else 0)
         for number, rows in enumerate(called):
@@ -209,8 +216,8 @@ class CumulativeKL(Transform):
     """``A_t = A - beta sum_{l>=t} log(pi_old/pi_ref)_l`` for each token (REINFORCE++, arXiv 2501.03262).
 
     ``beta`` is ``ppo.kl_coef``, which then penalises nothing else. This transform works on tokens, so the trainer
-    applies it, and then applies the scale to tokens too. The scale "std" whitens tokens within the key; "agent_std" and
-    "batch_std" whiten them over an agent and over the batch.
+    applies it, and then applies the scale to tokens too. The scales "token_std" and "std" whiten tokens within the key;
+    "agent_std" and "batch_std" whiten them over an agent and over the batch.
     """
 
     per_token = True

@@ -165,7 +165,7 @@ class AgentSection:
     system: str | None = None
     trainable: bool = True
     learning_rate: NotNegative | None = None
-    critic: Literal["head", "adapter", "model", "none"] | None = None
+    critic: Literal["head", "adapter", "model", "central", "none"] | None = None
     engine: EngineName = "transformers"
     engine_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     api: ApiSection | None = None

@@ -38,6 +38,8 @@ class Protocol:
     """The additional columns that it records and that can group advantages: caller, game, seed, state."""
     pays: frozenset[str] = frozenset()
     """The names of the rewards that it sets itself."""
+    hears_others: bool = True
+    """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
     every_step_scored: bool = True
     """Whether every step ends with an answer. If so, branches can be compared after any step."""
     simultaneous: bool = False

@@ -21,6 +21,9 @@ class CallReturn(Protocol):
     its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. After the last call
     the planner receives ``enough``, which tells it to answer.
 
+    The regular expression ``form`` says what a reply must contain. The worker earns 1 if the reply contains it and 0 if
+    not, under the reward name ``reply_form``.
+
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
@@ -32,9 +35,11 @@ class CallReturn(Protocol):
     returned: str = "The helper says: {reply}"
     enough: str = "The helper says: {reply}\n\nThere are no more calls. Give your final answer."
     pattern: str = r"(?s)<call>(.*?)</call>"
+    form: str = r"\S"
     every_step_scored = False
     roles = True
     records = frozenset({"caller"})
+    pays = frozenset({"reply_form"})
 
     def __post_init__(self):
         if self.calls < 1:
@@ -43,6 +48,10 @@ class CallReturn(Protocol):
         check_template("ask", self.ask, {"question", "call"}, {"call"})
         for name in ("returned", "enough"):
             check_template(name, getattr(self, name), {"reply"}, {"reply"})
+        try:
+            re.compile(self.form)
+        except re.error as error:
+            raise ValueError(f"form: expected a regular expression, got {self.form!r} ({error})") from None
         if re.compile(self.pattern).groups != 1:
             raise ValueError(f"pattern: expected one group, around what is asked; got {self.pattern!r}")
 
@@ -72,6 +81,7 @@ class CallReturn(Protocol):
             (reply,) = yield [
                 Ask(worker, _user(asked), role="worker", parents=(said.id,), caller=said.id, answers=False, fresh=True)
             ]
+            reply.rewards["reply_form"] = float(re.search(self.form, reply.text) is not None)
             template = self.returned if number + 1 < self.calls else self.enough
             text, parents = template.format(reply=reply.text), (reply.id,)
         yield [Ask(planner, _user(text), role="planner", parents=parents)]

@@ -148,6 +148,11 @@ class Debate(Protocol):
         """True if there is a consensus rule, because it uses scores."""
         return self.consensus is not None
 
+    @property
+    def hears_others(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """True if there is a second turn."""
+        return self.turns > 1
+
     def between_turns(self) -> frozenset[str]:
         """Return the source whose values the agents are told."""
         return frozenset({self.feedback} - {"none"})

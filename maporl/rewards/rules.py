@@ -211,8 +211,9 @@ class Mix(Rule):
     """The credit so far times ``credit``, plus a weighted sum of named rewards.
 
     A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
-    that called it, or ``callees/NAME`` for the mean over the utterances that it called. ``roles`` restricts the rule to
-    utterances in these roles; by default it changes all.
+    that called it, ``callees/NAME`` for the mean over the utterances that it called, or ``called/NAME`` for the mean
+    over all utterances of the dialogue that were called. ``roles`` restricts the rule to utterances in these roles; by
+    default it changes all.
     """
 
     weights: dict[str, float]
@@ -537,22 +538,24 @@ def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return whose reward ``name`` means ("caller", "callees" or "" for the utterance's own), and the reward's name."""
+    """Return whose reward ``name`` means ("caller", "callees", "called" or "": its own), and the reward's name."""
     whose, _, reward = name.partition("/")
-    return (whose, reward) if whose in ("caller", "callees") else ("", name)
+    return (whose, reward) if whose in ("caller", "callees", "called") else ("", name)
 
 
 def _along_names(*names: str) -> Along:
     """Return what rewards with these names depend on. Called utterances follow the utterance that calls them."""
-    return "dialogue" if any(name.startswith("callees/") for name in names) else "utterance"
+    return "dialogue" if any(name.startswith(("callees/", "called/")) for name in names) else "utterance"
 
 
 def _named(dialogue: Dialogue, utterance: Utterance, name: str) -> float:
-    """Return a named reward of the utterance, of its caller or of its callees. Without it the reward is 0."""
+    """Return a named reward of the utterance, its caller, its callees or all called utterances. Without it: 0."""
     whose, reward = _split(name)
     if not whose:
         return utterance.rewards.get(name, 0.0)
     if whose == "caller":
         return 0.0 if utterance.caller is None else dialogue.utterances[utterance.caller].rewards.get(reward, 0.0)
-    values = [u.rewards[reward] for u in dialogue.utterances if u.caller == utterance.id and reward in u.rewards]
+    called = [u for u in dialogue.utterances if u.caller is not None]
+    chosen = called if whose == "called" else [u for u in called if u.caller == utterance.id]
+    values = [u.rewards[reward] for u in chosen if reward in u.rewards]
     return fmean(values) if values else 0.0

@@ -12,6 +12,7 @@ from maporl.config.engines import has_weights
 from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
+from trl_ext.central_critic import CentralCritic
 from trl_ext.chat import check_tokenizer, context_of
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner, starting_point
@@ -86,24 +87,44 @@ class Team:
                 base_of(policy.model), policy.tokenizer, options.stop_token, options.stop_token_id
             )
 
-    def build_learners(self, args: PPOv2Config, outputs: int, critics: bool = True) -> dict[str, Learner]:
+    def build_central_critic(self, args: PPOv2Config, outputs: int) -> CentralCritic | None:
+        """Build the critic that policies share, as a copy of the first one's model. None if no policy has one.
+
+        Raises:
+            ValueError: the policies that share it have different vocabularies.
+        """
+        sharing = [p for p in self.policies.values() if p.trainable and (p.critic or args.critic) == "central"]
+        for policy in sharing[1:]:
+            if policy.tokenizer.get_vocab() != sharing[0].tokenizer.get_vocab():
+                raise ValueError(
+                    f"critic: central reads the tokens of all policies, but {sharing[0].name!r} and {policy.name!r} have "
+                    "different vocabularies; give them one tokenizer, or use critic: head"
+                )
+        return CentralCritic(sharing[0].model, args, outputs) if sharing else None
+
+    def build_learners(
+        self, args: PPOv2Config, outputs: int, critics: bool = True, central: CentralCritic | None = None
+    ) -> dict[str, Learner]:
         """Build one learner for each trainable policy.
 
         Args:
             args: the trainer's arguments.
             outputs: the number of outputs of each critic, such as one for each turn.
             critics: whether the learners have critics.
+            central: the critic that policies share, if there is one.
 
         Raises:
             ValueError: no policy is trainable.
         """
+        kinds = {p.name: (p.critic or args.critic) if critics else "none" for p in self.policies.values()}
         learners = {
             policy.name: Learner(
                 policy.name,
                 policy.model,
                 policy.tokenizer,
                 args,
-                critic=(policy.critic or args.critic) if critics else "none",
+                critic=kinds[policy.name],
+                central_values=central.values if central is not None and kinds[policy.name] == "central" else None,
                 adapter=policy.adapter,
                 ref_adapter=starting_point(policy.model, policy.adapter) if policy.adapter and args.kl_coef else None,
                 outputs=outputs,

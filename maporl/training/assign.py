@@ -69,9 +69,6 @@ class Advantages:
         else:
             self._over_rows(batches, rows, [*known, *others])
             metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
-        if self.options.aggregation == "per_main_rollout":
-            for name, entries in columns.items():
-                batches[name].weight *= len(entries) / len({(c.prompt, c.rollout) for c in entries})
         weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
         return metrics, {name: index for name, index in weighted.items() if len(index)}
 
@@ -99,6 +96,9 @@ class Advantages:
         columns = {name: [c for part in parts for c in part.get(name, [])] for name in names}
         samples = {name: batch.samples.get(name, []) for name in names}
         batches, metrics = learning.token_batches(samples, batch.plan.critic_only)
+        rollouts = sum(distributed.all_gather(len(batch.dialogues)))
+        for rows in batches.values():
+            rows.rollouts = rollouts
         gathered = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
         others: list[Columns] = []
         if any(transform.needs_untrained_rows for transform in self.transforms):
@@ -191,6 +191,7 @@ def turn_batch(columns: Sequence[Columns], reward: list[float], value: list[floa
         parent=[_parent(entry, number) for entry in columns],
         caller=[None if entry.caller is None else number.get(entry.caller) for entry in columns],
         action=[entry.action for entry in columns],
+        tokens=[entry.tokens for entry in columns],
         game=recorded("game"),
         seed=recorded("seed"),
         state=recorded("state"),

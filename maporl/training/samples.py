@@ -22,7 +22,8 @@ class Columns:
     It holds no tokens and no text, and it is what processes send to each other. ``name``, ``caller`` and ``earlier``
     refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
     ``action`` is a digest of what the utterance does, and not of its wording: the move that a game reads in it, or else
-    the answer that its grade found, or else its text. ``policy`` is empty if no policy is trained on the utterance.
+    the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens. ``policy`` is
+    empty if no policy is trained on the utterance.
     """
 
     name: Name
@@ -37,6 +38,7 @@ class Columns:
     caller: Name | None
     earlier: tuple[tuple[int, str, Name], ...]
     action: str
+    tokens: int
     game: Any = None
     seed: Any = None
     state: Any = None
@@ -59,6 +61,7 @@ class Columns:
             caller=caller,
             earlier=tuple((u.order, u.agent, _name(dialogue, u)) for u in before),
             action=_action(utterance),
+            tokens=len(utterance.response_ids),
             game=utterance.tags.get("game"),
             seed=utterance.tags.get("seed"),
             state=utterance.tags.get("state"),
@@ -80,6 +83,7 @@ def samples_by_policy(
     update: int,
     critic_outputs: int = 1,
     critic_context: str = "dialogue",
+    join_trajectories: bool = False,
 ) -> dict[str, list[TrainingSample]]:
     """Return the samples that each policy is trained on, in the order of dialogues and turns.
 
@@ -94,6 +98,8 @@ def samples_by_policy(
         critic_outputs: the number of the critic's outputs. Turn k uses output k, and later turns use the last one.
         critic_context: what the critic reads before an utterance: all that its agent saw ("dialogue"), the question
             ("answer"), or the question and all agents' utterances so far ("joint").
+        join_trajectories: whether all utterances of an agent in a dialogue are one trajectory. An utterance that was
+            called is a trajectory of its own.
     """
     samples: dict[str, list[TrainingSample]] = {}
     copies: dict[Name, tuple[TrainingSample, list[float]]] = {}
@@ -118,6 +124,7 @@ def samples_by_policy(
                 head=min(utterance.turn, critic_outputs - 1),
                 score=credit,
                 sampled_logprobs=utterance.logprobs,
+                trajectory=_trajectory(dialogue, utterance) if join_trajectories else None,
                 critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
                 columns=Columns.of(dialogue, utterance, utterance.policy),
                 utterance=utterance,
@@ -153,6 +160,11 @@ def _name(dialogue: Dialogue, utterance: Utterance) -> Name:
     if utterance.sample is not None:
         return ("sample", dialogue.prompt, utterance.sample)
     return (dialogue.prompt, dialogue.rollout, utterance.id)
+
+
+def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:
+    alone = None if utterance.caller is None else utterance.id
+    return (dialogue.prompt, dialogue.rollout, utterance.agent, alone)
 
 
 def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, tokenizer: Tokenizer) -> list[int] | None:

@@ -112,9 +112,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             untrained=untrained if args.restate == "base_model" else None,
         )
         self._critic_outputs = protocol.turns if args.critic_per_turn else 1
-        learners = team.build_learners(args, self._critic_outputs, baseline_of(advantage).needs_critic)
+        critics = baseline_of(advantage).needs_critic
+        central = team.build_central_critic(args, self._critic_outputs) if critics else None
+        learners = team.build_learners(args, self._critic_outputs, critics, central)
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
-        self.setup(learners, args, task, eval_task or task, (None, None), callbacks)
+        self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
         for policy in team.policies.values():
             if not policy.is_quantized:
                 policy.model.to(self._places.get(id(base_of(policy.model)), self.accelerator.device))
@@ -181,7 +183,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Fill in the token batch of each policy, with advantages over the dialogues of all processes."""
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         batch.samples = samples_by_policy(
-            batch.dialogues, tokenizers, batch.plan, batch.number, self._critic_outputs, self.args.critic_context
+            batch.dialogues,
+            tokenizers,
+            batch.plan,
+            batch.number,
+            self._critic_outputs,
+            self.args.critic_context,
+            self.args.ratio == "trajectory",
         )
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
@@ -266,11 +274,12 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         write_model_card(folder / name, self.team.policies[name], facts)
 
     def checkpoint_others(self) -> dict[str, Saved]:
-        """Return the reward sources that learn, and the past policies, by name."""
+        """Return the reward sources that learn, the central critic and the past policies, by name."""
         others: dict[str, Saved] = {
             name: source for name, source in self.player.scorer.sources.items() if source.learns
         }
-        return others if self.past_policies is None else others | {"opponents": self.past_policies}
+        more = {"central_critic": self.learning.central, "opponents": self.past_policies}
+        return others | {name: other for name, other in more.items() if other is not None}
 
     def checkpoint_state(self) -> dict:
         """Return the state of the loop, and the running means of baselines."""

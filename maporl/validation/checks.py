@@ -68,6 +68,8 @@ def _check_ppo(config: Config, where: str) -> None:
 
 def _check_critic(name: str, agent: AgentSection, config: Config, where: str) -> None:
     key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
+    if agent.weights and agent.trainable and (agent.critic or config.training.critic) == "central":
+        _check_central_critic(name, agent, key, config, where)
     if not agent.weights or not agent.trainable or (agent.critic or config.training.critic) != "adapter":
         return
     if agent.lora is None and agent.adapter is None:
@@ -79,6 +81,31 @@ def _check_critic(name: str, agent: AgentSection, config: Config, where: str) ->
             f"{where}: {key}: 'adapter' excludes training.gradient_checkpointing, which would recompute activations under "
             "the wrong adapter; use critic: head or set training.gradient_checkpointing: false"
         )
+
+
+def _check_central_critic(name: str, agent: AgentSection, key: str, config: Config, where: str) -> None:
+    """Check that the critic that agents share can be a copy of each one's model, and that one device holds everything."""
+    if agent.load_in_4bit or agent.load_in_8bit:
+        raise ConfigError(
+            f"{where}: {key}: 'central' trains a copy of agents.{name}'s model, which is quantized; use critic: head"
+        )
+    if config.training.placement == "split":
+        raise ConfigError(
+            f"{where}: {key}: 'central' excludes training.placement: split; set training.placement: shared"
+        )
+    for other, section in config.agents.items():
+        for what in ("model", "tiny", "tokenizer"):
+            mine, theirs = getattr(agent, what), getattr(section, what)
+            if (
+                section.weights
+                and section.trainable
+                and (section.critic or config.training.critic) == "central"
+                and mine != theirs
+            ):
+                raise ConfigError(
+                    f"{where}: {key}: 'central' is one critic for agents that read the same tokens, but {name!r} and {other!r} "
+                    f"differ in {what}; give them the same, or use critic: head"
+                )
 
 
 def _check_restating(config: Config, where: str) -> None:
@@ -209,6 +236,11 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
         raise ConfigError(
             f"{where}: branching.resample: one dialogue per question has no reward variance; set group above 1"
         )
+    if config.ppo.ratio == "trajectory" and branching.how != "independent":
+        raise ConfigError(
+            f"{where}: ppo.ratio: a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes "
+            "dialogues that share utterances; set branching.how: independent, or ppo.ratio: sequence"
+        )
     kind = BRANCHINGS[branching.how]
     if kind.judges and not protocol.every_step_scored:
         raise ConfigError(
@@ -264,7 +296,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
 
 def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
     """Return the columns of a :class:`maporl.advantages.TurnBatch` that a run of this configuration records."""
-    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action"]
+    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action", "tokens"]
     roles = ["role"] if protocol.roles or any(a.role for a in config.agents.values()) else []
     forks = ["state"] if config.branching.how != "independent" else []
     return list(dict.fromkeys([*always, *roles, *forks, *sorted(protocol.records)]))

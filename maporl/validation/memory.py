@@ -78,14 +78,22 @@ def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
             parts["weights"] += trained * shape.bytes if adapter else 0
             if not section.trainable:
                 continue
-            copies = 2 if (section.critic or training.critic) == "model" else 1
+            critic = section.critic or training.critic
+            copies = 2 if critic == "model" else 1
+            if critic == "central" and "central critic" not in bases:  # one for all, whole and in float32
+                bases.add("central critic")
+                parts["weights"] += shape.parameters * 4
+                parts["gradients"] += shape.parameters * 4
+                parts["optimizer"] += shape.parameters * ADAM * (EIGHT_BIT if "8bit" in training.optim else 4)
             masters = 4 if adapter and shape.bytes == 2 else 0  # float32 copies of adapters, and float32 moments
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
             parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
             parts["gradients"] += copies * trained * shape.bytes
             moment = EIGHT_BIT if "8bit" in training.optim else 4 if masters else shape.bytes
             parts["optimizer"] += copies * trained * (masters + ADAM * moment)
-            activations = copies * shape.activations(read, training.gradient_checkpointing)
+            activations = (2 if critic == "central" else copies) * shape.activations(
+                read, training.gradient_checkpointing
+            )
             peaks.append(
                 (activations, shape.logits(scored if ppo.logits_chunk is None else min(scored, ppo.logits_chunk)))
             )

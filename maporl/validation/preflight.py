@@ -12,6 +12,8 @@ import torch
 from transformers import SchedulerType, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 
+from maporl.advantages.baselines import baseline_of
+from maporl.advantages.scales import scale_of
 from maporl.config.parse import unknown
 from maporl.config.schema import AgentSection, Config
 from maporl.engines import Engine, Reply, Request
@@ -109,6 +111,7 @@ def check_run(config: Config) -> list[str]:
         memory.line(config, longest, dialogues),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *warnings,
+        *method_warnings(config),
         *_fewer_questions(config, held_out),
         *_idle_cores(config),
     ]
@@ -120,6 +123,30 @@ def _run_line(config: Config, dialogues: int, condition: str) -> str:
     each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
     branched = "" if dialogues == 1 else each
     return f"run: {config.updates} updates of {questions} questions{branched} into {config.output_dir}"
+
+
+def method_warnings(config: Config) -> list[str]:
+    """Return a warning for each choice that works but hardly ever is what was meant."""
+    advantage, ppo = config.advantage, config.ppo
+    baseline = baseline_of(advantage)
+    found = []
+    if baseline.scales_mean and scale_of(advantage).over != "nothing":
+        found.append(
+            f"warning: advantage: baseline {advantage.baseline} with scale {advantage.scale} is baseline mean, times n / (n - 1) "
+            "for groups of n rows; set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)"
+        )
+    if ppo.ratio != "token" and ppo.aggregation == "token_mean":
+        found.append(
+            f"warning: ppo: ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its "
+            "tokens have one ratio; set ppo.aggregation: sequence_mean"
+        )
+    hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
+    if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:
+        found.append(
+            "warning: training.critic_context: joint lets the critic read what all agents said before, but in this protocol "
+            "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
+        )
+    return found
 
 
 def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:

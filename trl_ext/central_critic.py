@@ -1,0 +1,104 @@
+"""A central critic: one critic for several policies, with a model and an optimizer of its own.
+
+Actors that learn on their own each need a critic of their own. Where they share a reward, one critic can read what all
+of them said and learn from the turns of all of them (MAAC, Iqbal & Sha 2019; CoMLRL). A critic on a policy's trunk
+cannot do this, because its weights move with that policy.
+"""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import get_scheduler
+from trl.trainer import disable_dropout_in_model
+
+from trl_ext.checkpoint import read_optimizer, save_optimizer
+from trl_ext.distributed import WorldError
+from trl_ext.forward import base_of, trunk_of
+from trl_ext.learner import NonFiniteError
+from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.sharding import Replicated, build_optimizer, strategy_of
+from trl_ext.token_batch import TokenBatch
+from trl_ext.value_head import ValueHead
+
+
+class CentralCritic:
+    """One critic for several learners. It starts as a copy of ``model`` with a head that is zero.
+
+    Its weights are in float32, so that small steps add up whatever the precision of the policies.
+
+    Args:
+        model: the model whose weights it starts with. All of the copy's weights are trained.
+        args: the options. ``value_learning_rate``, or else ``learning_rate``, is its learning rate.
+        outputs: the number of outputs, such as one for each turn.
+    """
+
+    def __init__(self, model: nn.Module, args: PPOv2Config, outputs: int = 1):
+        self.model: Any = copy.deepcopy(base_of(model)).float().requires_grad_(True)
+        disable_dropout_in_model(self.model)
+        self.head = ValueHead(self.model.config.get_text_config().hidden_size, outputs)
+        self.args = args
+        self.strategy = Replicated({}, args, None)
+        self.scheduler: Any = None
+
+    def prepare(self, accelerator: Any, updates: int) -> None:
+        """Move the critic to the accelerator's device, and build its optimizer and schedule over ``updates`` updates.
+
+        Raises:
+            WorldError: the launcher shards weights. A forward of one policy would then have to gather the critic.
+        """
+        if strategy_of(accelerator).sharded:
+            raise WorldError(
+                "critic: central cannot be sharded by DeepSpeed or FSDP; start without them, or use critic: head"
+            )
+        args = self.args
+        self.model.to(accelerator.device)
+        self.head.to(accelerator.device)
+        rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
+        parameters = [*self.model.parameters(), *self.head.parameters()]
+        optimizer = build_optimizer([{"params": parameters, "lr": rate}], args, Replicated)
+        self.strategy.attach(optimizer)
+        self.scheduler = get_scheduler(
+            args.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=args.get_warmup_steps(updates),
+            num_training_steps=updates,
+            scheduler_specific_kwargs=cast(Any, args.lr_scheduler_kwargs) or None,
+        )
+
+    def values(self, rows: TokenBatch) -> Tensor:
+        """Return the values [M] of the states before the M sampled tokens of ``rows``, in row-major order."""
+        read, index, _ = (rows.critic or rows).to_read()
+        hidden = trunk_of(self.model)(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
+        return self.head(hidden, rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
+
+    def step(self) -> None:
+        """Sum the gradients of all learners and processes, clip them, step the optimizer and clear the gradients.
+
+        Raises:
+            NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
+        """
+        wanted = self.args.max_grad_norm
+        norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"the central critic: the gradient norm is {norm}; no step was taken")
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write the weights, the optimizer and the schedule into ``folder``."""
+        self.model.save_pretrained(folder / "model")
+        save_file(self.head.state_dict(), folder / "value_head.safetensors")
+        more = {"scheduler": self.scheduler.state_dict()}
+        save_optimizer(self.strategy.optimizer_state(), self.strategy.optimizer_groups(), folder, more)
+
+    def load(self, folder: Path) -> None:
+        """Read what :meth:`save` wrote into ``folder``."""
+        self.model.load_state_dict(type(self.model).from_pretrained(folder / "model").state_dict())
+        self.head.load_state_dict(load_file(folder / "value_head.safetensors"))
+        state, record = read_optimizer(folder)
+        self.strategy.load_optimizer_state(state, record["groups"])
+        self.scheduler.load_state_dict(record["scheduler"])
