@@ -179,7 +179,9 @@ def test_running_means_are_those_of_all_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "args", [{"aggregation": "per_main_rollout"}, {"critic": "central", "critic_context": "joint"}], ids=["rollouts", "critic"]
+    "args",
+    [{"aggregation": "per_main_rollout"}, {"critic": "central", "critic_context": "joint"}],
+    ids=["rollouts", "critic"],
 )
 def test_rollouts_and_a_central_critic_are_those_of_all_processes(args, tmp_path):
     one, _ = trained(tmp_path / "one", 1, args=args)

@@ -92,7 +92,9 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
             parts["gradients"] += copies * trained * shape.bytes
             moment = EIGHT_BIT if "8bit" in training.optim else 4 if masters else shape.bytes
             parts["optimizer"] += copies * trained * (masters + ADAM * moment)
-            activations = (2 if critic == "central" else copies) * shape.activations(read, training.gradient_checkpointing)
+            activations = (2 if critic == "central" else copies) * shape.activations(
+                read, training.gradient_checkpointing
+            )
             peaks.append(
                 (activations, shape.logits(scored if ppo.logits_chunk is None else min(scored, ppo.logits_chunk)))
             )
