@@ -13,12 +13,7 @@ class Plain:
     """Stands in for accelerate: one process, full precision."""
 
     device = torch.device("cpu")
-
-    def autocast(self):
-        return torch.autocast("cpu", enabled=False)
-
-    def backward(self, loss):
-        loss.backward()
+    mixed_precision = "no"
 
 
 def learner_of(model, tokenizer, folder, critic="head", **options):
