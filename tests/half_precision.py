@@ -20,7 +20,7 @@ from trl_ext import PPOv2Config, distributed
 from trl_ext.learner import Learner
 from trl_ext.token_batch import Completion, build_token_batch
 
-STEPS, RATE = 50, 1e-6
+STEPS, RATE = int(os.environ.get("HALF_STEPS", "50")), 1e-6
 
 
 def learner_of(dtype, critic, folder, **options):

@@ -186,6 +186,7 @@ class Learner:
         self.strategy = kind(models, self.value_head, _flat(self._groups(optimizer)), self.args, accelerator)
         groups = self._groups(optimizer)  # sharding has replaced the parameters
         self._trainable = _flat(groups)
+        self.let_learn()  # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
         self.strategy.with_masters(groups)
         if optimizer is None:
             optimizer = build_optimizer(groups, self.args, kind)
@@ -219,18 +220,18 @@ class Learner:
     def _parameter_groups(self) -> list[dict]:
         named = list(self.model.named_parameters())
         policy = [p for n, p in named if p.requires_grad and (self.adapter is None or f".{self.adapter}." in n)]
-        critic = [
-            p for m in (self.value_model, self.value_head) if m is not None for p in m.parameters() if p.requires_grad
-        ]
-        if self.critic == "adapter":
-            critic += [p for n, p in named if f".{self.critic_adapter}." in n]
+        value_model, head = (
+            [] if m is None else [p for p in m.parameters() if p.requires_grad]
+            for m in (self.value_model, self.value_head)
+        )
+        adapter = [p for n, p in named if self.critic == "adapter" and f".{self.critic_adapter}." in n]
         if not policy:
             raise ValueError(f"policy {self.name!r}: no parameter requires a gradient; load the adapter as trainable")
-        groups = [{"params": policy, "lr": self.learning_rate}]
-        if critic:
-            rate = self.args.value_learning_rate
-            groups.append({"params": critic, "lr": self.learning_rate if rate is None else rate})
-        return groups
+        rate = self.args.value_learning_rate
+        rate = self.learning_rate if rate is None else rate
+        # the head is a group of its own, because DeepSpeed flattens each group into one tensor of one dtype
+        critics = [{"params": params, "lr": rate} for params in (value_model, head, adapter) if params]
+        return [{"params": policy, "lr": self.learning_rate}, *critics]
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 

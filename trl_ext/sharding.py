@@ -87,7 +87,6 @@ class Replicated:
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         master = nn.Parameter(parameter.detach().float())
         parameter.grad = None
-        parameter.requires_grad_(True)
         parameter.register_post_accumulate_grad_hook(lambda p: _move_gradient(p, master))
         self.masters.append((parameter, master))
         return master
@@ -321,11 +320,13 @@ class Zero(Replicated):
         args: Any,
         accelerator: Any,
     ):
-        super().__init__(models, head, trained, args, accelerator)
-        working_dtype(head, trained)
-        self.root = Whole(models, head)
         self.config = deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, args)
         self.stage = self.config["zero_optimization"]["stage"]
+        dtype = working_dtype(head, trained)
+        if self.stage == 3 and head is not None:
+            head.to(dtype)  # ZeRO-3 keeps all shards in one flat tensor; the head's master weights stay in float32
+        super().__init__(models, head, trained, args, accelerator)
+        self.root = Whole(models, head)
         self.own: list[nn.Parameter] = []
         self.numbers: list[list[int]] = []
 

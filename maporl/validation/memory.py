@@ -80,11 +80,11 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
             if not section.trainable:
                 continue
             copies = 2 if (section.critic or training.critic) == "model" else 1
-            masters = 4 if adapter and shape.bytes == 2 else 0  # float32 copies of adapters, and float32 moments
+            masters = 4 if shape.bytes == 2 else 0  # float32 copies of half-precision weights
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
             parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
-            parts["gradients"] += copies * trained * shape.bytes
-            moment = EIGHT_BIT if "8bit" in training.optim else 4 if masters else shape.bytes
+            parts["gradients"] += copies * trained * 4  # summed in float32, whatever the dtype of the weights
+            moment = EIGHT_BIT if "8bit" in training.optim else 4
             parts["optimizer"] += copies * trained * (masters + ADAM * moment)
             activations = copies * shape.activations(read, training.gradient_checkpointing)
             peaks.append(
