@@ -120,7 +120,10 @@ def main() -> None:
             command = [sys.executable, __file__, *sys.argv[1:], "--way", str(number), "--folder", folder]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found = json.loads(done.stdout.strip().splitlines()[-1])
-            moved = {"moved": share(Path(folder), "stepped", number), "moved_in_memory": share(Path(folder), "memory", number)}
+            moved = {
+                "moved": share(Path(folder), "stepped", number),
+                "moved_in_memory": share(Path(folder), "memory", number),
+            }
             print(json.dumps({"way": way} | found | moved), flush=True)
 
 

@@ -111,7 +111,9 @@ def rounding(learner):
     dtypes: dict[str, set] = {}
     for name, value in found.items():
         dtypes.setdefault(name.split(".")[0], set()).add(str(value.dtype).removeprefix("torch."))
-    wrong = [name for name, exact in trained(learner).items() if not torch.equal(exact.to(found[name].dtype), found[name])]
+    wrong = [
+        name for name, exact in trained(learner).items() if not torch.equal(exact.to(found[name].dtype), found[name])
+    ]
     return {"dtypes": {part: sorted(kinds) for part, kinds in dtypes.items()}, "wrong": wrong}
 
 

@@ -205,12 +205,12 @@ class Learner:
         """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built.
 
         Raises:
-            ValueError: the optimizer has made steps already.
+            ValueError: the optimizer has made steps already, and steps half-precision weights.
         """
         if optimizer is None:
             with self.active():
                 return self._parameter_groups()
-        if optimizer.state:
+        if optimizer.state and any(p.dtype in HALF_PRECISION for p in _flat(optimizer.param_groups)):
             raise ValueError(
                 f"policy {self.name!r}: the optimizer has made steps already, or keeps a state from its start, and this "
                 "state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"

@@ -77,17 +77,13 @@ class Replicated:
         """The indices of the trained parameters that are in half precision. Checkpoints hold their master weights."""
 
     def with_masters(self, groups: list[dict]) -> None:
-        """Put float32 master weights in the place of the half-precision parameters of the optimizer's ``groups``.
-
-        Gradients are added to them in float32 during the backward pass.
-        """
+        """Put float32 master weights in the place of the half-precision parameters of the optimizer's ``groups``."""
         for group in groups:
             group["params"] = [self._master(p) if p.dtype in HALF_PRECISION else p for p in group["params"]]
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         master = nn.Parameter(parameter.detach().float())
-        parameter.grad = None
-        parameter.register_post_accumulate_grad_hook(lambda p: _move_gradient(p, master))
+        parameter.grad = None  # a warm start leaves gradients
         self.masters.append((parameter, master))
         return master
 
@@ -121,6 +117,18 @@ class Replicated:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of ``loss``. ``last`` says that an optimizer step follows."""
         loss.backward()
+        self.move_gradients()
+
+    def move_gradients(self) -> None:
+        """Add the gradients of half-precision parameters to those of their master weights, and drop them.
+
+        The gradients of many micro-batches are therefore summed in float32.
+        """
+        for parameter, master in self.masters:
+            if parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
 
     def step(self, largest_norm: float) -> float:
         """Sum gradients over processes, clip them, step the optimizer and clear the gradients.
@@ -131,8 +139,7 @@ class Replicated:
             The gradient norm before clipping.
         """
         parameters = self._parameters()
-        for parameter, master in self.masters:  # gradients that were set without a backward pass
-            _move_gradient(parameter, master)
+        self.move_gradients()  # those that were set without :meth:`backward`
         if not self.sharded and distributed.size() > 1:
             # a parameter without a gradient here may have one in another process, and messages must match
             for parameter in parameters:
@@ -183,14 +190,6 @@ class Replicated:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
-def _move_gradient(parameter: nn.Parameter, master: nn.Parameter) -> None:
-    """Add the gradient of ``parameter``, if it has one, to that of its master weights, and drop it."""
-    if parameter.grad is not None:
-        gradient = parameter.grad.float()
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        parameter.grad = None
-
-
 class Sharded(Replicated):
     """PyTorch's FSDP2. Every transformer block is one group, the critic's head another, and everything else a third.
 
@@ -214,7 +213,7 @@ class Sharded(Replicated):
         super().__init__(models, head, trained, args, accelerator)
         dtype = working_dtype(head, trained)
         for parameter in trained:
-            parameter.data = parameter.data.float()
+            parameter.grad, parameter.data = None, parameter.data.float()
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         self.mesh = init_device_mesh(accelerator.device.type, (distributed.size(),))
         self.root: Any = Whole(models, head)

@@ -83,7 +83,8 @@ def estimate(config: Config, longest: int) -> dict[str, float]:
             masters = 4 if shape.bytes == 2 else 0  # float32 copies of half-precision weights
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
             parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
-            parts["gradients"] += copies * trained * 4  # summed in float32, whatever the dtype of the weights
+            # one micro-batch has gradients in the dtype of the weights, which are added to float32 sums
+            parts["gradients"] += copies * trained * (4 + (shape.bytes if masters else 0))
             moment = EIGHT_BIT if "8bit" in training.optim else 4
             parts["optimizer"] += copies * trained * (masters + ADAM * moment)
             activations = copies * shape.activations(read, training.gradient_checkpointing)
