@@ -76,7 +76,7 @@ def trained(learner):
         adapters = ["head.linear"] * (learner.value_head is not None) + [f".{learner.critic_adapter}."]
         names = [n for part in (f".{learner.adapter}.", *adapters) for n in names if part in n]
     state = learner.strategy.optimizer_state()
-    return {name: state.get(index, {}).get("master", found[name]) for index, name in enumerate(names)}
+    return {name: state.get(index, {}).get("master", found[name]).clone() for index, name in enumerate(names)}
 
 
 def take_steps(learner, steps):
