@@ -12,12 +12,11 @@ a critic on the same random rows. It prints one JSON line with:
 - ``moved``: the share of the movement of float32 weights that the stepped weights made, along its direction.
 - ``moved_in_memory``: the same for the weights with which the model computes.
 
-The way ``bfloat16, no masters`` is AdamW on bfloat16 weights, which ``trl_ext`` no longer does; TRL's trainers do.
+The way ``bfloat16, no masters`` is AdamW on bfloat16 weights, which ``trl_ext`` no longer does and TRL's trainers do.
 """
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -81,7 +80,9 @@ def measure(way: str, options: argparse.Namespace) -> dict:
         gradients = size([p.grad for p in model.parameters()]) + size([m.grad for _, m in learner.strategy.masters])
         learner.step()
         seconds.append(time.perf_counter() - begun)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    # resource.getrusage would report the parent's peak where that is larger
+    status = Path("/proc/self/status").read_text().split()
+    peak = int(status[status.index("VmHWM:") + 1]) / 1e6
     count = sum(p.numel() for p in stepped)
     for name, tensors in (("stepped", stepped), ("memory", list(model.parameters()))):
         moved = [after.detach().float() - start.float() for after, start in zip(tensors, before, strict=True)]
