@@ -8,7 +8,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from trl_ext.kv_cache import KVCache, plain_states
 from trl_ext.lora_merge import merged, merges
-from trl_ext.sampling import Sampling, generate, sample
+from trl_ext.sampling import Sampling, _inverse_cdf, generate, sample
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
 STOP = frozenset({2, 9, 11})
@@ -175,3 +175,12 @@ def test_recurrent_models_are_left_to_the_library():
     torch.manual_seed(2)
     assert answers == sample(model, [[5, 6], [7, 8]], 0, Sampling(6, 1.0, STOP), [(1,), (2,)])
     assert all(1 <= len(a.ids) <= 6 and a.logprobs is None for a in answers)
+
+
+def test_a_draw_that_rounds_to_one_never_takes_a_token_of_probability_zero():
+    """1 - 2^-25 is below 1 in float64 and equals 1 in float32, in which probabilities are added up."""
+    probabilities = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75], [1.0, 0.0, 0.0]])
+    draw = torch.full((3,), 1 - 2**-25, dtype=torch.float64)
+    assert float(draw[0]) < 1.0 and float(draw[0].float()) == 1.0
+    assert _inverse_cdf(probabilities, draw).tolist() == [1, 2, 0]
+    assert _inverse_cdf(probabilities, torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]

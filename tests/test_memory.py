@@ -42,6 +42,23 @@ def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
     assert about == pytest.approx(peak, rel=0.25)
 
 
+def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradients(monkeypatch):
+    from maporl.validation import memory
+
+    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2)
+    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
+    values = {
+        "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
+    }  # fmt: skip
+    parts = estimate(from_dict(values), longest=10)
+    assert [parts["weights"], parts["references"]] == [2 * 1000, 2 * 1000]
+    assert parts["optimizer"] == 1000 * (4 + 2 * 4)
+    assert parts["gradients"] == 1000 * (4 + 2), "the sums, and one micro-batch's own"
+    shape.bytes = 4
+    parts = estimate(from_dict(values), longest=10)
+    assert [parts["optimizer"], parts["gradients"]] == [1000 * 2 * 4, 1000 * 4]
+
+
 def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
     from maporl.validation import memory
 

@@ -6,19 +6,14 @@ from tiny_models import build
 
 from trl_ext import PPOv2Config
 from trl_ext.learner import Learner
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.token_batch import Completion, GlobalBatch, build_token_batch
 
 
 class Plain:
     """Stands in for accelerate: one process, full precision."""
 
     device = torch.device("cpu")
-
-    def autocast(self):
-        return torch.autocast("cpu", enabled=False)
-
-    def backward(self, loss):
-        loss.backward()
+    mixed_precision = "no"
 
 
 def learner_of(model, tokenizer, folder, critic="head", **options):
@@ -273,3 +268,13 @@ def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
                 read_checkpoint(tmp_path / "checkpoint-2", {"policy": learner})
         ends.append([m.detach().clone() for _, m in learner.strategy.masters])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)) and len(ends[0]) == 8
+
+
+def test_rows_that_are_dropped_are_indexed_on_the_device_of_the_rows():
+    """Rows of weight 0 leave a batch by an index on the rows' device; an index of another device would be refused."""
+    rows = GlobalBatch.of(build_token_batch(conversations(), 0, "meta"))
+    assert {rows.process.device.type, rows.row.device.type} == {"meta"}
+    own = build_token_batch(conversations(), 0, "cpu")
+    kept = GlobalBatch.of(own).take(torch.tensor([4, 1]))
+    assert kept.process.tolist() == [0, 0] and kept.row.tolist() == [4, 1]
+    assert [len(kept.rows), kept.back(own).labels] == [2, [own.labels[4], own.labels[1]]]

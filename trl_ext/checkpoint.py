@@ -284,8 +284,14 @@ def load_learner(learner: Learner, folder: Path) -> None:
         if learner.value_head is not None:
             learner.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
     state, record = read_optimizer(folder)
-    learner.strategy.load_optimizer_state(state, record["groups"])
-    learner.scheduler.load_state_dict(record["scheduler"])
+    saved, groups = record["groups"], learner.strategy.optimizer_groups()
+    # older checkpoints have the critic's head in one group with the critic's other weights
+    source = [next(n for n, old in enumerate(saved) if group["params"][0] in old["params"]) for group in groups]
+    options = [{**saved[n], "params": group["params"]} for n, group in zip(source, groups, strict=True)]
+    learner.strategy.load_optimizer_state(state, options)
+    scheduler = record["scheduler"]
+    rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
+    learner.scheduler.load_state_dict({**scheduler, **rates})
 
 
 def load_weights(model: Any, adapter: Any, folder: Path) -> None:

@@ -6,7 +6,7 @@ share one base model, each with its own adapter.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from trl_ext.forward import base_of, read_actions, trunk_of
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.sharding import Replicated, build_optimizer, strategy_of
+from trl_ext.sharding import HALF_PRECISION, Replicated, build_optimizer, strategy_of
 from trl_ext.token_batch import TokenBatch, placeholder
 from trl_ext.value_head import ValueHead
 
@@ -114,10 +114,11 @@ class Learner:
         self.reference = self._build_reference(reference)
         self.optimizer: Any = None
         self.scheduler: Any = None
-        self._accelerator: Any = None
+        self.mixed_precision = False
+        """Whether forward passes convert float32 weights to bfloat16 (``bf16``)."""
         self.device = torch.device("cpu")
         """The device of this policy's token batches."""
-        self.strategy = Replicated({}, args, None)
+        self.strategy = Replicated({}, None, (), args, None)
         self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         if args.objective not in OBJECTIVES:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
@@ -171,7 +172,7 @@ class Learner:
             scheduler: a schedule to use. By default ``args.lr_scheduler_type`` names one.
             device: the device. By default it is the accelerator's.
         """
-        self._accelerator = accelerator
+        self.mixed_precision = check_mixed_precision(accelerator.mixed_precision)
         self.device = accelerator.device if device is None else device
         for module in (self.model, self.value_model, self.value_head, self.reference):
             if module is not None and not getattr(module, "is_quantized", False):
@@ -182,14 +183,17 @@ class Learner:
                 base_of(module).gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
                 base_of(module).enable_input_require_grads()
                 base_of(module).train()  # transformers recomputes in training mode only; dropout is off everywhere
-        parts = {"policy": self.model, "value_model": self.value_model, "value_head": self.value_head}
+        _narrow_adapters(self.model, [self.adapter, self.critic_adapter, self.ref_adapter])
+        if isinstance(self.value_model, PeftModel):
+            _narrow_adapters(self.value_model, self.value_model.active_adapters)
+        models = {"policy": self.model, "value_model": self.value_model}
+        models = {name: model for name, model in models.items() if model is not None}
         kind = strategy_of(accelerator)
-        self.strategy = kind({name: part for name, part in parts.items() if part is not None}, self.args, accelerator)
-        with self.active():
-            groups = self._parameter_groups()
-        self._trainable = [p for group in groups for p in group["params"]]
-        if self.adapter is not None and optimizer is None:
-            groups = self.strategy.with_masters(groups, self._narrow_adapters())
+        self.strategy = kind(models, self.value_head, _flat(self._groups(optimizer)), self.args, accelerator)
+        groups = self._groups(optimizer)  # sharding has replaced the parameters
+        self._trainable = _flat(groups)
+        self.let_learn()  # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
+        self.strategy.with_masters(groups)
         if optimizer is None:
             optimizer = build_optimizer(groups, self.args, kind)
         optimizer.zero_grad(set_to_none=True)  # a warm start leaves gradients, which must not enter the first step
@@ -203,36 +207,37 @@ class Learner:
         )
         self.strategy.attach(optimizer)
 
-    def _narrow_adapters(self) -> torch.dtype | None:
-        """Give this policy's adapters the dtype of a half-precision base, and return that dtype.
+    def _groups(self, optimizer: Any) -> list[dict]:
+        """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built.
 
-        Otherwise PEFT converts the activations at every layer to float32 and back. The optimizer then keeps float32
-        copies of the adapters. This returns None and changes nothing if the base is in float32 or weights are sharded.
+        Raises:
+            ValueError: the optimizer has made steps already, and steps half-precision weights.
         """
-        names = [f".{name}." for name in (self.adapter, self.critic_adapter, self.ref_adapter) if name is not None]
-        dtype = next(p.dtype for n, p in self.model.named_parameters() if "lora_" not in n and p.is_floating_point())
-        if type(self.strategy) is not Replicated or dtype not in (torch.bfloat16, torch.float16):
-            return None
-        for name, parameter in self.model.named_parameters():
-            if "lora_" in name and any(adapter in name for adapter in names):
-                parameter.data = parameter.data.to(dtype)
-        return dtype
+        if optimizer is None:
+            with self.active():
+                return self._parameter_groups()
+        if optimizer.state and any(p.dtype in HALF_PRECISION for p in _flat(optimizer.param_groups)):
+            raise ValueError(
+                f"policy {self.name!r}: the optimizer has made steps already, or keeps a state from its start, and this "
+                "state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"
+            )
+        return optimizer.param_groups
 
     def _parameter_groups(self) -> list[dict]:
         named = list(self.model.named_parameters())
         policy = [p for n, p in named if p.requires_grad and (self.adapter is None or f".{self.adapter}." in n)]
-        critic = [
-            p for m in (self.value_model, self.value_head) if m is not None for p in m.parameters() if p.requires_grad
-        ]
-        if self.critic == "adapter":
-            critic += [p for n, p in named if f".{self.critic_adapter}." in n]
+        value_model, head = (
+            [] if m is None else [p for p in m.parameters() if p.requires_grad]
+            for m in (self.value_model, self.value_head)
+        )
+        adapter = [p for n, p in named if self.critic == "adapter" and f".{self.critic_adapter}." in n]
         if not policy:
             raise ValueError(f"policy {self.name!r}: no parameter requires a gradient; load the adapter as trainable")
-        groups = [{"params": policy, "lr": self.learning_rate}]
-        if critic:
-            rate = self.args.value_learning_rate
-            groups.append({"params": critic, "lr": self.learning_rate if rate is None else rate})
-        return groups
+        rate = self.args.value_learning_rate
+        rate = self.learning_rate if rate is None else rate
+        # the head is a group of its own, because DeepSpeed flattens each group into one tensor of one dtype
+        critics = [{"params": params, "lr": rate} for params in (value_model, head, adapter) if params]
+        return [{"params": policy, "lr": self.learning_rate}, *critics]
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 
@@ -329,8 +334,9 @@ class Learner:
             return self._read(model, rows)[1]
 
     def autocast(self) -> Any:
-        """Return a context manager with the accelerator's mixed precision."""
-        return self._accelerator.autocast() if self._accelerator is not None else nullcontext()
+        """Return a context manager for mixed precision (``bf16``), which does nothing without it."""
+        # accelerate's own context does nothing under DeepSpeed
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed_precision)
 
     @torch.no_grad()
     def compute_old_logprobs_and_values(self, rows: TokenBatch) -> dict[str, float]:
@@ -487,6 +493,20 @@ class Learner:
                 raise NonFiniteError(f"policy {self.name!r}: a {what} is not finite at {'; '.join(labels[:4])}")
 
 
+def check_mixed_precision(given: str) -> bool:
+    """Return whether the run uses mixed precision in bfloat16, from accelerate's ``mixed_precision``.
+
+    Raises:
+        ValueError: it is another kind of mixed precision.
+    """
+    if given not in ("no", "bf16"):
+        raise ValueError(
+            f"mixed_precision: expected 'no' or 'bf16', got {given!r}: loss scaling is not supported here; change "
+            "mixed_precision in the launcher's configuration, or set training.bf16"
+        )
+    return given == "bf16"
+
+
 def starting_point(model: Any, adapter: str) -> str | None:
     """Return the name of a frozen copy of ``adapter`` that serves as the reference, or None if no copy is needed.
 
@@ -518,6 +538,24 @@ def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:
     sorted_rows[mask[order]] = flat
     full[order] = sorted_rows
     return full
+
+
+def _flat(groups: list[dict]) -> list[nn.Parameter]:
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _narrow_adapters(model: Any, adapters: Sequence[str | None]) -> None:
+    """Give ``adapters`` of a model the dtype of its half-precision base.
+
+    Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
+    optimizer steps float32 master weights.
+    """
+    names = [f".{name}." for name in adapters if name is not None]
+    dtype = next(p.dtype for n, p in model.named_parameters() if "lora_" not in n and p.is_floating_point())
+    if dtype in HALF_PRECISION:
+        for name, parameter in model.named_parameters():
+            if "lora_" in name and any(adapter in name for adapter in names):
+                parameter.data = parameter.data.to(dtype)
 
 
 def _quiet_dropout(model: nn.Module) -> None:

@@ -245,7 +245,7 @@ class PPOLoop(Trainer, Generic[Batch]):
 
     def collected(self) -> Batch:
         """Hook: return the batch of this update with its completions. A subclass may have sampled it ahead."""
-        with self.whole_weights():
+        with self.sampling_weights():
             return self.collect(self.next_batch())
 
     def collect_ahead(self) -> None:
@@ -278,6 +278,13 @@ class PPOLoop(Trainer, Generic[Batch]):
     def whole_weights(self) -> Iterator[None]:
         """Give every process the whole weights of all learners, to sample or to save. All processes enter together."""
         with self.learning.whole_weights():
+            yield
+
+    @contextmanager
+    def sampling_weights(self) -> Iterator[None]:
+        """Give every process the whole weights to sample with, in the precision of the training forward (``bf16``)."""
+        first = next(iter(self.learners.values()))
+        with self.whole_weights(), first.autocast():
             yield
 
     # -- saving and resuming ------------------------------------------------------------------------------------------

@@ -72,6 +72,8 @@ def accumulate_together(
                 for key, value in measures.items():
                     sums[names[number]][key] = sums[names[number]].get(key, 0.0) + value
             loss.backward()
+            for name in names:
+                learners[name].strategy.move_gradients()
     return {name: learners[name].sum_over_processes(sums[name]) for name in names}
 
 

@@ -218,7 +218,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         check_dataset(dataset, "eval_dataset")
         rows = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
-        with self.whole_weights():
+        with self.sampling_weights():
             completions = self._sample(rows, temperature=0.0) if rows else []
             if rows:
                 self._score(completions)
@@ -238,7 +238,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         every = max(1, self.args.num_total_batches // times) if times > 0 else 0
         if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
             return
-        with self.whole_weights():
+        with self.sampling_weights():
             completions = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
         if not distributed.is_main():
             return
@@ -258,7 +258,8 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         """
         check_dataset(self.eval_dataset, "eval_dataset")
         rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
-        return [c.text for c in self._sample(rows, self.args.temperature if sampling else 0.0)]
+        with self.sampling_weights():
+            return [c.text for c in self._sample(rows, self.args.temperature if sampling else 0.0)]
 
 
 def _as_list(functions) -> list[RewardFunction]:

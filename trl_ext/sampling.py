@@ -308,11 +308,17 @@ class _Batch:
 
 
 def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the token of each row at which the cumulated ``probabilities`` [B, V] pass ``uniforms`` [B]."""
+    """Return the token of each row at which the cumulated ``probabilities`` [B, V] pass ``uniforms`` [B].
+
+    The token's probability is never 0.
+    """
     cumulated = probabilities.cumsum(-1)
-    wanted = uniforms.to(cumulated.dtype).unsqueeze(1) * cumulated[:, -1:]
+    total = cumulated[:, -1:]
+    wanted = uniforms.to(cumulated.dtype).unsqueeze(1) * total
+    # a number just below 1 rounds to 1 in float32, and no cumulated probability passes the total
+    wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
     found = torch.searchsorted(cumulated, wanted, right=True).squeeze(1)
-    return found.clamp(max=probabilities.shape[1] - 1)
+    return found.clamp(max=probabilities.shape[1] - 1)  # NaN passes nothing; its log-probability is reported later
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:

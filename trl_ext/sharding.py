@@ -13,7 +13,7 @@ are therefore summed, never averaged.
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from trl_ext.forward import base_of
 Result = TypeVar("Result")
 State = dict[int, dict[str, Any]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Whole(nn.Module):
@@ -35,9 +36,10 @@ class Whole(nn.Module):
     DeepSpeed and FSDP wrap a single module and hook into its forward.
     """
 
-    def __init__(self, parts: dict[str, nn.Module]):
+    def __init__(self, models: dict[str, nn.Module], head: nn.Module | None):
         super().__init__()
-        self.parts = nn.ModuleDict(parts)
+        self.models = nn.ModuleDict(models)
+        self.head = head
 
     def forward(self, function: Callable[[], Result]) -> Result:
         """Return ``function()``."""
@@ -47,8 +49,13 @@ class Whole(nn.Module):
 class Replicated:
     """The strategy in which every process holds all weights. It is also the base class of the other strategies.
 
+    A weight of 0.1 has neighbours 5e-4 away in bfloat16, so a step of 1e-6 would be rounded away. Every strategy
+    therefore steps float32 copies of half-precision weights, the *master weights*, and rounds them afterwards.
+
     Args:
-        parts: the learner's trainable modules by name.
+        models: the learner's trainable models by name.
+        head: the critic's head, which is in float32, or None.
+        trained: the parameters that the optimizer steps, in its order.
         args: the trainer's arguments.
         accelerator: accelerate's ``Accelerator``.
     """
@@ -56,24 +63,29 @@ class Replicated:
     sharded = False
     """Whether the weights are distributed over the processes."""
 
-    def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        head: nn.Module | None,
+        trained: Sequence[nn.Parameter],
+        args: Any,
+        accelerator: Any,
+    ):
         self.optimizer: Any = None
         self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self.half = [index for index, parameter in enumerate(trained) if parameter.dtype in HALF_PRECISION]
+        """The indices of the trained parameters that are in half precision. Checkpoints hold their master weights."""
 
-    def with_masters(self, groups: list[dict], dtype: torch.dtype | None) -> list[dict]:
-        """Return the optimizer's ``groups`` with float32 copies in place of the parameters of ``dtype``.
+    def with_masters(self, groups: list[dict]) -> None:
+        """Put float32 master weights in the place of the half-precision parameters of the optimizer's ``groups``."""
+        for group in groups:
+            group["params"] = [self._master(p) if p.dtype in HALF_PRECISION else p for p in group["params"]]
 
-        A step that is too small for half precision then still accumulates in float32.
-        """
-
-        def master(parameter: nn.Parameter) -> nn.Parameter:
-            if parameter.dtype != dtype:
-                return parameter
-            copy_ = nn.Parameter(parameter.detach().float())
-            self.masters.append((parameter, copy_))
-            return copy_
-
-        return [group | {"params": [master(p) for p in group["params"]]} for group in groups]
+    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
+        master = nn.Parameter(parameter.detach().float())
+        parameter.grad = None  # a warm start leaves gradients
+        self.masters.append((parameter, master))
+        return master
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over the optimizer, and broadcast the main process's weights to all processes."""
@@ -105,6 +117,18 @@ class Replicated:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of ``loss``. ``last`` says that an optimizer step follows."""
         loss.backward()
+        self.move_gradients()
+
+    def move_gradients(self) -> None:
+        """Add the gradients of half-precision parameters to those of their master weights, and drop them.
+
+        The gradients of many micro-batches are therefore summed in float32.
+        """
+        for parameter, master in self.masters:
+            if parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
 
     def step(self, largest_norm: float) -> float:
         """Sum gradients over processes, clip them, step the optimizer and clear the gradients.
@@ -115,9 +139,7 @@ class Replicated:
             The gradient norm before clipping.
         """
         parameters = self._parameters()
-        for parameter, master in self.masters:
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-            parameter.grad = None
+        self.move_gradients()  # those that were set without :meth:`backward`
         if not self.sharded and distributed.size() > 1:
             # a parameter without a gradient here may have one in another process, and messages must match
             for parameter in parameters:
@@ -140,12 +162,12 @@ class Replicated:
     def optimizer_state(self) -> State:
         """Return the optimizer's whole state by parameter index, on every process.
 
-        The entry ``master`` is a parameter's float32 copy.
+        The entry ``master`` holds the master weights of a parameter.
         """
         state = {index: dict(entries) for index, entries in self.optimizer.state_dict()["state"].items()}
-        numbers = {id(p): index for index, p in enumerate(self._parameters())}
-        for _, master in self.masters:
-            state.setdefault(numbers[id(master)], {})["master"] = master.detach()
+        parameters = self._parameters()
+        for index in self.half:
+            state.setdefault(index, {})["master"] = parameters[index].detach()
         return state
 
     def optimizer_groups(self) -> list[dict]:
@@ -169,22 +191,51 @@ class Replicated:
 
 
 class Sharded(Replicated):
-    """PyTorch's FSDP2. Every transformer block is one group, and everything else is another group."""
+    """PyTorch's FSDP2. Every transformer block is one group, the critic's head another, and everything else a third.
+
+    Shards of the trained weights are in float32, and they are the master weights. They are gathered in the dtype of the
+    model, and gradients are summed in float32.
+    """
 
     sharded = True
 
-    def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        head: nn.Module | None,
+        trained: Sequence[nn.Parameter],
+        args: Any,
+        accelerator: Any,
+    ):
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        super().__init__(parts, args, accelerator)
+        super().__init__(models, head, trained, args, accelerator)
+        dtype = working_dtype(head, trained)
+        for parameter in trained:
+            parameter.grad, parameter.data = None, parameter.data.float()
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         self.mesh = init_device_mesh(accelerator.device.type, (distributed.size(),))
-        self.root: Any = Whole(parts)
-        blocks = {name for part in parts.values() for name in getattr(part, "_no_split_modules", None) or ()}
+        self.root: Any = Whole(models, head)
+        blocks = {name for model in models.values() for name in getattr(model, "_no_split_modules", None) or ()}
         for module in list(self.root.modules()):
             if type(module).__name__ in blocks:
-                fully_shard(module, mesh=self.mesh)
-        fully_shard(self.root, mesh=self.mesh)
+                fully_shard(module, mesh=self.mesh, mp_policy=policy)
+        if head is not None:
+            fully_shard(head, mesh=self.mesh)  # one group has one dtype, and the head computes in float32
+        fully_shard(self.root, mesh=self.mesh, mp_policy=policy)
+
+    def with_masters(self, groups: list[dict]) -> None:
+        """Check that the optimizer's ``groups`` hold the shards, which are the master weights.
+
+        Raises:
+            WorldError: they hold the parameters from before sharding.
+        """
+        shards = {id(parameter) for parameter in self.root.parameters()}
+        if any(id(parameter) not in shards for group in groups for parameter in group["params"]):
+            raise distributed.WorldError(
+                "the optimizer was built before FSDP replaced the weights by shards; name an optimizer by args.optim instead"
+            )
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -260,13 +311,26 @@ class Zero(Replicated):
 
     sharded = True
 
-    def __init__(self, parts: dict[str, nn.Module], args: Any, accelerator: Any):
-        super().__init__(parts, args, accelerator)
-        self.root = Whole(parts)
-        self.config = deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, args, self.root)
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        head: nn.Module | None,
+        trained: Sequence[nn.Parameter],
+        args: Any,
+        accelerator: Any,
+    ):
+        self.config = deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, args)
         self.stage = self.config["zero_optimization"]["stage"]
+        dtype = working_dtype(head, trained)
+        if self.stage == 3 and head is not None:
+            head.to(dtype)  # ZeRO-3 keeps all shards in one flat tensor; the head's master weights stay in float32
+        super().__init__(models, head, trained, args, accelerator)
+        self.root = Whole(models, head)
         self.own: list[nn.Parameter] = []
         self.numbers: list[list[int]] = []
+
+    def with_masters(self, groups: list[dict]) -> None:
+        """Change nothing, because DeepSpeed keeps master weights of its own."""
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         import deepspeed
@@ -311,7 +375,7 @@ class Zero(Replicated):
         return float(self.engine.get_global_grad_norm() or 0.0)
 
     def optimizer_state(self) -> State:
-        from deepspeed.utils import safe_get_full_optimizer_state
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
         if not steps:
@@ -321,6 +385,8 @@ class Zero(Replicated):
         for index, parameter in enumerate(self.own):
             moments = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
             found[index] = {key: value.clone() for key, value in moments.items()} | {"step": copy.deepcopy(steps[0])}
+        for index in self.half:
+            found[index]["master"] = safe_get_full_fp32_param(self.own[index]).clone()
         return found
 
     def optimizer_groups(self) -> list[dict]:
@@ -328,7 +394,7 @@ class Zero(Replicated):
         return [{**group, "params": numbers} for group, numbers in zip(groups, self.numbers, strict=True)]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
@@ -339,8 +405,11 @@ class Zero(Replicated):
             self.optimizer.state[flat] = zeros | {"step": copy.deepcopy(state[0]["step"])}
         self._link()
         for index, entries in state.items():
+            own = self.own[index]
             for key in MOMENTS:
-                safe_set_full_optimizer_state(self.own[index], entries[key].to(self.own[index].device), key)
+                safe_set_full_optimizer_state(own, entries[key].to(own.device), key)
+            if "master" in entries:
+                safe_set_full_fp32_param(own, entries["master"].to(own.device))
 
     def _flat(self) -> list[Tensor]:
         """Return this process's shards of the weights as the optimizer sees them, one flat tensor for each group."""
@@ -359,22 +428,23 @@ class Zero(Replicated):
                 lazy_init_hp_params_optimizer_state(group, flat, self.optimizer.state)
 
 
-def deepspeed_config(given: dict[str, Any], args: Any, module: nn.Module) -> dict[str, Any]:
+def deepspeed_config(given: dict[str, Any], args: Any) -> dict[str, Any]:
     """Return the launcher's DeepSpeed configuration with the entries that the trainer decides.
 
-    These are the batch sizes, gradient clipping and precision. Accelerate would otherwise fill them in.
+    These are the batch sizes, gradient clipping and precision. Accelerate would otherwise fill them in. DeepSpeed's
+    section ``bf16`` stays off, because it would convert the critic's head to bfloat16 too. Without it, ZeRO leaves the
+    weights in their own dtype, keeps float32 master weights of all of them, and sums gradients in float32.
     """
     config = {key: copy.deepcopy(value) for key, value in given.items() if key not in ("optimizer", "scheduler")}
     zero = config.get("zero_optimization", {"stage": 2})
     config["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
-    half = any(p.dtype == torch.bfloat16 for p in module.parameters())
     for key in ("train_batch_size", "fp16"):
         config.pop(key, None)
     return config | {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": args.max_grad_norm or 0.0,
-        "bf16": {"enabled": half},
+        "bf16": {"enabled": False},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
@@ -396,6 +466,24 @@ def build_optimizer(groups: list[dict], args: Any, kind: type[Replicated]) -> to
         )
     optimizer, options = Trainer.get_optimizer_cls_and_kwargs(args)
     return optimizer(groups, **(options | {"weight_decay": args.weight_decay}))
+
+
+def working_dtype(head: nn.Module | None, trained: Sequence[nn.Parameter]) -> torch.dtype:
+    """Return the dtype of the ``trained`` parameters, apart from the critic's ``head``, which is in float32.
+
+    Raises:
+        WorldError: they have several dtypes, or one that cannot be trained when weights are sharded.
+    """
+    own = set() if head is None else {id(p) for p in head.parameters()}
+    found = {p.dtype for p in trained if id(p) not in own}
+    dtype = next(iter(found))
+    if len(found) > 1 or dtype not in (torch.float32, torch.bfloat16):
+        names = " and ".join(sorted(str(d).removeprefix("torch.") for d in found))
+        raise distributed.WorldError(
+            f"the trained weights are in {names}; with DeepSpeed or FSDP all weights of a policy and its critic must be "
+            "in float32, or all in bfloat16; load them so (dtype), or start without DeepSpeed and FSDP"
+        )
+    return dtype
 
 
 def check_bases(models: dict[str, Any], accelerator: Any) -> None:

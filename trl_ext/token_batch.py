@@ -279,7 +279,8 @@ class GlobalBatch:
         The critics' own rows are not sent. ``device``: where the rows must be, if a single process has several devices.
         """
         if distributed.size() == 1 and (device is None or own.input_ids.device == device):
-            return cls(own, torch.zeros(len(own), dtype=torch.long), torch.arange(len(own)))
+            row = torch.arange(len(own), device=own.input_ids.device)
+            return cls(own, torch.zeros_like(row), row)
         parts: list[TokenBatch] = distributed.all_gather(_moved(replace(own, critic=None), "cpu"))
         rows = concatenated(parts)
         process = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 
 class ValueHead(nn.Module):
@@ -22,8 +23,8 @@ class ValueHead(nn.Module):
 
         ``output`` [M] picks each row's output, such as its turn. By default output 0 is taken.
         """
-        with torch.autocast(hidden.device.type, enabled=False):
-            values = self.linear(hidden.to(self.linear.weight.dtype))
+        with torch.autocast(hidden.device.type, enabled=False):  # ZeRO-3 keeps the weights in the model's dtype
+            values = linear(hidden.float(), self.linear.weight.float(), self.linear.bias.float())
         if output is None:
             return values[:, 0]
         return values.gather(1, output.unsqueeze(1)).squeeze(1)

@@ -240,7 +240,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if task is None:
             raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
         args = self.args
-        with self.whole_weights():
+        with self.sampling_weights():
             return self.player.play_evaluation(
                 task, args.eval_questions, args.eval_temperature, args.seed, self.state.global_step + 1
             )

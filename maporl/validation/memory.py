@@ -85,11 +85,12 @@ def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
                 parts["weights"] += shape.parameters * 4
                 parts["gradients"] += shape.parameters * 4
                 parts["optimizer"] += shape.parameters * ADAM * (EIGHT_BIT if "8bit" in training.optim else 4)
-            masters = 4 if adapter and shape.bytes == 2 else 0  # float32 copies of adapters, and float32 moments
+            masters = 4 if shape.bytes == 2 else 0  # float32 copies of half-precision weights
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
             parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
-            parts["gradients"] += copies * trained * shape.bytes
-            moment = EIGHT_BIT if "8bit" in training.optim else 4 if masters else shape.bytes
+            # one micro-batch has gradients in the dtype of the weights, which are added to float32 sums
+            parts["gradients"] += copies * trained * (4 + (shape.bytes if masters else 0))
+            moment = EIGHT_BIT if "8bit" in training.optim else 4
             parts["optimizer"] += copies * trained * (masters + ADAM * moment)
             activations = (2 if critic == "central" else copies) * shape.activations(
                 read, training.gradient_checkpointing
