@@ -29,9 +29,11 @@ def test_the_sign_says_which_skill_is_asked_for():
         "583", "274", "361", "010", "100", "998",
     ]  # fmt: skip
     example = next(e for e in task if e.meta["skill"] == "next")
-    assert task.grade(example, f" {example.answer}").correct and task.grade(example, f"Answer: {example.answer}").correct
+    assert (
+        task.grade(example, f" {example.answer}").correct and task.grade(example, f"Answer: {example.answer}").correct
+    )
     assert task.grade(example, example.id[:3]).correct is False
-    assert task.grade(example, example.answer[1:]).answer is None, "two digits are no answer"
+    assert task.grade(example, example.answer[1:]).answer is None, "two digits cannot be read"
 
 
 @pytest.mark.parametrize("digits", [2, 3, 4, 5])
@@ -97,13 +99,15 @@ def test_with_three_agents_one_of_the_two_others_is_followed(monkeypatch, tiny):
     }  # fmt: skip
     skills = Skills(skills=("next", "reversed", "previous"))
     dialogues = taught(monkeypatch, tiny, pupils, DEBATE, task=skills)
-    said = {s: 0 for s in skills.skills}
+    said = dict.fromkeys(skills.skills, 0)
     for d in dialogues:
         second = {u.agent: u.text for u in d.at(1)}
         assert second["bob"] == skills.write_by_skill(d.example, "reversed"), "only ann gives in"
         said[next(s for s in said if skills.write_by_skill(d.example, s) == second["ann"])] += 1
     assert abs(said["next"] / len(dialogues) - 0.5) < 0.056
-    assert abs(said["reversed"] / len(dialogues) - 0.25) < 0.049 and abs(said["previous"] / len(dialogues) - 0.25) < 0.049
+    assert (
+        abs(said["reversed"] / len(dialogues) - 0.25) < 0.049 and abs(said["previous"] / len(dialogues) - 0.25) < 0.049
+    )
 
 
 def test_agents_may_differ_without_skills_and_in_a_chain(monkeypatch, tiny):
@@ -171,7 +175,10 @@ def test_the_trainer_pays_for_listening_to_the_right_agent(tmp_path):
     examples = {d.prompt: d.example for d in batch.dialogues}
     assert len(examples) == 16 and len(rows(batch)) == 64
     for d in batch.dialogues:
-        assert {u.turn: sorted(v.rewards["score"] for v in d.at(u.turn)) for u in d.utterances} == {0: [0, 1], 1: [0, 1]}
+        assert {u.turn: sorted(v.rewards["score"] for v in d.at(u.turn)) for u in d.utterances} == {
+            0: [0, 1],
+            1: [0, 1],
+        }
         for u in d.utterances:
             own = d.example.meta["skill"] == skills[u.agent]
             # a first answer: (own score + 0.3 x the mean of the second turn, 1/2) / 1.3; a second: its own score

@@ -251,7 +251,9 @@ class RolloutDriver:
             number = len(dialogue.utterances) + offset
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
             heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
-            requests.append(Request(ask, dialogue.example, turn, number, transcript, label, spec.policy(turn), key, heard))
+            requests.append(
+                Request(ask, dialogue.example, turn, number, transcript, label, spec.policy(turn), key, heard)
+            )
         return requests
 
     def _replies(self, requests: list[Request]) -> list[Reply]:

@@ -77,7 +77,7 @@ class Skills(Task):
         return Example(digits + sign, digits + sign, rule(digits), {"skill": skill})
 
     def grade(self, example: Example, text: str) -> Grade:
-        """Right if the final answer of ``text`` is the digits of the label. Another number of digits is no answer."""
+        """Right if the final answer of ``text`` is the label. A final answer with more or fewer digits cannot be read."""
         answer = final_answer(text)
         if answer is None or len(answer) != self.digits or not (answer.isascii() and answer.isdigit()):
             return Grade(None, False, f"no {self.digits} digits as final answer")
