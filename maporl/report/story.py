@@ -23,8 +23,8 @@ def story(run: Run) -> list[dict[str, str]]:
         ("The team", _team(run)),
         ("How it was trained", _training(run)),
         ("What it learned", _games(run) if game else _learned(run)),
-        ("Does talking help?", "" if game else _talking(run)),
         ("Who knows what?", "" if game else knowledge(run)),
+        ("Does talking help?", "" if game else _talking(run)),
         ("When do they listen?", "" if game else listening(run)),
     ]
     return [{"title": title, "text": visible(text)} for title, text in parts if text]
