@@ -1,4 +1,4 @@
-# make quickstart   install into .venv and watch a team of two tiny models learn (a few minutes on two CPU cores)
+# make quickstart   install into .venv and watch two tiny specialists learn to listen (two to three minutes on two CPU cores)
 # make test         install what the tests need and run those that take minutes
 # make check        ruff, types and the fast tests, before a commit
 

@@ -194,7 +194,7 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
         {"exploitability, antes (0 is best)": exploitability},
     ),
     "maporl": (
-        "configs/ppo/quickstart.yaml",
+        "configs/ppo/toy_sum.yaml",
         {"one agent alone trained": [*HALVES, "schedule.freeze=[{agent: bob, first: 1, last: 1000}]"], "co-trained": HALVES},
         {"final turn, held out, %": team(-1), "ann, %": of_agent("ann"), "bob, %": of_agent("bob")},
     ),

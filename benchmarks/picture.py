@@ -1,7 +1,7 @@
 """Take a picture of a run's report for the README, with Chromium driven by Selenium.
 
-python benchmarks/picture.py runs/quickstart docs/images/report.png --height 1000 python benchmarks/picture.py
-runs/quickstart docs/images/dialogues.png --height 800 --at "when=train&dialogue=0/150/47%2B29"
+python benchmarks/picture.py runs/quickstart docs/images/report.png --height 1000
+python benchmarks/picture.py runs/quickstart docs/images/dialogues.png --height 800 --at "when=train&dialogue=0/80/722*"
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Seconds of the quickstart's updates with this checkout's code and with another's, both at once on a core each.
+"""Seconds of the updates of `toy_sum.yaml` with this checkout's code and with another's, both at once on a core each.
 
     python benchmarks/two_checkouts.py ANOTHER_CHECKOUT [--rounds 6] [--updates 12]
 
@@ -19,10 +19,10 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def start(checkout: Path, core: int, updates: int, folder: Path) -> subprocess.Popen:
-    """Start a short quickstart with one checkout's code on one core."""
+    """Start a short run with one checkout's code on one core."""
     options = [f"output_dir={folder}", f"updates={updates}", "evaluation.questions=20", "warm_start.steps=60"]
     command = ["taskset", "-c", str(core), sys.executable, "-m", "maporl", "train", "--quiet"]
-    command += [f"{HERE}/configs/ppo/quickstart.yaml", *(part for option in options for part in ("--set", option))]
+    command += [f"{HERE}/configs/ppo/toy_sum.yaml", *(part for option in options for part in ("--set", option))]
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=checkout, env=environment)
 

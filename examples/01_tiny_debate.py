@@ -2,8 +2,8 @@
 
     python examples/01_tiny_debate.py [UPDATES]
 
-Forty updates take about half a minute on two CPU cores. They show how the parts fit together; `make quickstart` runs the
-same long enough to learn.
+Forty updates take about half a minute on two CPU cores. They show how the parts fit together. `maporl train toy_sum`
+runs the same long enough to learn.
 """
 
 import sys

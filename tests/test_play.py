@@ -31,10 +31,11 @@ def play(*words, typed=""):
 
 def test_a_person_takes_a_seat_and_is_graded_and_recorded(tmp_path, settings):
     held_out = tasks_of(load(QUICK, []))[1]
-    right, wrong = held_out[0].answer, held_out[0].answer + "1"
+    right, wrong = held_out[0].answer, held_out[0].answer[1:] + "5"
+    assert right != wrong
     result = play(QUICK, *settings, "--as", "bob", typed=f"\n{wrong}\n{right}\n")
     assert result.exit_code == 0, result.output
-    assert "You are bob, beside ann: debate of 2 turns on toy_sum." in result.output
+    assert "You are bob, beside ann: debate of 2 turns on toy_skills." in result.output
     assert "(type an answer, or Ctrl-D to leave)" in result.output
     assert "[bob, turn 1]" in result.output and held_out[0].question in result.output
     assert f"The right answer is {right}." in result.output

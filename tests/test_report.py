@@ -172,6 +172,54 @@ def test_a_difference_is_judged_question_by_question(tmp_path):
     assert one.sign == 0 and Difference.of([(1, 0)] * 3).sign == -1
 
 
+def specialists(name, kind, first, second):
+    """ann and bob, who are shown each other's first answers; each turn says which of the two are right."""
+    utterances = [
+        utterance(i, agent, turn, "2" if ok else "3", ok, parents=(1 - i % 2,) if turn else ())
+        for i, (turn, agent, ok) in enumerate(
+            (t, a, ok) for t, pair in enumerate((first, second)) for a, ok in zip(("ann", "bob"), pair, strict=True)
+        )
+    ]
+    return Dialogue(Example(name, f"{name}=", "2", {"skill": kind}), utterances)
+
+
+def test_the_page_says_what_specialists_know_and_when_they_listen(tmp_path):
+    before = [
+        *(specialists(f"n{n}", "next", (True, False), (True, n == 0)) for n in range(4)),
+        *(specialists(f"r{n}", "reversed", (False, True), (False, n != 0)) for n in range(4)),
+    ]
+    after = [
+        *(specialists(f"n{n}", "next", (True, n == 3), (n != 2, n != 0)) for n in range(4)),
+        *(specialists(f"r{n}", "reversed", (False, True), (n < 2, True)) for n in range(4)),
+    ]
+    pupils = {
+        "ann": {"skill": "next", "wrong": 0.0, "gives_in": 0.3},
+        "bob": {"skill": None, "wrong": 0.1, "gives_in": 0},
+    }
+    warm = {"steps": 300, "wrong": 0.3, "agents": pupils}
+    told = {
+        p["title"]: p["text"]
+        for p in story(read_run(write_run(tmp_path / "run", before=before, after=after, warm_start=warm)))
+    }
+    assert told["Who knows what?"] == (
+        "This is the first turn, before agents hear each other. ann is right on 100.0% of the questions of kind next and 0.0% of the "
+        "questions of kind reversed. bob is right on 25.0% of the questions of kind next and 100.0% of the questions of kind reversed."
+    )
+    # ann was wrong 4 times beside bob's right answers; beside n3, where both were right, nothing was to be gained or lost
+    assert told["When do they listen?"] == (
+        "ann was wrong and was shown a right answer 4 times. In its next answer it was right 2 times (50.0%, against 0.0% before training). "
+        "ann was right and was shown a wrong answer 3 times. In its next answer it stayed right 2 times (66.7%, against 100.0% before "
+        "training). bob was wrong and was shown a right answer 3 times. In its next answer it was right 2 times (66.7%, against 25.0% before "
+        "training). bob was right and was shown a wrong answer 4 times. In its next answer it stayed right 4 times (100.0%, against 75.0% "
+        "before training)."
+    )
+    assert told["How it was trained"].endswith(
+        "Before that came 300 steps of supervised warm start on written answers. ann was taught the skill next and no other, and to repeat "
+        "an answer that it hears 30% of the time. bob was taught answers to all questions, 10% of its answers wrong on purpose. "
+        "\u201cBefore training\u201d means after the warm start."
+    )
+
+
 def test_common_distances_of_wrong_numbers_are_named(tmp_path):
     off = [debate(f"q{n}", (("12", False), ("12", False)), (("12", False), ("12", False))) for n in range(4)]
     off.append(debate("odd", (("--5", False), ("x", False)), (("--5", False), ("x", False))))

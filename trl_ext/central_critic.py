@@ -41,7 +41,7 @@ class CentralCritic:
         disable_dropout_in_model(self.model)
         self.head = ValueHead(self.model.config.get_text_config().hidden_size, outputs)
         self.args = args
-        self.strategy = Replicated({}, args, None)
+        self.strategy = Replicated({}, self.head, (), args, None)
         self.scheduler: Any = None
 
     def prepare(self, accelerator: Any, updates: int) -> None:

@@ -424,13 +424,35 @@ class TrainingOptions(LearnerOptions):
 
 
 @dataclass(frozen=True, config=STRICT)
+class PupilSection:
+    """What one agent learns in the warm start, where agents are to differ.
+
+    ``skill`` is one of the task's ``skills``, and the agent takes every question for one that asks for it. ``wrong`` is
+    the probability of a wrong answer. ``gives_in`` is the probability that the agent says what another agent said,
+    where it is shown answers of others.
+    """
+
+    skill: str | None = None
+    wrong: Share = 0.0
+    gives_in: Share = 0.0
+
+
+@dataclass(frozen=True, config=STRICT)
 class WarmStartSection:
-    """Brief supervised training before PPO, on dialogues that an imperfect oracle plays. It is for tiny models."""
+    """Brief supervised training before PPO, on dialogues that an imperfect oracle plays. It is for tiny models.
+
+    ``wrong`` is the probability of a wrong answer. ``agents`` says what single agents learn instead.
+    """
 
     steps: Annotated[int, Field(ge=0)] = 0
     batch_size: Positive = 64
     learning_rate: NotNegative = 1e-3
     wrong: Share = 0.3
+    agents: dict[str, PupilSection] = dataclasses.field(default_factory=dict, hash=False)
+
+    def pupil(self, agent: str) -> PupilSection:
+        """Return what ``agent`` learns."""
+        return self.agents.get(agent) or PupilSection(wrong=self.wrong)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from maporl.engines.transcript import Transcript
-from maporl.types import Ask, Example, Stop
+from maporl.types import Ask, Example, Stop, Utterance
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Request:
         label: the request's name in errors.
         policy: the name of the policy that answers.
         rng_key: the key of the answer's random numbers, which do not depend on other requests. None uses torch's state.
+        heard: the utterances whose text is in the messages.
     """
 
     ask: Ask
@@ -29,6 +30,7 @@ class Request:
     label: str
     policy: str = ""
     rng_key: tuple | None = None
+    heard: tuple[Utterance, ...] = ()
 
 
 @dataclass

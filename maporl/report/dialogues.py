@@ -28,7 +28,7 @@ FLAGS = {
     "cut off": "an answer was cut off at the length limit",
     "illegal": "an illegal move ended the game",
 }
-KINDS = ("task", "subject", "type", "category", "level", "game", "source")
+KINDS = ("task", "skill", "subject", "type", "category", "level", "game", "source")
 Graded = tuple[Utterance, Grade]
 """An answer that is graded right or wrong, and its grade."""
 UNGRADED = ("disagreed", "all right", "mixed", "all wrong", "corrected", "spoiled", "unreadable")

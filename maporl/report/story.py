@@ -7,6 +7,7 @@ from maporl.report.charts import compared_names, finite
 from maporl.report.crossplay import told
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
 from maporl.report.language import counted, few_updates, listed, percent
+from maporl.report.listening import knowledge, listening
 from maporl.report.metric_panels import ACCURACY, Comparison
 from maporl.report.read import Run
 from maporl.text import visible
@@ -23,7 +24,9 @@ def story(run: Run) -> list[dict[str, str]]:
         ("The team", _team(run)),
         ("How it was trained", _training(run)),
         ("What it learned", _games(run) if game else _learned(run)),
+        ("Who knows what?", "" if game else knowledge(run)),
         ("Does talking help?", "" if game else _talking(run)),
+        ("When do they listen?", "" if game else listening(run)),
         ("Do the agents work with others?", told(run.crossplay) if run.crossplay else ""),
     ]
     return [{"title": title, "text": visible(text)} for title, text in parts if text]
@@ -82,13 +85,24 @@ def _training(run: Run) -> str:
     if reward.get("sources"):
         terms = [name if weight == 1 else f"{weight:g} {name}" for name, weight in reward["sources"].items()]
         told += f" The reward is {' + '.join(terms)}."
+    return told + _warm_start(run)
+
+
+def _warm_start(run: Run) -> str:
+    """What the agents were taught before, and how they were made to differ."""
     warm = run.section("warm_start")
-    if warm.get("steps"):
-        told += (
-            f" Before that came {counted(warm['steps'], 'step')} of supervised warm start on written answers, of which "
-            f"{warm.get('wrong', 0):.0%} were wrong on purpose. \u201cBefore training\u201d means after the warm start."
-        )
-    return told
+    if not warm.get("steps"):
+        return ""
+    told = f" Before that came {counted(warm['steps'], 'step')} of supervised warm start on written answers."
+    pupils = warm.get("agents") or {}
+    if any(name not in pupils for name in run.agents()):
+        told += f" Of these, {warm.get('wrong', 0):.0%} were wrong on purpose."
+    for name, pupil in pupils.items():
+        taught = f"the skill {pupil['skill']} and no other" if pupil.get("skill") else "answers to all questions"
+        wrong, gives_in = pupil.get("wrong", 0), pupil.get("gives_in", 0)
+        told += f" {name} was taught {taught}" + (f", {wrong:.0%} of its answers wrong on purpose" if wrong else "")
+        told += f", and to repeat an answer that it hears {gives_in:.0%} of the time." if gives_in else "."
+    return told + " \u201cBefore training\u201d means after the warm start."
 
 
 # -- what it learned ----------------------------------------------------------------------------------------------

@@ -250,7 +250,10 @@ class RolloutDriver:
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
-            requests.append(Request(ask, dialogue.example, turn, number, transcript, label, spec.policy(turn), key))
+            heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
+            requests.append(
+                Request(ask, dialogue.example, turn, number, transcript, label, spec.policy(turn), key, heard)
+            )
         return requests
 
     def _replies(self, requests: list[Request]) -> list[Reply]:

@@ -11,11 +11,13 @@ from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
 from maporl.tasks.mathematics import Mathematics
+from maporl.tasks.skills import Skills
 from maporl.tasks.tinygsm import TinyGSM
 
 TASKS: dict[str, Any] = {
     "toy_sum": Arithmetic,
     "toy_times": Arithmetic,
+    "toy_skills": Skills,
     "gsm8k": GSM8K,
     "anli": ANLI,
     "tinygsm": TinyGSM,
@@ -53,6 +55,7 @@ __all__ = [
     "Episodes",
     "FANToM",
     "Mathematics",
+    "Skills",
     "Task",
     "TaskError",
     "TinyGSM",

@@ -28,6 +28,8 @@ class Task(ABC):
     """Its name in messages: that of the class in lower case, unless a class sets another."""
     answer_form = "Answer: <final answer>"
     """The form in which agents are asked for a final answer."""
+    skills: tuple[str, ...] = ()
+    """The skills that its questions ask for, where a pupil can be taught one of them alone (:meth:`write_by_skill`)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,6 +69,14 @@ class Task(ABC):
             NotImplementedError: the task cannot write answers, and so cannot serve for a warm start.
         """
         raise NotImplementedError(f"task {type(self).__name__} cannot write example answers")
+
+    def write_by_skill(self, example: Example, skill: str) -> str:
+        """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on it.
+
+        Raises:
+            NotImplementedError: the task has no skills.
+        """
+        raise NotImplementedError(f"task {type(self).__name__} has no skills")
 
     def __iter__(self) -> Iterator[Example]:
         return (self[i] for i in range(len(self)))

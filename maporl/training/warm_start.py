@@ -3,6 +3,9 @@
 Tiny random models know neither the questions nor the form of an answer. An oracle that is wrong with probability
 ``wrong`` therefore plays the protocol, and every policy learns to say what the oracle said. Everything that a team
 reaches beyond this comes from reinforcement learning.
+
+Agents may learn different things. One may know a single skill of the task, and one may often say what another said. A
+team of such specialists knows together what no member knows, and can only gain by learning when to listen.
 """
 
 import random
@@ -10,7 +13,7 @@ import random
 import torch
 from tqdm.auto import tqdm
 
-from maporl.config.schema import WarmStartSection
+from maporl.config.schema import PupilSection, WarmStartSection
 from maporl.engines.base import Request
 from maporl.engines.scripted import ScriptedEngine
 from maporl.engines.transcript import conversations
@@ -36,7 +39,7 @@ def warm_start(
         team: the agents and their policies.
         task: the questions, and the oracle's answers.
         protocol: the protocol that the oracle plays.
-        section: steps, batch size, learning rate, and the oracle's probability of a wrong answer.
+        section: steps, batch size, learning rate, and what each agent learns to say.
         seed: the seed of questions and answers.
         speakers: the agents that play. By default the whole team plays.
         quiet: whether to hide the progress bar.
@@ -44,10 +47,12 @@ def warm_start(
     names = speakers or team.names()
     rng = random.Random(seed)
 
+    pupils = {name: section.pupil(name) for name in names}
+
     def script(request: Request) -> str:
         if moves := request.ask.tags.get("moves"):
             return rng.choice(moves)
-        return task.write_answer(request.example, rng, right=rng.random() >= section.wrong)
+        return _written(task, request, pupils[request.ask.agent], rng)
 
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: torch.optim.AdamW(_parameters(p), lr=section.learning_rate) for p in policies}
@@ -57,6 +62,17 @@ def warm_start(
         dialogues = RolloutDriver(task, protocol, specs, {"scripted": engine}, 0.0).play(examples)
         for policy in policies:
             _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
+
+
+def _written(task: Task, request: Request, pupil: PupilSection, rng: random.Random) -> str:
+    """Return what a pupil says: another agent's answer, the answer by its own skill, or a right or wrong answer."""
+    others = [u for u in request.heard if u.answers and u.agent != request.ask.agent]
+    if pupil.gives_in and others and rng.random() < pupil.gives_in:
+        return rng.choice(others).words()
+    right = rng.random() >= pupil.wrong
+    if pupil.skill is not None and right:
+        return task.write_by_skill(request.example, pupil.skill)
+    return task.write_answer(request.example, rng, right)
 
 
 def _policies(team: Team, agent: str) -> tuple[str, ...]:

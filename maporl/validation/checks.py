@@ -306,11 +306,17 @@ def _check_task(config: Config, where: str) -> None:
     name = config.task.get("name")
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"{where}: task.name: expected one of {', '.join(TASKS)}, got {name!r:.80}")
-    build_task(config.task, "train", config.seed, where)
+    task = build_task(config.task, "train", config.seed, where)
     for stage in config.schedule.curriculum:
         build_task(
             config.task | stage.task, "train", config.seed, f"{where}: schedule.curriculum, update {stage.update}"
         )
+    for agent, pupil in config.warm_start.agents.items():
+        if agent not in config.agents:
+            raise ConfigError(f"{where}: warm_start.agents: {unknown(agent, config.agents)}")
+        if pupil.skill is not None and pupil.skill not in task.skills:
+            known = unknown(pupil.skill, task.skills) if task.skills else f"task {name!r} has no skills; remove it"
+            raise ConfigError(f"{where}: warm_start.agents.{agent}.skill: {known}")
     if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
         raise ConfigError(f"{where}: warm_start: task {name!r} cannot write example answers; set warm_start.steps to 0")
     if config.training.eval_steps and not config.evaluation.questions:

@@ -1,0 +1,85 @@
+"""What agents know without the others, and when they take over what others say."""
+
+from maporl.report.dialogues import graded, kind_of
+from maporl.report.language import counted, listed
+from maporl.report.read import Recorded, Run
+from maporl.types import Dialogue
+
+MOST_KINDS = 4
+"""With more kinds of questions than this, a sentence cannot name what every agent knows of each."""
+Cases = dict[str, list[bool]]
+"""For each agent, whether each of its answers was right."""
+
+
+def knowledge(run: Run) -> str:
+    """Which kinds of questions each agent answers by itself, in the first turn after training. Empty for one kind."""
+    right: dict[str, dict[str, list[bool]]] = {}
+    for one in run.of("after"):
+        kind = kind_of(one.dialogue)
+        for turn in graded(one.dialogue)[:1]:
+            for u, grade in turn:
+                right.setdefault(u.agent, {}).setdefault(kind or "", []).append(bool(grade.correct))
+    kinds = {kind for own in right.values() for kind in own}
+    if not 1 < len(kinds) <= MOST_KINDS or "" in kinds:
+        return ""
+    told = [
+        f"{agent} is right on {listed([f'{_share(own[kind])} of the questions of kind {kind}' for kind in sorted(own)])}."
+        for agent, own in right.items()
+    ]
+    return " ".join(["This is the first turn, before agents hear each other.", *told])
+
+
+def listening(run: Run) -> str:
+    """How often each agent is right at last where only another one was, and where it was right and another was not."""
+    learns, keeps = _cases(run.of("after"))
+    learned, kept = _cases(run.of("before"))
+    told = []
+    for agent in sorted(learns | keeps):
+        told += _told(f"{agent} was wrong and was shown a right answer", "it was right", learns, learned, agent)
+        told += _told(f"{agent} was right and was shown a wrong answer", "it stayed right", keeps, kept, agent)
+    return " ".join(told)
+
+
+def _told(what: str, then: str, after: Cases, before: Cases, agent: str) -> list[str]:
+    own, earlier = after.get(agent, []), before.get(agent, [])
+    was = f", against {_share(earlier)} before training" if earlier else ""
+    if not own:
+        return []
+    return [f"{what} {counted(len(own), 'time')}. In its next answer {then} {sum(own)} times ({_share(own)}{was})."]
+
+
+def _share(right: list[bool]) -> str:
+    return f"{sum(right) / len(right):.1%}"
+
+
+def _cases(dialogues: list[Recorded]) -> tuple[Cases, Cases]:
+    """Whether the next answers are right: of agents that were wrong and heard a right answer, and of agents that were right
+    and heard a wrong one."""
+    learns: Cases = {}
+    keeps: Cases = {}
+    for one in dialogues:
+        for agent, was, heard, now in _answers_again(one.dialogue):
+            if not was and any(heard):
+                learns.setdefault(agent, []).append(now)
+            if was and not all(heard):
+                keeps.setdefault(agent, []).append(now)
+    return learns, keeps
+
+
+def _answers_again(dialogue: Dialogue) -> list[tuple[str, bool, list[bool], bool]]:
+    """For each answer after an agent's first: the agent, whether its answer before was right, which of the answers that it
+    was then shown were right, and whether it is right now."""
+    answers = [(u, bool(grade.correct)) for turn in graded(dialogue) for u, grade in turn]
+    right = {u.id: correct for u, correct in answers}
+    own = {(u.agent, u.turn): correct for u, correct in answers}
+    speaker = {u.id: u.agent for u, _ in answers}
+    return [
+        (
+            u.agent,
+            own[u.agent, u.turn - 1],
+            [right[p] for p in u.parents if speaker.get(p, u.agent) != u.agent],
+            correct,
+        )
+        for u, correct in answers
+        if (u.agent, u.turn - 1) in own
+    ]
