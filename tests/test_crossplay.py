@@ -110,7 +110,7 @@ SPLIT = {"name": "toy_sum", "largest": 4, "held_out": 0.5, "seed": 0}
 
 def trained(folder, seed, **changes):
     """A finished run, whose warm start is long enough that the teams differ in what they get right."""
-    warm = {"steps": 60, "batch_size": 16, "learning_rate": 5e-3, "wrong": 0.0}
+    warm = {"steps": 120, "batch_size": 16, "learning_rate": 5e-3, "wrong": 0.0}
     values = {**TINY, "output_dir": str(folder), "seed": seed, "updates": 1, "task": SPLIT, "warm_start": warm}
     train(from_dict({**values, "evaluation": {"questions": 12}} | changes), resume=False, quiet=True)
     return folder

@@ -50,12 +50,12 @@ def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradient
     values = {
         "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
     }  # fmt: skip
-    parts = estimate(from_dict(values), longest=10)
+    parts = estimate(from_dict(values), longest=10, dialogues=1)
     assert [parts["weights"], parts["references"]] == [2 * 1000, 2 * 1000]
     assert parts["optimizer"] == 1000 * (4 + 2 * 4)
     assert parts["gradients"] == 1000 * (4 + 2), "the sums, and one micro-batch's own"
     shape.bytes = 4
-    parts = estimate(from_dict(values), longest=10)
+    parts = estimate(from_dict(values), longest=10, dialogues=1)
     assert [parts["optimizer"], parts["gradients"]] == [1000 * 2 * 4, 1000 * 4]
 
 

@@ -320,7 +320,8 @@ def test_recipes_compare_what_their_cards_say(tmp_path, name, script, expected):
     [
         # a right pioneer and a wrong observer have 1 in all
         ("cory", right_in((0, "pioneer", 0)), {(0, "pioneer", 0): 1.0, (0, "observer", 0): 1.0}),
-        ("iac", right_in((0, "ann", 0)), {(0, "ann", 0): 0.5, (0, "bob", 0): 0.5}),
+        # a turn earns the team's mean in it
+        ("iac", right_in((0, "ann", 0)), {(0, "ann", 0): 0.5, (0, "bob", 0): 0.5, (0, "ann", 1): 0.0, (0, "bob", 1): 0.0}),
         # efforts .5 1 1, S = 1: -.025 + .6, -.1 + .25 + .6, -.1 + .75 + .6
         ("mac_spgg", lambda r, a, t: "near" if a == "ann" else "right", {(0, "ann", 0): 0.575, (0, "bob", 0): 0.75, (0, "cy", 0): 1.25}),
         # the last answer of the second turn alone
