@@ -15,6 +15,7 @@ from processes import ROOT
 from safetensors.torch import load_file
 
 from trl_ext import distributed
+from trl_ext.sharding import FSDP_TORCH, Replicated, strategy_of
 
 WORKER = ROOT / "tests/distributed_worker.py"
 ARGS = {
@@ -23,12 +24,15 @@ ARGS = {
     "save_steps": 2, "disable_tqdm": True, "use_cpu": True, "lr_scheduler_type": "constant", "eval_questions": 7, "seed": 5,
 }  # fmt: skip
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "false"}
+NEW_TORCH = pytest.mark.skipif(torch.__version__ < FSDP_TORCH, reason=f"FSDP2 needs torch {FSDP_TORCH}")
 STRATEGIES = {
     "Replicated": {},
     "Zero-2": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
     "Zero-3": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
     "Sharded": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
 }
+
+TRIED = [pytest.param(name, marks=NEW_TORCH if name == "Sharded" else ()) for name in STRATEGIES]
 
 
 class Trained(NamedTuple):
@@ -96,7 +100,7 @@ def alone(tmp_path_factory):
     return Trained(*trained(folder, 1), folder / "run")
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", TRIED)
 def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
     if name.startswith("Zero"):
         pytest.importorskip("deepspeed")
@@ -130,7 +134,7 @@ def test_weights_have_moved(alone, tmp_path):
             assert (value - untrained[key]).abs().max() > 1e-4, key
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", TRIED)
 def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
     """A checkpoint does not depend on how weights and optimizer were distributed over processes."""
     if name.startswith("Zero"):
@@ -159,6 +163,10 @@ def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
     assert any("lora_B" in key and value.abs().max() > 1e-3 for key, value in one.items())
+
+
+@NEW_TORCH
+def test_adapters_of_one_base_are_not_sharded_once_for_each(tmp_path):
     refused = launch(tmp_path / "cut", 2, STRATEGIES["Sharded"], lora="shared")
     assert refused.returncode != 0
     assert (
@@ -214,6 +222,14 @@ def test_accelerates_silent_single_process_is_refused(tmp_path):
     assert done.returncode != 0
     assert "asked for several processes and started one" in " ".join(done.stderr.split())
     assert not any((tmp_path / "run").iterdir()), "a corrected start may have the folder"
+
+
+def test_fsdp_is_refused_where_torch_would_train_other_weights(monkeypatch):
+    wanted = STRATEGIES["Sharded"]
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.8.0+cpu"))
+    with pytest.raises(distributed.WorldError, match=r"FSDP2 needs torch 2\.13 or newer, got 2\.8\.0"):
+        strategy_of(None, wanted)
+    assert strategy_of(None, {}) is Replicated
 
 
 def test_deepspeed_that_accelerate_would_drop_is_refused(tmp_path):

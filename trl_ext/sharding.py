@@ -27,6 +27,8 @@ from trl_ext.forward import base_of
 Result = TypeVar("Result")
 State = dict[int, dict[str, Any]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
+FSDP_TORCH = "2.13"
+"""The oldest torch with which FSDP2 was seen to end with one process's weights. Those between 2.8 and it were not tried."""
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -508,7 +510,8 @@ def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replica
     """Return the strategy that the launcher was configured for.
 
     Raises:
-        WorldError: the launcher asks for DeepSpeed, but accelerate has turned it off.
+        WorldError: the launcher asks for DeepSpeed, but accelerate has turned it off; or it asks for FSDP, and torch is
+            too old.
     """
     state = getattr(accelerator, "state", None)
     wanted = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
@@ -521,5 +524,10 @@ def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replica
         )
     # accelerate drops its FSDP plugin on CPUs and replicates the weights, so its environment is asked
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        if torch.__version__ < FSDP_TORCH:
+            raise distributed.WorldError(
+                f"FSDP2 needs torch {FSDP_TORCH} or newer, got {torch.__version__}: torch 2.8 trains weights that a model's input "
+                "and output share to other values, and 2.6 and 2.7 fail; update torch, or use a DeepSpeed configuration"
+            )
         return Sharded
     return Replicated
