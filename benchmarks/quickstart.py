@@ -38,7 +38,8 @@ def about() -> dict[str, str]:
     """Where and when the figures were measured, and with which code."""
     git = ["git", "-C", str(ROOT)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
+    code = ["maporl", "trl_ext", "configs"]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], check=False).returncode
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     name = next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
