@@ -17,13 +17,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from claims_data import CLAIMS, Claim, Comparison
+from claims_data import CLAIMS, STILL, Claim, Comparison, Lesson
 from learning import Run, train
 from quickstart import about
 
@@ -48,27 +49,41 @@ def finished_run(world: str, seed: int, sets: list[str], root: Path) -> Run:
     record = folder / "about.json"
     if not record.is_file():
         shutil.rmtree(folder, ignore_errors=True)
+        here = about()
         done = train(world, seed, sets, folder)
-        record.write_text(json.dumps(about() | {"seconds": round(done.seconds)}))
+        record.write_text(json.dumps(here | {"seconds": round(done.seconds)}))
     return Run(folder, json.loads(record.read_text())["seconds"])
 
 
+def warm_start(world: str, seed: int, root: Path) -> Run:
+    """Return the run that warm-starts a world's team and trains nothing more."""
+    return finished_run(world, seed, [*STILL, "evaluation.questions=0"], root)
+
+
 def warm_started(world: str, seed: int, root: Path) -> list[str]:
-    """Warm-start a world's team once for all arms. Return the overrides that load its weights."""
+    """Return the overrides that load a world's warm-started weights, which all arms of a seed start from."""
     from maporl.validation.load import load
 
-    still = ["updates=1", "training.learning_rate=0", "training.value_learning_rate=0", "evaluation.questions=0"]
-    start = finished_run(world, seed, still, root).folder / "initial"
+    start = warm_start(world, seed, root).folder / "initial"
     agents = load(ROOT / world, []).agents
     loaded = [(f"agents.{n}.tiny=null", f"agents.{n}.model={start / (a.policy or n)}") for n, a in agents.items()]
     return ["warm_start.steps=0", *(line for pair in loaded for line in pair)]
 
 
+def lesson_folder(lesson: Lesson, seed: int, root: Path) -> Path:
+    """Return the folder of a lesson's run."""
+    if lesson.sets is None:
+        return warm_start(lesson.world, seed, root).folder
+    return finished_run(lesson.world, seed, [*warm_started(lesson.world, seed, root), *lesson.sets], root).folder
+
+
 def measure_seed(claim: Claim, seed: int, root: Path) -> dict[str, dict[str, Any]]:
     """Return each arm's figures for one seed, with the commit, machine, date and seconds of its run."""
     start = warm_started(claim.world, seed, root)
+    folders = {name: str(lesson_folder(lesson, seed, root)) for name, lesson in claim.lessons.items()}
     arms = {}
     for arm, sets in claim.arms.items():
+        sets = [re.sub("<(.+)>", lambda found: folders[found[1]], line) for line in sets]
         done = finished_run(claim.world, seed, [*start, *sets], root)
         figures = {name: round(float(measure(done)), 4) for name, measure in claim.measures.items()}
         arms[arm] = figures | json.loads((done.folder / "about.json").read_text())

@@ -1,7 +1,7 @@
 """The claims that ``benchmarks/claims.py`` tests. Each expectation was written down before the claim's first run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from learning import Run, of_agent, team
@@ -18,8 +18,19 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """A run that an arm builds on. It starts from the warm-started weights of its world, or it is only the warm start."""
+
+    world: str
+    sets: list[str] | None
+
+
+@dataclass(frozen=True)
 class Claim:
-    """What a paper claims, and how it is tested: a world's configuration, and the arms as overrides of it."""
+    """What a paper claims, and how it is tested: a world's configuration, and the arms as overrides of it.
+
+    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed.
+    """
 
     title: str
     paper: str
@@ -28,6 +39,7 @@ class Claim:
     arms: dict[str, list[str]]
     measures: dict[str, Callable[[Run], float]]
     comparisons: tuple[Comparison, ...]
+    lessons: dict[str, Lesson] = field(default_factory=dict)
 
 
 def flips(kind: str) -> Callable[[Run], float]:
@@ -54,6 +66,16 @@ def alphas(value: float) -> list[str]:
     return [f"reward.bonus={{alpha: [{value}, {value}, {value}, {value}]}}"]
 
 
+STILL = ["updates=1", "training.learning_rate=0", "training.value_learning_rate=0"]
+"""The overrides with which a run trains nothing."""
+SECOND_PAIR = [*STILL, "agents.bob.model=<strangers>/initial/bob", "task.skills=[next, previous]"]
+
+
+def largest(*names: str) -> Callable[[Run], float]:
+    """The largest value that any of these metrics has in a run."""
+    return lambda done: max(max(done.updates(name)) for name in names)
+
+
 FINAL = "final turn, %"
 CLAIMS = {
     "co_training": Claim(
@@ -78,6 +100,49 @@ CLAIMS = {
         comparisons=(
             Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
             Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
+        ),
+    ),
+    "influence": Claim(
+        title="A turn that earns nothing by itself is learned if later credit is shared",
+        paper="MAPoRL (arXiv 2502.18439), the influence-aware reward",
+        expectation="A sender sees one of four numbers and says a letter; a guesser sees only the letter, and only the guess is "
+        "paid. If the pay is shared with the sender, the pair guesses right more often than if each turn keeps its own "
+        "reward, which leaves the sender without any.",
+        world="configs/ppo/claims/signals.yaml",
+        arms={"shared": [], "own turn": ["reward.horizon=current", "reward.share=individual"]},
+        measures={"right guesses, %": team(-1)},
+        comparisons=(Comparison("right guesses, %", "shared", "own turn", 1),),
+    ),
+    "transfer": Claim(
+        title="Listening that was learned with one partner is of use with another",
+        paper="MAPoRL (arXiv 2502.18439), transfer to other data sets",
+        expectation="Ann knows one skill. She learns to listen to a partner with a second skill, on questions of these two "
+        "skills. Then she is asked for her own and for a third skill, beside an untrained partner who knows the third. Her "
+        "final answer is right more often than before she had learned to listen.",
+        world="configs/ppo/claims/first_pair.yaml",
+        arms={"taught to listen": ["agents.ann.model=<pair>/final/ann", *SECOND_PAIR], "as at first": SECOND_PAIR},
+        measures={"ann's final answer, %": of_agent("ann"), "ann's first answer, %": of_agent("ann", turn=0)},
+        comparisons=(Comparison("ann's final answer, %", "taught to listen", "as at first", 1),),
+        lessons={
+            "pair": Lesson("configs/ppo/claims/first_pair.yaml", ["task.skills=[next, reversed]"]),
+            "strangers": Lesson("configs/ppo/claims/second_pair.yaml", None),
+        },
+    ),
+    "dr_mas": Claim(
+        title="Statistics of each agent's own rewards lower the peaks of the gradient",
+        paper="Dr. MAS (arXiv 2602.08847)",
+        expectation="A strong and a weak agent answer sums, so their rewards differ in mean and spread. The largest norm of the "
+        "gradient in a run is smaller with each agent's own mean and spread than with shared ones.",
+        world="configs/ppo/claims/uneven_pair.yaml",
+        arms={"own statistics": [], "shared statistics": ["advantage.key=[prompt]"]},
+        measures={
+            "strong, largest gradient": largest("strong/grad_norm"),
+            "weak, largest gradient": largest("weak/grad_norm"),
+            "held out, %": team(-1),
+        },
+        comparisons=(
+            Comparison("strong, largest gradient", "own statistics", "shared statistics", -1),
+            Comparison("weak, largest gradient", "own statistics", "shared statistics", -1),
         ),
     ),
 }  # fmt: skip
