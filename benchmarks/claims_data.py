@@ -95,23 +95,12 @@ CLAIMS = {
         expectation="With the weights of the bonus raised from 0 to 3, more wrong answers become right in the second turn, and "
         "fewer right answers become wrong.",
         world=LISTENERS,
-        arms={"alpha 0": [], "alpha 1": alphas(1), "alpha 3": alphas(3)},
+        arms={"alpha 0": [], "alpha 3": alphas(3)},
         measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
         comparisons=(
             Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
             Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
         ),
-    ),
-    "influence": Claim(
-        title="A turn that earns nothing by itself is learned if later credit is shared",
-        paper="MAPoRL (arXiv 2502.18439), the influence-aware reward",
-        expectation="A sender sees one of four numbers and says a letter; a guesser sees only the letter, and only the guess is "
-        "paid. If the pay is shared with the sender, the pair guesses right more often than if each turn keeps its own "
-        "reward, which leaves the sender without any.",
-        world="configs/ppo/claims/signals.yaml",
-        arms={"shared": [], "own turn": ["reward.horizon=current", "reward.share=individual"]},
-        measures={"right guesses, %": team(-1)},
-        comparisons=(Comparison("right guesses, %", "shared", "own turn", 1),),
     ),
     "transfer": Claim(
         title="Listening that was learned with one partner is of use with another",
@@ -130,7 +119,7 @@ CLAIMS = {
     ),
     "dr_mas": Claim(
         title="Statistics of each agent's own rewards lower the peaks of the gradient",
-        paper="Dr. MAS (arXiv 2602.08847)",
+        paper="Dr. MAS (github.com/langfengQ/DrMAS)",
         expectation="A strong and a weak agent answer sums, so their rewards differ in mean and spread. The largest norm of the "
         "gradient in a run is smaller with each agent's own mean and spread than with shared ones.",
         world="configs/ppo/claims/uneven_pair.yaml",

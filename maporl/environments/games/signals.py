@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from typing import Literal
 
 from maporl.environments.games.base import Game
 
@@ -11,9 +10,8 @@ from maporl.environments.games.base import Game
 class Signals(Game):
     """Player 0 sees one of ``states`` numbers and says one of as many letters. Player 1 sees the letter and guesses the number.
 
-    Payments: the guess pays. Both get 1 if it is right, and 0 if it is wrong. With ``pays: guesser`` only player 1 is
-    paid. The signal is then worth nothing by itself, and player 0 learns only if credit is shared. An illegal move pays
-    its author -1.5 and the other nothing.
+    Payments: the guess pays. Both get 1 if it is right, and 0 if it is wrong. An illegal move pays its author -1.5 and
+    the other nothing.
 
     Raises:
         ValueError: ``states`` is outside 2 to 9.
@@ -21,7 +19,6 @@ class Signals(Game):
 
     interests = "common"
     states: int = 4
-    pays: Literal["both", "guesser"] = "both"
     longest = 1
 
     def __post_init__(self):
@@ -52,7 +49,7 @@ class Signals(Game):
             return {}
         self.guess = move
         right = float(self.guess == str(self.state + 1))
-        return {0: right, 1: right} if self.pays == "both" else {1: right}
+        return {0: right, 1: right}
 
     def success(self, player: int) -> bool | None:
         return self.guess == str(self.state + 1)

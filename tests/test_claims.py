@@ -1,0 +1,96 @@
+"""The claims of papers that ``benchmarks/claims.py`` tests: their page follows from the committed figures."""
+
+import sys
+
+import pytest
+from processes import ROOT
+
+from maporl.validation.load import load
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import claims
+from claims_data import CLAIMS, Comparison
+from learning import Run
+
+RESULTS = claims.read_results()
+LOADED = ["warm_start.steps=0", "agent_defaults.tiny=null", "agent_defaults.model=folder"]
+"""Overrides as those with which an arm loads its warm-started weights."""
+
+
+def report(differences):
+    return {"seeds": {str(n): {"with": {"x": 10 + d}, "without": {"x": 10}} for n, d in enumerate(differences)}}
+
+
+@pytest.mark.parametrize(
+    ("differences", "direction", "mean", "low", "high", "verdict"),
+    [
+        # 3 -+ 2.776 sqrt(2.5 / 5)
+        ((1, 2, 3, 4, 5), 1, 3, 1.0371, 4.9629, "moves in the claimed direction"),
+        ((1, 2, 3, 4, 5), -1, 3, 1.0371, 4.9629, "moves in the other direction"),
+        ((-1, -2, -3, -4, -5), -1, -3, -4.9629, -1.0371, "moves in the claimed direction"),
+        # 1 -+ 2.571 sqrt(12 / 5 / 6)
+        ((-1, 1, -1, 1, 3, 3), 1, 1, -0.8776, 2.8776, "does not move by more than chance"),
+    ],
+)
+def test_a_verdict_follows_from_students_interval_over_the_seeds(differences, direction, mean, low, high, verdict):
+    told = claims.difference(report(differences), Comparison("x", "with", "without", direction))
+    assert (told["mean"], told["verdict"]) == (mean, verdict)
+    assert told["low"] == pytest.approx(low, abs=6e-3) and told["high"] == pytest.approx(high, abs=6e-3)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_committed_figures_are_those_of_the_claim_and_bear_out_its_words(name):
+    kept, claim = RESULTS[name], CLAIMS[name]
+    assert (kept["claim"], kept["expectation"], kept["world"]) == (claim.title, claim.expectation, claim.world)
+    assert kept["arms"] == claim.arms and len(kept["seeds"]) >= claims.LEAST_SEEDS
+    for arms in kept["seeds"].values():
+        assert list(arms) == list(claim.arms)
+        for figures in arms.values():
+            assert set(figures) == {*claim.measures, "commit", "machine", "date", "seconds"}
+            assert "with changes" not in figures["commit"]
+    assert kept["differences"] == [claims.difference(kept, comparison) for comparison in claim.comparisons]
+
+
+def test_the_page_is_written_from_the_committed_figures():
+    text = claims.PAGE.read_text()
+    assert text == claims.page(RESULTS), "run: python benchmarks/claims.py page"
+    assert RESULTS and text.count("\n## ") == len(RESULTS)
+    for kept in RESULTS.values():
+        assert all(f"**{d['verdict']}**" in text for d in kept["differences"])
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_worlds_and_their_arms_are_configurations(name):
+    claim = CLAIMS[name]
+    resolved = [load(ROOT / claim.world, [*LOADED, *sets]) for sets in claim.arms.values()]
+    assert all(a != b for n, a in enumerate(resolved) for b in resolved[:n])
+    measured = {(c.measure, arm) for c in claim.comparisons for arm in (c.arm, c.against)}
+    assert measured <= {(measure, arm) for measure in claim.measures for arm in claim.arms}
+
+
+def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monkeypatch):
+    trained = []
+
+    def train(world, seed, sets, folder):
+        trained.append((seed, sets))
+        folder.mkdir(parents=True)  # fails if an interrupted run has left something
+        if sets == ["updates=3"]:
+            raise KeyboardInterrupt
+        return Run(folder, 7.0)
+
+    monkeypatch.setattr(claims, "train", train)
+    world = CLAIMS["co_training"].world
+    done = [claims.finished_run(world, seed, ["updates=2"], tmp_path) for seed in (0, 1, 0)]
+    assert trained == [(0, ["updates=2"]), (1, ["updates=2"])]
+    assert done[0] == done[2] != done[1] and done[2].seconds == 7
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            claims.finished_run(world, 0, ["updates=3"], tmp_path)
+    assert trained[2:] == [(0, ["updates=3"])] * 2
+
+
+def test_fewer_than_five_seeds_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["claims.py", "run", "co_training", "--seeds", "0", "1", "2", "3"])
+    with pytest.raises(SystemExit):
+        claims.main()
+    assert "expected 5 to 10 different seeds, got [0, 1, 2, 3]" in capsys.readouterr().err
