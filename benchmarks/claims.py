@@ -22,18 +22,25 @@ import shutil
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from claims_data import CLAIMS, STILL, Claim, Comparison, Lesson
-from learning import Run, train
+from learning import T95, Run, train
 from quickstart import about
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/claims.md"
 LEAST_SEEDS = 5
-T95 = {5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95% points of Student's t for so many seeds."""
+WIDTH = 138
+PROVENANCE = ("commit", "machine", "date", "seconds")
+ABOUT = (
+    "Each section tests one claim of a paper in a tiny world, over five seeds or more. The expectation was written down before "
+    "the run, and what falls the other way stays here. A difference is taken seed by seed, between runs that start from the "
+    "same weights and answer the same held-out questions. Its interval is that of Student's t over the seeds. Tiny worlds say "
+    "nothing about the size of an effect with real models."
+)
 
 
 def finished_run(world: str, seed: int, sets: list[str], root: Path) -> Run:
@@ -150,33 +157,48 @@ def tables(report: dict[str, Any]) -> str:
     seeds = report["seeds"]
     lines += ["", "| measure | arm | mean | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"]
     lines.append("|---" * (3 + len(seeds)) + "|")
-    for name in dict.fromkeys(d["measure"] for d in report["differences"]):
-        for arm in report["arms"]:
+    for name in next(iter(next(iter(seeds.values())).values())):
+        for arm in report["arms"] if name not in PROVENANCE else ():
             own = [figures[arm][name] for figures in seeds.values()]
             cells = " | ".join(f"{value:.3g}" for value in own)
             lines.append(f"| {name} | {arm} | {statistics.fmean(own):.3g} | {cells} |")
     return "\n".join(lines)
 
 
+def section(report: dict[str, Any]) -> str:
+    """Return a claim's section of the page."""
+    runs = [figures for arms in report["seeds"].values() for figures in arms.values()]
+    dates, commits, machines = (", ".join(sorted({run[key] for run in runs})) for key in ("date", "commit", "machine"))
+    verdicts = [d["verdict"] for d in report["differences"]]
+    borne_out = verdicts.count("moves in the claimed direction")
+    return "\n\n".join(
+        [
+            f"## Claim: {report['claim']}",
+            f"Paper: {report['paper']}.",
+            fill("Expected before the run: " + report["expectation"], WIDTH),
+            f"Measured: {borne_out} of {len(verdicts)} differences move in the claimed direction.",
+            tables(report),
+            fill(
+                f"`{report['command']}`, with `{report['world']}`. {len(runs)} runs, {dates}, at commit {commits}, on {machines}.",
+                WIDTH,
+                break_on_hyphens=False,
+            ),
+        ]
+    )
+
+
 def page(reports: dict[str, dict[str, Any]]) -> str:
     """Return the page of all claims, in Markdown."""
     parts = [
-        "# Claims\n\nEach section tests one claim of a paper in a tiny world, over five seeds or more. The expectation was written down\n"
-        "before the run, and what falls the other way stays here. A difference is taken seed by seed, between runs that start\n"
-        "from the same weights and answer the same held-out questions. Its interval is that of Student's t over the seeds. Tiny\n"
-        "worlds say nothing about the size of an effect with real models.\n\n"
-        "`python benchmarks/claims.py page` writes this page from `benchmarks/results/`."
+        "# Claims",
+        fill(ABOUT, WIDTH),
+        "`python benchmarks/claims.py page` writes this page from `benchmarks/results/`.",
     ]
-    for name in (n for n in CLAIMS if n in reports):
-        report = reports[name]
-        runs = [figures for arms in report["seeds"].values() for figures in arms.values()]
-        dates, commits, machines = (sorted({run[key] for run in runs}) for key in ("date", "commit", "machine"))
-        parts.append(
-            f"## {report['claim']}\n\nPaper: {report['paper']}.\n\n{report['expectation']}\n\n{tables(report)}\n\n"
-            f"`{report['command']}`, with `{report['world']}`; {len(runs)} runs of "
-            f"{statistics.fmean(run['seconds'] for run in runs):.0f} s; {', '.join(dates)}; commit {', '.join(commits)}; "
-            f"{'; '.join(machines)}."
-        )
+    parts += [section(reports[name]) for name in CLAIMS if name in reports]
+    if missing := [
+        f"- {CLAIMS[name].title}: `python benchmarks/claims.py run {name}`" for name in CLAIMS if name not in reports
+    ]:
+        parts.append("\n".join(["## Claims that have not been run", "", *missing]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -198,8 +220,9 @@ def main() -> None:
     if options.command == "page":
         PAGE.write_text(page(read_results()))
         return
-    if len(set(options.seeds)) not in T95:
-        parser.error(f"--seeds: expected {min(T95)} to {max(T95)} different seeds, got {options.seeds}")
+    different = len(set(options.seeds))
+    if different != len(options.seeds) or not LEAST_SEEDS <= different <= max(T95):
+        parser.error(f"--seeds: expected {LEAST_SEEDS} to {max(T95)} different seeds, got {options.seeds}")
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     print(tables(measure(options.name, options.seeds, options.jobs, options.keep.resolve())))
 

@@ -13,8 +13,6 @@ from claims_data import CLAIMS, Comparison
 from learning import Run
 
 RESULTS = claims.read_results()
-LOADED = ["warm_start.steps=0", "agent_defaults.tiny=null", "agent_defaults.model=folder"]
-"""Overrides as those with which an arm loads its warm-started weights."""
 
 
 def report(differences):
@@ -46,7 +44,7 @@ def test_committed_figures_are_those_of_the_claim_and_bear_out_its_words(name):
     for arms in kept["seeds"].values():
         assert list(arms) == list(claim.arms)
         for figures in arms.values():
-            assert set(figures) == {*claim.measures, "commit", "machine", "date", "seconds"}
+            assert set(figures) == {*claim.measures, *claims.PROVENANCE}
             assert "with changes" not in figures["commit"]
     assert kept["differences"] == [claims.difference(kept, comparison) for comparison in claim.comparisons]
 
@@ -54,15 +52,32 @@ def test_committed_figures_are_those_of_the_claim_and_bear_out_its_words(name):
 def test_the_page_is_written_from_the_committed_figures():
     text = claims.PAGE.read_text()
     assert text == claims.page(RESULTS), "run: python benchmarks/claims.py page"
-    assert RESULTS and text.count("\n## ") == len(RESULTS)
-    for kept in RESULTS.values():
-        assert all(f"**{d['verdict']}**" in text for d in kept["differences"])
+    assert RESULTS and text.count("\n## Claim: ") == len(RESULTS)
+
+
+def test_the_page_names_the_verdict_of_each_difference_and_the_claims_without_figures():
+    arms = {"with": [], "without": ["updates=1"]}
+    kept = {"claim": "It helps", "paper": "P", "expectation": "More.", "command": "c", "world": "w.yaml", "arms": arms}
+    provenance = {"commit": "abc", "machine": "M", "date": "D", "seconds": 1}
+    for differences, words in (((1, 2, 3, 4, 5), "claimed direction"), ((-1, -2, -3, -4, -5), "other direction")):
+        seeds = report(differences)["seeds"]
+        told = {**kept, "seeds": {s: {arm: f | provenance for arm, f in own.items()} for s, own in seeds.items()}}
+        told["differences"] = [claims.difference(told, Comparison("x", "with", "without", 1))]
+        text = claims.page({"co_training": told})
+        assert f"**moves in the {words}**" in text and text.count("**moves") == 1
+        assert f"Measured: {int(words == 'claimed direction')} of 1 differences move in the claimed direction." in text
+        assert "10 runs, D, at commit abc, on M." in text
+        assert [name for name in CLAIMS if f"claims.py run {name}`" in text] == [
+            n for n in CLAIMS if n != "co_training"
+        ]
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_worlds_and_their_arms_are_configurations(name):
     claim = CLAIMS[name]
-    resolved = [load(ROOT / claim.world, [*LOADED, *sets]) for sets in claim.arms.values()]
+    names = load(ROOT / claim.world).agents
+    loaded = [line for n in names for line in (f"agents.{n}.tiny=null", f"agents.{n}.model=folder")]
+    resolved = [load(ROOT / claim.world, ["warm_start.steps=0", *loaded, *sets]) for sets in claim.arms.values()]
     assert all(a != b for n, a in enumerate(resolved) for b in resolved[:n])
     measured = {(c.measure, arm) for c in claim.comparisons for arm in (c.arm, c.against)}
     assert measured <= {(measure, arm) for measure in claim.measures for arm in claim.arms}
