@@ -68,7 +68,12 @@ def alphas(value: float) -> list[str]:
 
 STILL = ["updates=1", "training.learning_rate=0", "training.value_learning_rate=0"]
 """The overrides with which a run trains nothing."""
-SECOND_PAIR = [*STILL, "agents.bob.model=<strangers>/initial/bob", "task.skills=[next, previous]"]
+SECOND_PAIR = [
+    *STILL,
+    "agents.bob.model=<strangers>/initial/bob",
+    "warm_start.agents.bob.skill=previous",
+    "task.skills=[next, previous]",
+]
 
 
 def largest(*names: str) -> Callable[[Run], float]:
