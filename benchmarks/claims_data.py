@@ -125,8 +125,9 @@ CLAIMS = {
     "dr_mas": Claim(
         title="Statistics of each agent's own rewards lower the peaks of the gradient",
         paper="Dr. MAS (github.com/langfengQ/DrMAS)",
-        expectation="A strong and a weak agent answer sums, so their rewards differ in mean and spread. The largest norm of the "
-        "gradient in a run is smaller with each agent's own mean and spread than with shared ones.",
+        expectation="A strong and a weak agent answer sums. One was taught to be right nine times in ten and the other one time in "
+        "ten, so their rewards differ in mean. The largest norm of the gradient in a run is smaller with each agent's own mean "
+        "and spread than with shared ones.",
         world="configs/ppo/claims/uneven_pair.yaml",
         arms={"own statistics": [], "shared statistics": ["advantage.key=[prompt]"]},
         measures={
