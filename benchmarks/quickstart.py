@@ -35,10 +35,11 @@ EXPECTED = {
 
 
 def about() -> dict[str, str]:
-    """Where and when the figures were measured, and with which code."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
+    """Where and when the figures were measured, and with which code: the last commit that changed what a run depends on."""
+    git, code = ["git", "-C", str(ROOT)], ["--", "maporl", "trl_ext", "configs"]
+    last = [*git, "log", "-1", "--format=%h", *code]
+    commit = subprocess.run(last, capture_output=True, text=True, check=True).stdout
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", *code], check=False).returncode
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     name = next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()

@@ -1,0 +1,118 @@
+"""The claims of papers that ``benchmarks/claims.py`` tests: their page follows from the committed figures."""
+
+import re
+import sys
+
+import pytest
+from processes import ROOT
+
+from maporl.validation.load import load
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import claims
+from claims_data import CLAIMS, Comparison
+from learning import Run
+
+RESULTS = claims.read_results()
+
+
+def report(differences):
+    return {"seeds": {str(n): {"with": {"x": 10 + d}, "without": {"x": 10}} for n, d in enumerate(differences)}}
+
+
+@pytest.mark.parametrize(
+    ("differences", "direction", "mean", "low", "high", "verdict"),
+    [
+        # 3 -+ 2.776 sqrt(2.5 / 5)
+        ((1, 2, 3, 4, 5), 1, 3, 1.0371, 4.9629, "moves in the claimed direction"),
+        ((1, 2, 3, 4, 5), -1, 3, 1.0371, 4.9629, "moves in the other direction"),
+        ((-1, -2, -3, -4, -5), -1, -3, -4.9629, -1.0371, "moves in the claimed direction"),
+        # 1 -+ 2.571 sqrt(12 / 5 / 6)
+        ((-1, 1, -1, 1, 3, 3), 1, 1, -0.8776, 2.8776, "does not move by more than chance"),
+    ],
+)
+def test_a_verdict_follows_from_students_interval_over_the_seeds(differences, direction, mean, low, high, verdict):
+    told = claims.difference(report(differences), Comparison("x", "with", "without", direction))
+    assert (told["mean"], told["verdict"]) == (mean, verdict)
+    assert told["low"] == pytest.approx(low, abs=6e-3) and told["high"] == pytest.approx(high, abs=6e-3)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_committed_figures_are_those_of_the_claim_and_bear_out_its_words(name):
+    kept, claim = RESULTS[name], CLAIMS[name]
+    assert (kept["claim"], kept["expectation"], kept["world"]) == (claim.title, claim.expectation, claim.world)
+    assert kept["arms"] == claim.arms and len(kept["seeds"]) >= claims.LEAST_SEEDS
+    for arms in kept["seeds"].values():
+        assert list(arms) == list(claim.arms)
+        for figures in arms.values():
+            assert set(figures) == {*claim.measures, *claims.PROVENANCE}
+            assert "with changes" not in figures["commit"]
+    assert kept["differences"] == [claims.difference(kept, comparison) for comparison in claim.comparisons]
+
+
+def test_the_page_is_written_from_the_committed_figures():
+    text = claims.PAGE.read_text()
+    assert text == claims.page(RESULTS), "run: python benchmarks/claims.py page"
+    assert RESULTS and text.count("\n## Claim: ") == len(RESULTS)
+
+
+def test_the_page_names_the_verdict_of_each_difference_and_the_claims_without_figures():
+    arms = {"with": [], "without": ["updates=1"]}
+    kept = {"claim": "It helps", "paper": "P", "expectation": "More.", "command": "c", "world": "w.yaml", "arms": arms}
+    provenance = {"commit": "abc", "machine": "M", "date": "D", "seconds": 1}
+    for differences, words in (((1, 2, 3, 4, 5), "claimed direction"), ((-1, -2, -3, -4, -5), "other direction")):
+        seeds = report(differences)["seeds"]
+        told = {**kept, "seeds": {s: {arm: f | provenance for arm, f in own.items()} for s, own in seeds.items()}}
+        told["differences"] = [claims.difference(told, Comparison("x", "with", "without", 1))]
+        text = claims.page({"co_training": told})
+        assert f"**moves in the {words}**" in text and text.count("**moves") == 1
+        assert f"Measured: {int(words == 'claimed direction')} of 1 differences move in the claimed direction." in text
+        assert "10 runs, D, at commit abc, on M." in text
+        assert [name for name in CLAIMS if f"claims.py run {name}`" in text] == [
+            n for n in CLAIMS if n != "co_training"
+        ]
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_worlds_and_their_arms_are_configurations(name):
+    claim = CLAIMS[name]
+
+    def taught(sets):
+        return [re.sub("<.+", "org/lesson", line) for line in sets]
+
+    names = load(ROOT / claim.world).agents
+    loaded = [line for n in names for line in (f"agents.{n}.tiny=null", f"agents.{n}.model=start")]
+    resolved = [
+        load(ROOT / claim.world, ["warm_start.steps=0", *loaded, *taught(sets)]) for sets in claim.arms.values()
+    ]
+    assert all(a != b for n, a in enumerate(resolved) for b in resolved[:n])
+    measured = {(c.measure, arm) for c in claim.comparisons for arm in (c.arm, c.against)}
+    assert measured <= {(measure, arm) for measure in claim.measures for arm in claim.arms}
+
+
+def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monkeypatch):
+    trained = []
+
+    def train(world, seed, sets, folder):
+        trained.append((seed, sets))
+        folder.mkdir(parents=True)  # fails if an interrupted run has left something
+        if sets == ["updates=3"]:
+            raise KeyboardInterrupt
+        return Run(folder, 7.0)
+
+    monkeypatch.setattr(claims, "train", train)
+    world = CLAIMS["co_training"].world
+    done = [claims.finished_run(world, seed, ["updates=2"], tmp_path) for seed in (0, 1, 0)]
+    assert trained == [(0, ["updates=2"]), (1, ["updates=2"])]
+    assert done[0] == done[2] != done[1] and done[2].seconds == 7
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            claims.finished_run(world, 0, ["updates=3"], tmp_path)
+    assert trained[2:] == [(0, ["updates=3"])] * 2
+
+
+def test_fewer_than_five_seeds_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["claims.py", "run", "co_training", "--seeds", "0", "1", "2", "3"])
+    with pytest.raises(SystemExit):
+        claims.main()
+    assert "expected 5 to 10 different seeds, got [0, 1, 2, 3]" in capsys.readouterr().err
