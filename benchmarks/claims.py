@@ -34,7 +34,7 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/claims.md"
 LEAST_SEEDS = 5
 WIDTH = 138
-PROVENANCE = ("commit", "machine", "date", "seconds")
+PROVENANCE = ("commit", "machine", "date")
 ABOUT = (
     "Each section tests one claim of a paper in a tiny world, over five seeds or more. The expectation was written down before "
     "the run, and what falls the other way stays here. A difference is taken seed by seed, between runs that start from the "
@@ -85,7 +85,7 @@ def lesson_folder(lesson: Lesson, seed: int, root: Path) -> Path:
 
 
 def measure_seed(claim: Claim, seed: int, root: Path) -> dict[str, dict[str, Any]]:
-    """Return each arm's figures for one seed, with the commit, machine, date and seconds of its run."""
+    """Return each arm's figures for one seed, with the commit, machine and date of its run."""
     start = warm_started(claim.world, seed, root)
     folders = {name: str(lesson_folder(lesson, seed, root)) for name, lesson in claim.lessons.items()}
     arms = {}
@@ -93,7 +93,8 @@ def measure_seed(claim: Claim, seed: int, root: Path) -> dict[str, dict[str, Any
         sets = [re.sub("<(.+)>", lambda found: folders[found[1]], line) for line in sets]
         done = finished_run(claim.world, seed, [*start, *sets], root)
         figures = {name: round(float(measure(done)), 4) for name, measure in claim.measures.items()}
-        arms[arm] = figures | json.loads((done.folder / "about.json").read_text())
+        record = json.loads((done.folder / "about.json").read_text())
+        arms[arm] = figures | {key: record[key] for key in PROVENANCE}
         print(f"seed {seed}, {arm}: {figures}", flush=True)
     return arms
 

@@ -59,7 +59,7 @@ def test_the_page_is_written_from_the_committed_figures():
 def test_the_page_names_the_verdict_of_each_difference_and_the_claims_without_figures():
     arms = {"with": [], "without": ["updates=1"]}
     kept = {"claim": "It helps", "paper": "P", "expectation": "More.", "command": "c", "world": "w.yaml", "arms": arms}
-    provenance = {"commit": "abc", "machine": "M", "date": "D", "seconds": 1}
+    provenance = {"commit": "abc", "machine": "M", "date": "D"}
     for differences, words in (((1, 2, 3, 4, 5), "claimed direction"), ((-1, -2, -3, -4, -5), "other direction")):
         seeds = report(differences)["seeds"]
         told = {**kept, "seeds": {s: {arm: f | provenance for arm, f in own.items()} for s, own in seeds.items()}}
