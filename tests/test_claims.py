@@ -8,7 +8,7 @@ from processes import ROOT
 
 from maporl.validation.load import load
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
 import claims
 from claims_data import CLAIMS, Comparison
 from learning import Run
