@@ -15,12 +15,23 @@ from accelerate import Accelerator
 from half_precision import learner_of, movement, rounding, rows_of, share, shares, take_steps, trained, weights
 from safetensors.torch import load_file, save_file
 from test_distributed import STRATEGIES, free_port
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from maporl import Agent, Arithmetic, Team
+from maporl.config.schema import WarmStartSection
+from maporl.protocols import build_protocol
+from maporl.rewards.verifier.cotraining import CoTraining
+from maporl.rewards.verifier.model import Verifier
 from maporl.runs.build import build_trainer
+from maporl.training.sft import solutions, train_supervised
+from maporl.training.sft_options import SFTOptions
+from maporl.training.warm_start import warm_start
+from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Config, PPOv2Trainer, distributed
 from trl_ext.checkpoint import load_learner, read_checkpoint, write_checkpoint
 from trl_ext.learner import Learner, check_mixed_precision
+from trl_ext.master_weights import MasterAdamW
 from trl_ext.sharding import working_dtype
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
@@ -180,6 +191,111 @@ def test_an_optimizer_that_is_passed_steps_master_weights_too(tiny, tmp_path):
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
             optimizers=(used, None),
         )
+
+
+# -- everything else that trains weights --------------------------------------------------------------------------
+
+
+def moved_by(train, tiny):
+    """The movement of a tiny model's weights by ``train(model, tokenizer)``, as float32 and as bfloat16 weights."""
+    found = []
+    for dtype in (torch.float32, HALF):
+        torch.manual_seed(0)
+        model, tokenizer = tiny(alphabet="0123456789+=;")
+        model.to(dtype)
+        before = {name: value.detach().float().clone() for name, value in model.named_parameters()}
+        train(model, tokenizer)
+        assert {value.dtype for value in model.parameters()} == {dtype}
+        found.append({name: value.detach().float() - before[name] for name, value in model.named_parameters()})
+    return found
+
+
+def test_supervised_training_moves_bfloat16_weights_as_far(tiny, tmp_path):
+    """100 steps of up to 1e-5; bfloat16 weights that are stepped themselves moved 26%."""
+    config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
+
+    def train(model, tokenizer):
+        team, task = Team([Agent("ann", model, tokenizer)]), Arithmetic(largest=9)
+        options = SFTOptions(epochs=8, batch_size=8, learning_rate=1e-5)
+        folder = tmp_path / str(model.dtype)
+        train_supervised(config, team, solutions(team, task, "{question}", 100), folder, options, quiet=True)
+
+    whole, half = moved_by(train, tiny)
+    assert 0.8 < share(half, whole) < 1.2
+
+
+def test_a_warm_start_moves_bfloat16_weights_as_far(tiny):
+    section = WarmStartSection(steps=100, batch_size=8, learning_rate=1e-5)
+
+    def train(model, tokenizer):
+        parts = (
+            Team([Agent("ann", model, tokenizer)]),
+            Arithmetic(largest=9),
+            build_protocol(TEAM["protocol"], ("ann",)),
+        )
+        warm_start(*parts, section, seed=0, quiet=True)
+
+    whole, half = moved_by(train, tiny)
+    assert 0.8 < share(half, whole) < 1.2
+
+
+def adamw_steps(dtype, steps, kind=MasterAdamW, resumed_at=None):
+    """Weights and optimizer after ``steps`` with random gradients, or with a new optimizer after ``resumed_at``."""
+    weight, options = torch.nn.Parameter(torch.full((64,), 0.1, dtype=dtype)), {"lr": 1e-5, "weight_decay": 0.0}
+    optimizer, generator = kind([weight], **options), torch.Generator().manual_seed(0)
+    for step in range(steps):
+        if step == resumed_at:
+            state = optimizer.state_dict()
+            optimizer = kind([weight], **options)
+            optimizer.load_state_dict(state)
+        optimizer.zero_grad()
+        weight.grad = (0.2 + torch.randn(64, generator=generator)).to(dtype)
+        optimizer.step()
+    return weight.detach().float() - torch.full((64,), 0.1, dtype=dtype).float(), optimizer.state_dict()["state"][0]
+
+
+def test_master_adamw_steps_as_adamw_does_and_resumes_bit_by_bit():
+    """200 steps of 1e-5 around 0.1, where bfloat16 numbers are 4.9e-4 apart: AdamW itself does not move them at all."""
+    plain, _ = adamw_steps(torch.float32, 200, torch.optim.AdamW)
+    assert torch.equal(adamw_steps(torch.float32, 200)[0], plain)
+    assert float(adamw_steps(HALF, 200, torch.optim.AdamW)[0].abs().max()) == 0.0
+    _, whole = adamw_steps(HALF, 200)
+    assert torch.allclose(whole["master"] - torch.tensor(0.1, dtype=HALF).float(), plain, atol=2e-5)
+    _, resumed = adamw_steps(HALF, 200, resumed_at=77)
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items()) and len(whole) == 4
+
+
+def test_a_bfloat16_verifier_that_keeps_learning_steps_master_weights_and_resumes_with_them(tiny, tmp_path):
+    _, tokenizer = tiny(alphabet="0123456789+=")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    answers = [
+        Utterance(n, "ann", "ann", 0, 0, [], text, grade=Grade(text, right, ""))
+        for n, (text, right) in enumerate([("4", True), ("7", False)])
+    ]
+    dialogue = Dialogue(Example("a", "2+2=", "4"), answers)
+    ends = []
+    for dtype, interrupted in ((torch.float32, False), (HALF, False), (HALF, True)):
+        torch.manual_seed(0)
+        learning = CoTraining(Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), 1, 1e-5)
+        for update in range(20):
+            if interrupted and update == 10:
+                learning.save(tmp_path)
+                learning = CoTraining(
+                    Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), 1, 1e-5
+                )
+                learning.load(tmp_path)
+            learning.after_update(update, [dialogue], Arithmetic(largest=4))
+        stepped = [p for group in learning.optimizer.param_groups for p in group["params"]]
+        assert {p.dtype for p in learning.verifier.model.parameters()} == {dtype}
+        ends.append(torch.cat([p.detach().flatten() for p in stepped]))
+    torch.manual_seed(0)
+    start = torch.cat([p.detach().flatten() for p in LlamaForSequenceClassification(config).parameters()])
+    moved = {"whole": ends[0] - start}, {"whole": ends[1] - start.to(HALF).float()}
+    assert 0.8 < share(moved[1], moved[0]) < 1.2
+    assert torch.equal(ends[1], ends[2])
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from trl_ext.forward import base_of, read_actions
 from trl_ext.learner import Learner, PolicyOutput
 from trl_ext.lora_merge import plain_lora
 from trl_ext.losses import Totals, micro_batch_loss
+from trl_ext.master_weights import move_gradients
 from trl_ext.metrics import Metrics
 from trl_ext.token_batch import TokenBatch, concatenated
 
@@ -73,7 +74,7 @@ def accumulate_together(
                     sums[names[number]][key] = sums[names[number]].get(key, 0.0) + value
             loss.backward()
             for name in names:
-                learners[name].strategy.move_gradients()
+                move_gradients(learners[name].strategy.masters)
     return {name: learners[name].sum_over_processes(sums[name]) for name in names}
 
 

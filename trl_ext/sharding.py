@@ -23,13 +23,13 @@ from transformers import Trainer
 
 from trl_ext import distributed
 from trl_ext.forward import base_of
+from trl_ext.master_weights import HALF_PRECISION, move_gradients, round_to_weights
 
 Result = TypeVar("Result")
 State = dict[int, dict[str, Any]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 FSDP_TORCH = "2.13"
 """The oldest torch with which FSDP2 was seen to end with one process's weights. Those between 2.8 and it were not tried."""
-HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Whole(nn.Module):
@@ -51,8 +51,8 @@ class Whole(nn.Module):
 class Replicated:
     """The strategy in which every process holds all weights. It is also the base class of the other strategies.
 
-    A weight of 0.1 has neighbours 5e-4 away in bfloat16, so a step of 1e-6 would be rounded away. Every strategy
-    therefore steps float32 copies of half-precision weights, the *master weights*, and rounds them afterwards.
+    Every strategy steps float32 copies of half-precision weights, the *master weights* (:mod:`trl_ext.master_weights`), and
+    rounds them afterwards.
 
     Args:
         models: the learner's trainable models by name.
@@ -95,7 +95,7 @@ class Replicated:
         if distributed.size() > 1:
             for parameter in self._parameters():
                 torch.distributed.broadcast(parameter.data, src=0)
-        self._from_masters()
+        round_to_weights(self.masters)
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run ``function``, which makes forward passes of the learner's models, and return its result."""
@@ -119,18 +119,7 @@ class Replicated:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of ``loss``. ``last`` says that an optimizer step follows."""
         loss.backward()
-        self.move_gradients()
-
-    def move_gradients(self) -> None:
-        """Add the gradients of half-precision parameters to those of their master weights, and drop them.
-
-        The gradients of many micro-batches are therefore summed in float32.
-        """
-        for parameter, master in self.masters:
-            if parameter.grad is not None:
-                gradient = parameter.grad.float()
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-                parameter.grad = None
+        move_gradients(self.masters)
 
     def step(self, largest_norm: float) -> float:
         """Sum gradients over processes, clip them, step the optimizer and clear the gradients.
@@ -141,7 +130,7 @@ class Replicated:
             The gradient norm before clipping.
         """
         parameters = self._parameters()
-        self.move_gradients()  # those that were set without :meth:`backward`
+        move_gradients(self.masters)  # those that were set without :meth:`backward`
         if not self.sharded and distributed.size() > 1:
             # a parameter without a gradient here may have one in another process, and messages must match
             for parameter in parameters:
@@ -152,14 +141,9 @@ class Replicated:
         norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
         if math.isfinite(norm):
             self.optimizer.step()
-            self._from_masters()
+            round_to_weights(self.masters)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
-
-    @torch.no_grad()
-    def _from_masters(self) -> None:
-        for parameter, master in self.masters:
-            parameter.copy_(master)
 
     def optimizer_state(self) -> State:
         """Return the optimizer's whole state by parameter index, on every process.

@@ -20,6 +20,7 @@ from maporl.team.team import Policy, Team
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_json
 from trl_ext.checkpoint import save_policy_weights
+from trl_ext.master_weights import MasterAdamW
 
 
 def solutions(team: Team, task: Task, opening: str, limit: int | None = None) -> list[Dialogue]:
@@ -117,6 +118,7 @@ def train_supervised(
                 args=args,
                 train_dataset=Dataset.from_list(rows),
                 processing_class=policy.tokenizer,
+                optimizer_cls_and_kwargs=(MasterAdamW, {"lr": options.learning_rate}),
             )
             if quiet:
                 trainer.remove_callback(PrinterCallback)

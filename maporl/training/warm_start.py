@@ -22,6 +22,7 @@ from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.types import Dialogue
+from trl_ext.master_weights import MasterAdamW
 
 
 def warm_start(
@@ -55,7 +56,7 @@ def warm_start(
         return _written(task, request, pupils[request.ask.agent], rng)
 
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
-    optimizers = {p.name: torch.optim.AdamW(_parameters(p), lr=section.learning_rate) for p in policies}
+    optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate) for p in policies}
     engine, specs = ScriptedEngine(script), {name: SpeakerSpec("scripted", _policies(team, name)) for name in names}
     for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
         examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]

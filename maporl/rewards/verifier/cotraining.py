@@ -18,6 +18,7 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue
 from trl_ext import distributed
 from trl_ext.checkpoint import load_weights, read_optimizer, save_optimizer
+from trl_ext.master_weights import MasterAdamW
 
 
 def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class CoTraining:
         self.verifier, self.every = verifier, every
         self.pairs: list[tuple[list[int], list[int]]] = []
         verifier.model.requires_grad_(True)
-        self.optimizer = torch.optim.AdamW(verifier.model.parameters(), lr=learning_rate, weight_decay=0.0)
+        self.optimizer = MasterAdamW(verifier.model.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def after_update(self, update: int, dialogues: Iterable[Dialogue], task: Task) -> dict[str, float]:
         """Gather this update's pairs, of all processes, and train on all gathered ones if it is time to. Returns numbers to log."""
