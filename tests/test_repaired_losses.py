@@ -3,6 +3,7 @@
 Every test reads the recipe's own file. The numbers were worked out by hand from the papers' formulas.
 """
 
+import math
 import re
 
 import pytest
@@ -304,6 +305,20 @@ def test_maac_has_one_critic_that_reads_what_the_others_said(tmp_path):
         assert first.startswith("b0") and f"bob, turn 1: {first}" in read
 
 
+def norm_of(central):
+    parameters = [*central.model.parameters(), *central.head.parameters()]
+    return math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
+
+
+def test_the_norm_of_a_central_critics_gradient_is_logged(tmp_path):
+    trainer = actor_critic("maac", tmp_path)
+    central, norms = trainer.learning.central, []
+    step = central.step
+    central.step = lambda: norms.append(norm_of(central)) or step()
+    metrics = trainer.update(played(trainer)).metrics
+    assert norms and metrics["central_critic/grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-5)
+
+
 def test_the_central_critic_learns_from_all_agents_at_once(tmp_path):
     """Its gradient is the sum of what ann's rows and bob's rows give, and only its own optimizer moves it."""
     trainer = actor_critic("maac", tmp_path)
@@ -320,8 +335,8 @@ def test_the_central_critic_learns_from_all_agents_at_once(tmp_path):
     own = {id(p) for p in [*central.model.parameters(), *central.head.parameters()]}
     for learner in trainer.learners.values():
         assert own.isdisjoint(id(p) for group in learner.optimizer.param_groups for p in group["params"])
-    before = central.head.linear.weight.clone()
-    central.step()
+    before, expected = central.head.linear.weight.clone(), norm_of(central)
+    assert central.step() == pytest.approx(expected, rel=1e-5)
     assert not torch.equal(before, central.head.linear.weight) and central.head.linear.weight.grad is None
 
 

@@ -75,8 +75,11 @@ class CentralCritic:
         hidden = trunk_of(self.model)(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
         return self.head(hidden, rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
 
-    def step(self) -> None:
+    def step(self) -> float:
         """Sum the gradients of all learners and processes, clip them, step the optimizer and clear the gradients.
+
+        Returns:
+            The gradient norm before clipping.
 
         Raises:
             NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
@@ -85,6 +88,7 @@ class CentralCritic:
         norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
         if not math.isfinite(norm):
             raise NonFiniteError(f"the central critic: the gradient norm is {norm}; no step was taken")
+        return norm
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -68,13 +68,15 @@ class Learning:
             step: the number of updates made so far. Minibatches are drawn from it and from the run's seed.
 
         Returns:
-            The metrics by learner, and the first learner's learning rate in this update.
+            The metrics by learner, with the norm of the ``central_critic`` if there is one, and the first learner's learning
+            rate in this update.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
         args = self.args
         collected: dict[str, list[Metrics]] = {name: [] for name in batches}
+        central_norms: list[float] = []
         active = set(batches)  # learners that target_kl has not stopped
         for epoch in range(args.num_ppo_epochs):
             minibatches = {name: self.minibatches(batch, step, epoch) for name, batch in batches.items()}
@@ -88,7 +90,7 @@ class Learning:
                     if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
                         active.discard(name)
                 if self.central is not None and stepping:
-                    self.central.step()
+                    central_norms.append(self.central.step())
         rate = float(next(iter(self.learners.values())).scheduler.get_last_lr()[0])
         with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
@@ -100,6 +102,8 @@ class Learning:
         if args.target_kl is not None:
             for name in merged:
                 merged[name]["policy/stopped_early"] = float(name not in active)
+        if central_norms:
+            merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)}
         return merged, rate
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:

@@ -226,7 +226,7 @@ METRICS = (
     Metric("POLICY/loss/policy_avg", "Policy loss, averaged over the update's steps.", "loss"),
     Metric("POLICY/loss/value_avg", "Value loss, averaged over the update's steps.", "loss"),
     Metric("POLICY/loss/kl_avg", "KL loss, averaged over the update's steps. It is logged only with `kl_in: loss`.", "loss"),
-    Metric("POLICY/grad_norm", "Norm of the gradient of the policy and its critic before clipping, averaged over the update's steps.", "norm",
+    Metric("POLICY/grad_norm", "Norm of the gradient of the policy and its critic before clipping, averaged over the update's steps. `central_critic` stands for the critic that policies share.", "norm",
            Panel("Gradient norm", "Norm of the gradient before it is cut to its limit.", "health", limit=("training", "max_grad_norm"), comparisons=MEAN)),
     Metric("POLICY/val/explained_variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 is as good as the mean.", "share of variance",
            Panel("Critic", "Explained variance of the returns: 1 is a perfect critic, 0 is as good as the mean.", "health", absent_if_zero=True, comparisons=MEAN)),
