@@ -12,8 +12,10 @@ from stopping import StopAfter
 from transformers import AutoModelForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.human import HumanEngine
 from maporl.engines.scripted import ScriptedEngine
+from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
 from maporl.rewards import assign_credit, label, score_dialogues
 from maporl.rewards.base import RewardFailure
@@ -469,3 +471,17 @@ def test_reward_rules_reach_the_trainer(pair, tmp_path):
     )
     for u in (u for d in trainer.score(trainer.collect(trainer.next_batch())).dialogues for u in d.utterances):
         assert u.rewards["credit"] == 2.0 * u.rewards["label"]
+
+
+def test_a_trainer_made_in_python_refuses_a_tree_that_its_parts_cannot_bear_as_a_configuration_does(pair, tmp_path):
+    def build(reward, advantage):
+        branching = BranchingSection(how="tree", group=2)
+        parts = config(tmp_path), pair(), TASK, DEBATE, None, RewardSection(**reward)
+        MultiAgentPPOTrainer(*parts, advantage=AdvantageConfig(**advantage), branching=branching)
+
+    plain = {"baseline": "mean", "key": ("prompt", "agent", "turn", "state")}
+    with pytest.raises(ConfigError, match=r"trainer: .*reward.horizon: discounted_sum looks at what follows an answer"):
+        build({"horizon": "discounted_sum"}, {"returns": "utterance", **plain})
+    with pytest.raises(ConfigError, match=r"trainer: advantage.returns: reward_to_go looks at other turns"):
+        build({"rules": ["own"]}, {"returns": "reward_to_go", **plain})
+    build({"rules": ["own"]}, {"returns": "utterance", **plain})

@@ -33,6 +33,7 @@ from maporl.team.team import Team
 from maporl.training.ahead import Ahead, check_ahead
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
+from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
 from maporl.training.collect import Collector
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.progress import TeamProgress
@@ -97,6 +98,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.run = RunFolder(str(args.output_dir))
         advantage = advantage or AdvantageConfig()
         protocol = must_be_protocol(protocol or Debate(), "protocol")
+        reward = reward or RewardSection()
+        check_branched_credit(branching, reward, protocol, "trainer")
+        check_branched_advantage(branching, advantage, "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
         pool = self.schedule.opponent_pool
         self.past_policies = None if pool is None else PastPolicies(pool, team, args.seed)
@@ -105,7 +109,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             team,
             protocol,
             args,
-            reward or RewardSection(),
+            reward,
             sources=sources,
             speakers=speakers,
             common_seed=branching.common_seed,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from maporl.advantages.baselines import baseline_of
-from maporl.advantages.estimator import check_columns, name_of
+from maporl.advantages.estimator import check_columns
 from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import build_transforms
@@ -47,28 +47,6 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
         raise ConfigError(
             f"{where}: advantage: baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has "
             f"the same value again, so no mean would ever be read; use columns of {list(_PERSISTENT)}"
-        )
-
-
-def check_final_rewards(config: AdvantageConfig, branching: str, where: str) -> None:
-    """Check that an advantage compares utterances by what each of them earned itself, and not by what followed it.
-
-    Args:
-        config: the advantage's configuration.
-        branching: the name of a branching of which one candidate continues (``Branching.final``).
-        where: what the message begins with.
-
-    Raises:
-        ConfigError: it looks at later utterances, so equal candidates would get different advantages.
-    """
-    ahead = [f"returns: {config.returns}"] if return_of(config).along != "utterance" else []
-    ahead += ["unit: rollout"] if config.unit == "rollout" else []
-    ahead += [f"post: {name_of(t)}" for t in build_transforms(config, f"{where}: advantage") if t.compares_turns]
-    if ahead:
-        raise ConfigError(
-            f"{where}: advantage.{ahead[0]} looks at other turns of a dialogue, but branching {branching} continues one candidate "
-            "of each step, so only that one has later turns; set advantage.returns: utterance, unit: row and no such transform, "
-            "or branching.how: independent, fork_first or fork_every"
         )
 
 

@@ -10,11 +10,11 @@ from maporl.config.schema import AdvantageConfig, AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES
-from maporl.rewards.rules import Along, build_rules
-from maporl.rollout.branching import BRANCHINGS
+from maporl.rewards.rules import build_rules
 from maporl.tasks import TASKS, Task, build_task
 from maporl.team.checks import check_agents
 from maporl.training.ahead import check_ahead
+from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
 
 
 def check(config: Config, where: str) -> None:
@@ -241,34 +241,7 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: ppo.ratio: a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes "
             "dialogues that share utterances; set branching.how: independent, or ppo.ratio: sequence"
         )
-    kind = BRANCHINGS[branching.how]
-    if kind.judges and not protocol.every_step_scored:
-        raise ConfigError(
-            f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
-            f"{config.protocol['name']!r} has steps that nothing scores yet; use how: independent or fork_first"
-        )
-    if not kind.final:
-        return
-    for key, along in _looks_along(config).items():
-        if along != "utterance" and not (along == "turn" and protocol.simultaneous):
-            raise ConfigError(
-                f"{where}: branching: {branching.how} continues one candidate of each step, so only that one has a future. "
-                f"{key} looks at what follows an answer, so equal candidates would earn different credits; credit each "
-                "answer with its own score (reward.rules: [own]), or use how: independent, fork_first or fork_every"
-            )
-
-
-def _looks_along(config: Config) -> dict[str, Along]:
-    """Return, for each part of the reward that assigns credit, what an utterance's credit depends on."""
-    reward = config.reward
-    if reward.rules:
-        names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in reward.rules]
-        return {f"reward.rules: {n}": r.along for n, r in zip(names, build_rules(reward.rules), strict=True)}
-    shares: Along = "turn" if reward.share == "all" else "utterance"
-    found = {f"reward.horizon: {reward.horizon}": shares if reward.horizon == "current" else "dialogue"}
-    if reward.bonus is not None and any(reward.bonus.alpha[2:]):
-        found["reward.bonus (its influence on the next turn)"] = "dialogue"
-    return found
+    check_branched_credit(branching, config.reward, protocol, where)
 
 
 def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
@@ -276,14 +249,12 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
         return
     from maporl.validation.advantage_checks import (  # needs torch
         check_advantage,
-        check_final_rewards,
         check_group_size,
         needs_critic,
     )
 
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
-    if BRANCHINGS[config.branching.how].final:
-        check_final_rewards(config.advantage, config.branching.how, where)
+    check_branched_advantage(config.branching, config.advantage, where)
     check_group_size(config.advantage, config.branching.group, protocol.turns, where)
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic

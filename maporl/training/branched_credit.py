@@ -1,0 +1,72 @@
+"""Check that a branching fits the reward and the advantage, so that equal moves in equal states earn equal advantages.
+
+A branching may compare answers as soon as they are given, and may continue only one candidate of each step. An answer
+must then be credited with what it earned itself. Configurations are checked before a model loads. A trainer checks the
+parts that it is given. Only the check of the advantage imports torch.
+"""
+
+from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
+from maporl.errors import ConfigError
+from maporl.protocols.base import Protocol
+from maporl.rewards.rules import Along, build_rules
+from maporl.rollout.branching import BRANCHINGS
+
+
+def check_branched_credit(branching: BranchingSection, reward: RewardSection, protocol: Protocol, where: str) -> None:
+    """Check that what ``reward`` credits an answer with is known, and equal for equal candidates.
+
+    Raises:
+        ConfigError: the branching compares answers that nothing scores yet, or it continues one candidate of each step
+            and the credit of an answer depends on what follows it. The message begins with ``where``.
+    """
+    kind = BRANCHINGS[branching.how]
+    if kind.judges and not protocol.every_step_scored:
+        raise ConfigError(
+            f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
+            f"{protocol.label!r} has steps that nothing scores yet; use how: independent or fork_first"
+        )
+    if not kind.final:
+        return
+    for key, along in _looks_along(reward).items():
+        if along != "utterance" and not (along == "turn" and protocol.simultaneous):
+            raise ConfigError(
+                f"{where}: branching: {branching.how} continues one candidate of each step, so only that one has a future. "
+                f"{key} looks at what follows an answer, so equal candidates would earn different credits; credit each "
+                "answer with its own score (reward.rules: [own]), or use how: independent, fork_first or fork_every"
+            )
+
+
+def _looks_along(reward: RewardSection) -> dict[str, Along]:
+    """Return, for each part of the reward that assigns credit, what an utterance's credit depends on."""
+    if reward.rules:
+        names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in reward.rules]
+        return {f"reward.rules: {n}": r.along for n, r in zip(names, build_rules(reward.rules), strict=True)}
+    shares: Along = "turn" if reward.share == "all" else "utterance"
+    found = {f"reward.horizon: {reward.horizon}": shares if reward.horizon == "current" else "dialogue"}
+    if reward.bonus is not None and any(reward.bonus.alpha[2:]):
+        found["reward.bonus (its influence on the next turn)"] = "dialogue"
+    return found
+
+
+def check_branched_advantage(branching: BranchingSection, advantage: AdvantageConfig, where: str) -> None:
+    """Check that an advantage compares utterances by what each of them earned itself, and not by what followed it.
+
+    Raises:
+        ConfigError: one candidate of each step continues, and the advantage looks at later utterances, so equal
+            candidates would get different advantages. The message begins with ``where``.
+    """
+    if not BRANCHINGS[branching.how].final:
+        return
+    from maporl.advantages.estimator import name_of
+    from maporl.advantages.returns import return_of
+    from maporl.advantages.transforms import build_transforms
+
+    ahead = [f"returns: {advantage.returns}"] if return_of(advantage).along != "utterance" else []
+    ahead += ["unit: rollout"] if advantage.unit == "rollout" else []
+    ahead += [f"post: {name_of(t)}" for t in build_transforms(advantage, f"{where}: advantage") if t.compares_turns]
+    if ahead:
+        raise ConfigError(
+            f"{where}: advantage.{ahead[0]} looks at other turns of a dialogue, but branching {branching.how} continues one "
+            "candidate of each step, so only that one has later turns; set advantage.returns: utterance, unit: row and no such "
+            "transform, or branching.how: independent, fork_first or fork_every"
+        )
