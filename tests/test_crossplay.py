@@ -11,15 +11,19 @@ from test_report import data_of
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
+from maporl.config.schema import TinySection
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.crossplay import CrossPlay, CrossTeam, seatings
 from maporl.report.crossplay import how, section, told
 from maporl.report.page import write_report
 from maporl.report.read import read_run
 from maporl.report.story import story
+from maporl.runs.build import build_player
 from maporl.runs.crossplay import AgentPool, play_crossplay, read_entrants, seats_of, shared_questions
 from maporl.runs.train import train
 from maporl.tasks import build_task
+from maporl.team.pretrained import read_team, weights_of
+from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 
 # -- the numbers --------------------------------------------------------------------------------------------------
@@ -217,9 +221,6 @@ def test_each_weight_is_loaded_once_and_dropped_when_no_team_needs_it(runs, monk
 
 
 def test_adapters_of_all_runs_share_one_base(tmp_path):
-    from maporl.config.schema import TinySection
-    from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
-
     torch.manual_seed(0)
     section = TinySection(alphabet="0123456789+=;", hidden_size=32, layers=1, heads=2)
     tokenizer = build_tiny_tokenizer(section)
@@ -252,6 +253,25 @@ def test_agents_that_share_weights_come_with_weights_of_their_own_run(tmp_path):
     for number, path in enumerate(paths):
         alone = json.loads(invoke("eval", path, "--json").stdout)
         assert play.cell(number, number).value == alone["turns"][-1]["team"]["value"]
+
+
+@pytest.mark.parametrize("restate", ["off", "base_model"])
+def test_a_fully_trained_model_restates_with_the_weights_that_it_started_from(restate, tmp_path):
+    section = TinySection(**TINY["agents"]["ann"]["tiny"] | {"context": 512})
+    tokenizer = build_tiny_tokenizer(section)
+    base = build_tiny_model(section, tokenizer)
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    run = trained(tmp_path / "run", 1, agents={"ann": {"model": str(tmp_path / "base")}}, restate=restate)
+    config, folder = read_team(run)
+    player = build_player(config, weights_of(folder))
+    spoken, start = player.team.policies["ann"].model, dict(base.named_parameters())
+    assert any(not torch.equal(value, start[name]) for name, value in spoken.named_parameters())
+    if restate == "base_model":
+        with player.untrained.model_of("ann") as model:
+            assert all(torch.equal(value, start[name]) for name, value in model.named_parameters())
+    else:
+        assert config.agents["ann"].model == str(run / "final/ann"), "the model that it started from is not needed"
 
 
 def test_a_task_may_have_a_seed_of_its_own():

@@ -49,8 +49,9 @@ def weights_of(folder: Path) -> Path:
 def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
     """Return the configuration of the team ``name``, and its folder.
 
-    Fully trained models are read from their own folders there, so the models that they started from are not needed. A
-    configuration from the hub may not refer to anything outside its repository.
+    Fully trained models are read from their own folders there, so the models that they started from are not needed. With
+    ``restate: base_model`` they are, because they restate answers. A configuration from the hub may not refer to
+    anything outside its repository.
 
     Raises:
         RunError: no such team exists, or its configuration refers to something outside its folder.
@@ -59,9 +60,10 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     folder = find_run(name)
     file, root = folder / "config.yaml", weights_of(folder)
     values = read_values(file, list(overrides))
+    started_from = values.get("restate") == "base_model"
     for agent, section in (values.get("agents") or {}).items():
         own = root / ((section or {}).get("policy") or agent)
-        alone = section and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
+        alone = section and not started_from and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
         if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
             section |= {"model": str(own), "tokenizer": None, "chat_template": None}
     config = parse_config(values, str(file))
