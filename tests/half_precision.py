@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from maporl.config.schema import TinySection
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config, distributed
+from trl_ext.checkpoint import read_checkpoint, write_checkpoint
 from trl_ext.learner import Learner
 from trl_ext.token_batch import Completion, build_token_batch
 
@@ -117,6 +119,19 @@ def rounding(learner):
     return {"dtypes": {part: sorted(kinds) for part, kinds in dtypes.items()}, "wrong": wrong}
 
 
+def lost_by_resuming(learner, dtype, critic, folder):
+    """The trained weights that differ between ``learner`` and one that resumes from its checkpoint, two steps later."""
+    write_checkpoint(folder / "checkpoint-1", {"policy": learner}, {})
+    resumed = learner_of(dtype, critic, folder)
+    unset_hf_deepspeed_config()  # as the trainer does, so that from_pretrained loads whole weights
+    read_checkpoint(folder / "checkpoint-1", {"policy": resumed})
+    ends = []
+    for own in (learner, resumed):
+        take_steps(own, 2)
+        ends.append(trained(own))
+    return [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
+
+
 def main() -> None:
     if "ACCELERATE_USE_DEEPSPEED" in os.environ:
         from distributed_worker import skip_compilation
@@ -129,6 +144,7 @@ def main() -> None:
         learner = learner_of(torch.bfloat16, critic, folder)
         half = movement(learner)
         found[critic] = {"strategy": type(learner.strategy).__name__, "shares": shares(half, whole)} | rounding(learner)
+        found[critic]["lost"] = lost_by_resuming(learner, torch.bfloat16, critic, folder / critic)
     if distributed.is_main():
         (folder / "found.json").write_text(json.dumps(found))
     distributed.shutdown()

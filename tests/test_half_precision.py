@@ -86,7 +86,7 @@ def test_weights_in_memory_follow_once_the_movement_is_larger_than_their_spacing
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_small_steps_add_up_under_every_strategy(tmp_path, monkeypatch, name):
+def test_small_steps_add_up_and_are_resumed_under_every_strategy(tmp_path, monkeypatch, name):
     if name.startswith("Zero"):
         pytest.importorskip("deepspeed")
     critics = "head,adapter,model"
@@ -111,6 +111,7 @@ def test_small_steps_add_up_under_every_strategy(tmp_path, monkeypatch, name):
         for part, value in found["shares"].items():
             assert 0.8 < value < 1.2, (critic, part)
         assert found["wrong"] == []
+        assert found["lost"] == [], "a resumed run goes on with the master weights"
         assert found["dtypes"]["model"] == ["bfloat16"]
         assert found["dtypes"]["head"] == ["bfloat16" if name == "Zero-3" else "float32"]
 

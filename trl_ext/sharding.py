@@ -350,7 +350,7 @@ class Zero(Replicated):
                 if self.stage == 3:
                     add_hooks(self.engine)
         for parameter, value in zip(self.own, loaded, strict=bool(loaded)):  # update the optimizer's float32 copies
-            deepspeed.utils.safe_set_full_fp32_param(parameter, value.float())
+            self._set(parameter, value.float())
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -380,8 +380,6 @@ class Zero(Replicated):
         return [{**group, "params": numbers} for group, numbers in zip(groups, self.numbers, strict=True)]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         if not state:
@@ -393,9 +391,31 @@ class Zero(Replicated):
         for index, entries in state.items():
             own = self.own[index]
             for key in MOMENTS:
-                safe_set_full_optimizer_state(own, entries[key].to(own.device), key)
+                self._set(own, entries[key].to(own.device), key)
             if "master" in entries:
-                safe_set_full_fp32_param(own, entries["master"].to(own.device))
+                self._set(own, entries["master"].to(own.device))
+
+    def _set(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
+        """Write the whole master weights of a parameter, or the moment ``key`` of its optimizer state, into the shards.
+
+        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is no multiple of the number of
+        processes, such as the bias of a head with one output. Each process therefore writes its own padded part.
+        """
+        from deepspeed import utils
+
+        if self.stage < 3:
+            if key is None:
+                utils.safe_set_full_fp32_param(parameter, value)
+            else:
+                utils.safe_set_full_optimizer_state(parameter, value, key)
+            return
+        size = parameter.ds_tensor.numel()
+        padded = torch.nn.functional.pad(value.flatten(), (0, size * distributed.size() - value.numel()))
+        own = padded.narrow(0, size * distributed.rank(), size)
+        if key is None:
+            utils.safe_set_local_fp32_param(parameter, own)
+        else:
+            utils.safe_set_local_optimizer_state(parameter, own, key)
 
     def _flat(self) -> list[Tensor]:
         """Return this process's shards of the weights as the optimizer sees them, one flat tensor for each group."""
