@@ -398,7 +398,7 @@ class Zero(Replicated):
     def _set(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
         """Write the whole master weights of a parameter, or the moment ``key`` of its optimizer state, into the shards.
 
-        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is no multiple of the number of
+        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the number of
         processes, such as the bias of a head with one output. Each process therefore writes its own padded part.
         """
         from deepspeed import utils
