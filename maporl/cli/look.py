@@ -83,8 +83,7 @@ def _evaluate_suite(
     if suite not in SUITES:
         raise ConfigError(f"--suite: {unknown(suite, SUITES)}")
     tasks = suite_tasks(suite, data, limit)
-    temperature = settings.ppo.temperature if samples > 1 else settings.evaluation.temperature
-    results = evaluate_suite(settings, checkpoint, tasks, samples, temperature)
+    results = evaluate_suite(settings, checkpoint, tasks, samples)
     typer.echo(json.dumps([r.to_json() for r in results], indent=1) if as_json else markdown(results))
 
 

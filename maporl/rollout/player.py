@@ -24,7 +24,7 @@ from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Ask, Dialogue, Example, Message
 from trl_ext import distributed
-from trl_ext.ppo_options import PPOOptions
+from trl_ext.ppo_options import GREEDY, Decoding, PPOOptions
 
 
 class ScoringReferee(Referee):
@@ -74,7 +74,7 @@ class Player:
         team: the agents and the policies that speak for them.
         protocol: who speaks when, and what each agent sees.
         engines: the engines by the names that the team's agents use.
-        options: the sampling temperature and the longest completion.
+        options: how training samples, and the longest completion.
         scorer: grades and scores the dialogues.
         speakers: the agents that play, in order. By default the whole team plays.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
@@ -169,7 +169,7 @@ class Player:
     def driver(
         self,
         task: Task,
-        temperature: float,
+        decoding: Decoding,
         *,
         protocol: Protocol | None = None,
         specs: Mapping[str, SpeakerSpec] | None = None,
@@ -182,7 +182,7 @@ class Player:
 
         Args:
             task: has the questions and grades the answers.
-            temperature: the sampling temperature; 0 is greedy.
+            decoding: how answers are sampled.
             protocol: the protocol to play. By default it is the player's own, as it is at update ``batch``.
             specs: the speakers. By default every agent speaks with its own weights.
             batch: the number of the update.
@@ -198,19 +198,19 @@ class Player:
             protocol or current,
             self._with_people(specs or self.specs()),
             self.engines,
-            temperature,
+            decoding,
             referee,
             self.common_seed,
             rng_key,
             first,
         )
 
-    def play(self, examples: list[Example], task: Task, temperature: float, samples: int = 1) -> list[Dialogue]:
+    def play(self, examples: list[Example], task: Task, decoding: Decoding, samples: int = 1) -> list[Dialogue]:
         """Play ``samples`` independent dialogues on each example. Dialogues of one example stand together."""
-        return self.driver(task, temperature).play(examples, samples)
+        return self.driver(task, decoding).play(examples, samples)
 
     def play_evaluation(
-        self, task: Task, questions: int | Sequence[int], temperature: float, seed: int, batch: int = 1
+        self, task: Task, questions: int | Sequence[int], decoding: Decoding, seed: int, batch: int = 1
     ) -> list[Dialogue]:
         """Play and grade this process's share of some questions of ``task``. Random states do not change.
 
@@ -226,18 +226,18 @@ class Player:
             torch.manual_seed(seed)
             rank, size = distributed.rank(), distributed.size()
             first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size
-            driver = self.driver(task, temperature, batch=batch, rng_key=(seed, "eval"), first=first)
+            driver = self.driver(task, decoding, batch=batch, rng_key=(seed, "eval"), first=first)
             dialogues = driver.play([task[i] for i in numbers[first:end]])
         self.scorer.grade(dialogues, task)
         return dialogues
 
-    def evaluate(self, task: Task, questions: int, temperature: float, seed: int) -> Evaluation:
+    def evaluate(self, task: Task, questions: int, decoding: Decoding, seed: int) -> Evaluation:
         """Evaluate the team on the first ``questions`` of ``task``. All processes call this together.
 
         Raises:
             ValueError: ``questions`` is below 1.
         """
-        return evaluate_everywhere(self.play_evaluation(task, questions, temperature, seed))
+        return evaluate_everywhere(self.play_evaluation(task, questions, decoding, seed))
 
     def speak(self, agent: str, conversations: list[list[Message]]) -> list[str]:
         """Return the greedy answer of ``agent`` to each conversation, without any memory of others. Judges use this."""
@@ -251,7 +251,7 @@ class Player:
             example = Example(f"judged {number}", "", "")
             policy = policies[0].name if policies else agent
             requests.append(Request(ask, example, 0, 0, transcript, f"judge {agent!r}, {example.id}", policy))
-        return [reply.text for reply in self.engines[speaker.engine].generate(requests, 0.0)]
+        return [reply.text for reply in self.engines[speaker.engine].generate(requests, GREEDY)]
 
     def _with_people(self, specs: Mapping[str, SpeakerSpec]) -> dict[str, SpeakerSpec]:
         """Return ``specs`` with the engines of :meth:`use_engine`. No policy is trained on their answers."""

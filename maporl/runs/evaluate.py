@@ -30,19 +30,22 @@ def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
     if len(task) == 0:
         raise ConfigError("task: the evaluation split is empty; nothing can be evaluated on it")
     player = build_player(config, checkpoint)
-    evaluation = player.evaluate(task, section.questions, section.temperature, config.seed)
-    baselines = play_baselines(player, task, evaluation, section.temperature, config.seed)
+    evaluation = player.evaluate(task, section.questions, section.decoding, config.seed)
+    baselines = play_baselines(player, task, evaluation, section.decoding, config.seed)
     return dataclasses.replace(evaluation, baselines=baselines)
 
 
 def evaluate_suite(
-    config: Config, checkpoint: Path | None, tasks: Mapping[str, Task], samples: int, temperature: float
+    config: Config, checkpoint: Path | None, tasks: Mapping[str, Task], samples: int
 ) -> list[SuiteResult]:
     """Evaluate the team on several tasks, with ``samples`` dialogues on each question. Nothing is written.
 
-    ``checkpoint`` is a folder with the weights to evaluate. ``temperature`` is that of sampling.
+    ``checkpoint`` is a folder with the weights to evaluate. Answers are sampled as in evaluations. If these are greedy,
+    several ``samples`` would be equal, and they are sampled as in training instead.
 
     Raises:
         CheckpointError: ``checkpoint`` lacks a policy.
     """
-    return play_suite(build_player(config, checkpoint), tasks, samples, temperature, config.seed)
+    greedy = config.evaluation.temperature == 0
+    decoding = config.ppo.decoding if samples > 1 and greedy else config.evaluation.decoding
+    return play_suite(build_player(config, checkpoint), tasks, samples, decoding, config.seed)
