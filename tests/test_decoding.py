@@ -5,9 +5,9 @@ import torch
 from scripted_training import played, recipe_values
 from test_vllm_engine import fake  # noqa: F401  # a fixture
 
+from maporl.config.schema import ApiSection
 from maporl.engines.base import Request
 from maporl.engines.openai import OpenAIEngine
-from maporl.config.schema import ApiSection
 from maporl.engines.transcript import Transcript
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer
@@ -71,7 +71,9 @@ def test_an_agent_that_learns_never_says_what_its_recipe_cuts_off(tmp_path):
                 kept = nucleus(logits[step], 0.9, 20)
                 assert token in kept
                 mass = sum(kept.values())
-                assert old[step] == pytest.approx(float(whole[step, token]), abs=1e-4), "PPO's are the whole distribution's"
+                assert old[step] == pytest.approx(float(whole[step, token]), abs=1e-4), (
+                    "PPO's are the whole distribution's"
+                )
                 assert sampled[step] == pytest.approx(old[step] - float(torch.tensor(mass).log()), abs=1e-4)
                 assert weighed[step] == pytest.approx(mass, abs=1e-4)
                 kept_shares.append(mass)
@@ -91,7 +93,9 @@ def test_the_ratio_of_the_first_step_is_one(tmp_path):
 def test_an_evaluation_has_options_of_its_own(tmp_path):
     def said(**evaluation):
         values = at_grpo(tmp_path, evaluation={"questions": 4} | evaluation)
-        return [u.response_ids for d in build_trainer(from_dict(values), quiet=True).play_evaluation() for u in d.utterances]
+        return [
+            u.response_ids for d in build_trainer(from_dict(values), quiet=True).play_evaluation() for u in d.utterances
+        ]
 
     greedy = said()
     assert said(temperature=1.0, top_k=1) == said(temperature=1.0, top_p=1e-6) == greedy != said(temperature=1.0)
@@ -99,7 +103,9 @@ def test_an_evaluation_has_options_of_its_own(tmp_path):
 
 def test_vllm_is_asked_for_the_same(fake, tmp_path):  # noqa: F811  # a fixture
     server, engine, team = fake
-    request = Request(Ask("ann", [{"role": "user", "content": "4"}]), Example("1", "4", "4"), 0, 0, Transcript(), "one", "ann")
+    request = Request(
+        Ask("ann", [{"role": "user", "content": "4"}]), Example("1", "4", "4"), 0, 0, Transcript(), "one", "ann"
+    )
     engine(tmp_path).generate([request], Decoding(0.7, 0.9, 20))
     bodies = [body for path, body in server.requests if path == "/v1/completions"]
     assert [(body["temperature"], body["top_p"], body["top_k"]) for body in bodies] == [
@@ -112,7 +118,13 @@ def test_an_api_gets_top_p_and_has_no_top_k(monkeypatch):
     engine = OpenAIEngine({"bob": ApiSection("m", cache=False)}, 5)
     request = Request(Ask("bob", []), Example("1", "4", "4"), 0, 0, Transcript(), "one")
     assert engine._query(request, Decoding(0.7, 0.9, 20))["top_p"] == 0.9
-    assert engine._query(request, Decoding(0.7)).keys() == {"model", "messages", "temperature", "max_tokens", "base_url"}
+    assert engine._query(request, Decoding(0.7)).keys() == {
+        "model",
+        "messages",
+        "temperature",
+        "max_tokens",
+        "base_url",
+    }
 
 
 def test_the_check_says_which_distribution_is_trained(tmp_path):

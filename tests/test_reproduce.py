@@ -1,9 +1,12 @@
 """The configurations of published tables: what they hold, and two updates of each with tiny stand-ins."""
 
+import functools
 import json
 
 import pytest
 from processes import ROOT
+from scripted_training import played, recipe_values, rows, scripted_trainer
+from test_games import full_grids, shortest
 from test_maporl_configurations import small, stand_ins  # noqa: F401  # a fixture
 
 from maporl.config import recipes
@@ -17,8 +20,7 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 
 @pytest.mark.parametrize("path", [p for p in FILES if not p.stem.startswith("maporl")], ids=lambda p: p.stem)
 def test_two_updates_with_tiny_stand_ins(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "recipe_file", lambda name: path)
-    values = recipes.tiny_version(path.stem, str(tmp_path / "run"))
+    values = tiny_values(path.stem, str(tmp_path / "run"), monkeypatch)
     del values["warm_start"]
     values["training"] |= {"eval_steps": 0, "save_steps": 0}
     train(from_dict(values | {"updates": 2}), resume=False, quiet=True)
@@ -28,6 +30,55 @@ def test_two_updates_with_tiny_stand_ins(path, tmp_path, monkeypatch):
 def test_two_updates_of_maporl_with_a_tiny_verifier(stand_ins, tmp_path):  # noqa: F811
     train(small(FOLDER / "maporl_gsm8k.yaml", stand_ins, tmp_path), resume=False, quiet=True)
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_another_game_begins_with_its_own_options():
+    options = {name: load(FOLDER / f"at_grpo_{name}.yaml").protocol["options"] for name in ("sokoban", "sudoku")}
+    assert options == {"sokoban": {"size": 6, "boxes": 1, "rounds": 4}, "sudoku": {"empty": 10, "rounds": 4}}
+    other = load("at_grpo_roles", ["protocol.game=plan_path"]).protocol
+    assert "options" not in other and other["after_illegal"] == "replace"
+    assert load("at_grpo_roles", ["protocol.options.rounds=2"]).protocol["options"]["size"] == 10
+
+
+def solved_sokoban(text):
+    """A plan that solves the level in the text."""
+    cells = {(r, c): sign for r, line in enumerate(text.splitlines()) for c, sign in enumerate(line)}
+    of = lambda signs: frozenset(cell for cell, sign in cells.items() if sign in signs)  # noqa: E731
+    (player,) = of("@+")
+    return " ".join(shortest((player, of("$*")), of(" @$.*+"), of(".*+")))
+
+
+def solved_sudoku(text):
+    """The completed grid of the text."""
+    signs = text.split()
+    return next(g for g in full_grids() if all(s in (".", str(n)) for s, n in zip(signs, g, strict=True)))
+
+
+@pytest.mark.parametrize("game, solve", [("sokoban", solved_sokoban), ("sudoku", solved_sudoku)])
+def test_the_candidate_that_solves_a_puzzle_is_the_one_that_is_reinforced(game, solve, tmp_path, monkeypatch):
+    """Of three candidates of each agent the first solves the puzzle, and the others give no plan and are paid -2."""
+    monkeypatch.setattr("scripted_training.tiny_version", lambda name, folder: tiny_values(name, folder, monkeypatch))
+    monkeypatch.setattr("scripted_training.recipe_file", lambda name: FOLDER / f"{name}.yaml")
+    known = functools.cache(solve)
+
+    def script(request):
+        shown = request.ask.tags["state"].partition(": ")[2].partition("\nProposed")[0]
+        return f"#### {known(shown)}" if request.label.endswith(".0") else "#### none"
+
+    batch = played(scripted_trainer(recipe_values(f"at_grpo_{game}", tmp_path), script))
+    got = rows(batch)
+    assert {row.utterance.agent for row in got} == {"tool", "planner"} and len(got) == 4 * 2 * 3
+    for row in got:
+        paid, first = row.utterance.rewards["env"], row.utterance.tags["action"] is not None
+        assert round(row.advantage, 3) == (1.155 if first else -0.577)
+        assert paid >= (2 if row.utterance.agent == "planner" else 1) if first else paid == -2
+    assert all(u.turn == 0 and u.grade.correct for d in batch.dialogues for u in d.utterances if d.rollout == 0)
+
+
+def tiny_values(name, folder, monkeypatch):
+    """The tiny version of a configuration of this folder."""
+    monkeypatch.setattr(recipes, "recipe_file", lambda name: FOLDER / f"{name}.yaml")
+    return recipes.tiny_version(name, folder)
 
 
 def test_each_has_the_published_models_data_and_lengths():
