@@ -102,7 +102,7 @@ def test_an_evaluation_has_options_of_its_own(tmp_path):
 
 
 def test_vllm_is_asked_for_the_same(fake, tmp_path):  # noqa: F811  # a fixture
-    server, engine, team = fake
+    server, engine, _ = fake
     request = Request(
         Ask("ann", [{"role": "user", "content": "4"}]), Example("1", "4", "4"), 0, 0, Transcript(), "one", "ann"
     )

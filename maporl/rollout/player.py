@@ -100,6 +100,7 @@ class Player:
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
         self.common_seed, self.untrained = common_seed, untrained
+        self._exchanged: dict[str, str] = {}
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
 
@@ -146,14 +147,15 @@ class Player:
         """Return the speakers as the driver sees them.
 
         Args:
-            weights_from: for an agent, another agent whose weights it speaks with.
+            weights_from: for an agent, another agent whose weights it speaks with. By default those of :meth:`exchange`.
             instead: for an agent, a policy that speaks for it instead of its own.
             learning: the policies that are trained.
         """
         specs = {}
+        weights_from = self._exchanged if weights_from is None else weights_from
         for name in self.speakers:
             agent = self.team.agents[name]
-            speaking = self.team.policies_of.get((weights_from or {}).get(name, name), ())
+            speaking = self.team.policies_of.get(weights_from.get(name, name), ())
             policies = tuple(policy.name for policy in speaking) or (name,)
             if instead and name in instead:
                 policies = (instead[name],)
@@ -163,6 +165,13 @@ class Player:
     def use_engine(self, agent: str, engine: Engine) -> None:
         """Let ``engine`` answer for ``agent`` from now on, for example when a person takes the agent's place."""
         self.engines[f"in place of {agent}"] = engine
+
+    def exchange(self, agents: Sequence[str]) -> None:
+        """Let each of ``agents`` speak with the weights of the next one from now on, and the last with the first one's.
+
+        It shows whether agents have learned their own roles. System prompts, roles and engines stay with the agents.
+        """
+        self._exchanged = dict(zip(agents, [*agents[1:], *agents[:1]], strict=True))
 
     # -- playing ------------------------------------------------------------------------------------------------------
 
