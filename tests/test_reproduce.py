@@ -10,6 +10,7 @@ from test_games import full_grids, shortest
 from test_maporl_configurations import small, stand_ins  # noqa: F401  # a fixture
 
 from maporl.config import recipes
+from maporl.errors import ConfigError
 from maporl.runs.train import train
 from maporl.tasks import TaskError, build_task
 from maporl.validation.load import from_dict, load
@@ -126,3 +127,54 @@ def test_hard_questions_are_chosen_by_level(tmp_path):
     assert len(asked("eval", levels=[5])) == 6, "held-out questions are not chosen by level"
     with pytest.raises(TaskError, match=r"has no row of the levels \[2\]; change task\.levels"):
         asked(levels=[2])
+
+
+POLARIS = [
+    {"problem": "2+2=", "answer": "4", "difficulty": "8/8"},
+    {"problem": "7*8=", "answer": "56", "difficulty": "3/8"},
+    {"problem": "How many primes?", "answer": "25", "difficulty": "0/8"},
+    {"problem": "What is x?", "answer": r"\frac{1}{2}", "difficulty": None},
+]
+ASKS = "Let's think step by step and output the final answer within \\boxed{}."
+DAPO_FILTER = {
+    "prompt": [{"role": "user", "content": "Find x if 2x = 6. " + ASKS}],
+    "reward_model": {"ground_truth": "3", "style": "rule"},
+    "ability": "MATH",
+}
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_polaris_and_deepscaler_are_read_by_their_own_columns(tmp_path):
+    section = {"name": "math", "source": written(tmp_path / "p.jsonl", POLARIS), "question_column": "problem"}
+
+    def asked(**options):
+        return [example.question for example in build_task(section | options, "train", 0)]
+
+    assert asked() == ["2+2=", "7*8=", "How many primes?", "What is x?"]
+    by_rate = {"level_column": "difficulty"}
+    assert asked(**by_rate, levels=[1, 2, 3, 4, 5, 6, 7]) == ["7*8="] and asked(**by_rate, levels=[0, 8]) == [
+        "2+2=",
+        "How many primes?",
+    ]
+    deepscaler = [{"problem": "1+1=", "answer": "2", "solution": "It is 2."}]
+    task = build_task(section | {"source": written(tmp_path / "d.jsonl", deepscaler)}, "train", 0)
+    assert task.grade(task[0], r"So \boxed{2}").correct and not task.grade(task[0], r"So \boxed{3}").correct
+
+
+def test_dr_mas_reads_its_training_data_without_their_instruction_and_other_columns_to_evaluate(tmp_path):
+    config = load(FOLDER / "dr_mas_math.yaml")
+    files = {
+        "source": written(tmp_path / "train.jsonl", [DAPO_FILTER]),
+        "eval_source": written(tmp_path / "eval.jsonl", [{"problem": "1+1=", "answer": "2"}]),
+    }
+    train_task, held_out = (build_task(config.task | files, split, 0) for split in ("train", "eval"))
+    assert [(e.question, e.answer) for e in train_task] == [("Find x if 2x = 6.", "3")]
+    assert [(e.question, e.answer) for e in held_out] == [("1+1=", "2")]
+    with pytest.raises(TaskError, match=r"train\.jsonl: row 1 \(0\) has no answer"):
+        len(build_task(config.task | files | {"answer_column": "reward_model.truth"}, "train", 0))
+    with pytest.raises(ConfigError, match=r"remove: '\(' is not a regular expression"):
+        build_task(config.task | files | {"remove": "("}, "train", 0)
