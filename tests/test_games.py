@@ -237,7 +237,7 @@ def pushed(state, move, free):
 
 
 def shortest(state, free, goals):
-    """The shortest plan that pushes all boxes onto goals, by a search forwards; None if there is none."""
+    """The shortest plan that pushes all boxes onto goals, by a search forwards. None if no plan does."""
     ways, queue = {state: ""}, [state]
     for here in queue:
         if here[1] == goals:

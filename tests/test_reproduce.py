@@ -11,9 +11,13 @@ from test_maporl_configurations import small, stand_ins  # noqa: F401  # a fixtu
 
 from maporl.config import recipes
 from maporl.errors import ConfigError
+from maporl.runs.build import build_trainer
 from maporl.runs.train import train
 from maporl.tasks import TaskError, build_task
+from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict, load
+from trl_ext.chat import encode_prompt
+from trl_ext.ppo_options import Decoding
 
 FOLDER = ROOT / "configs/ppo/reproduce"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -82,6 +86,37 @@ def tiny_values(name, folder, monkeypatch):
     return recipes.tiny_version(name, folder)
 
 
+THINKS = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}(-){% endif %}"
+)
+"""A chat template that asks for thinking unless it is switched off, as Qwen3's does."""
+
+
+def test_thinking_is_switched_off_in_the_prompts_that_are_trained_on(tmp_path, monkeypatch):
+    assert load(FOLDER / "at_grpo_plan_path.yaml").agents["planner"].template_options == {"enable_thinking": False}
+    values = tiny_values("dr_mas_math", str(tmp_path / "run"), monkeypatch)
+    options = load(FOLDER / "dr_mas_math.yaml").agents["solver"].template_options
+    values["agent_defaults"] |= {"chat_template": THINKS, "template_options": options}
+    del values["warm_start"]
+    trainer = build_trainer(from_dict(values), quiet=True)
+    tokenizer = trainer.team.policies["solver"].tokenizer
+    prompts = [tokenizer.decode(u.prompt_ids) for d in trainer.collected().dialogues for u in d.utterances]
+    assert prompts and all(prompt.endswith("(-)") for prompt in prompts)
+    again = type(tokenizer).from_pretrained(tokenizer.save_pretrained(tmp_path / "saved") and tmp_path / "saved")
+    assert encode_prompt(again, [{"role": "user", "content": "2"}]) == tokenizer.encode("2(-)"), "it is saved too"
+
+
+@pytest.mark.parametrize("options", [{"enable_thought": False}, {"enable-thinking": False}], ids=str)
+def test_an_option_that_the_chat_template_does_not_use_is_refused(options, tmp_path, monkeypatch):
+    values = tiny_values("dr_mas_math", str(tmp_path / "run"), monkeypatch)
+    values["agent_defaults"] |= {"chat_template": THINKS, "template_options": options}
+    with pytest.raises(
+        ConfigError, match=r"agents\.solver\.template_options: its chat template does not use 'enable.th"
+    ):
+        load_tokenizers(from_dict(values))
+
+
 def test_each_has_the_published_models_data_and_lengths():
     maporl, agentpo, at_grpo, dr_mas = (
         load(FOLDER / f"{name}.yaml") for name in ("maporl_gsm8k", "agentpo_math", "at_grpo_plan_path", "dr_mas_math")
@@ -100,15 +135,26 @@ def test_each_has_the_published_models_data_and_lengths():
     assert {agent.model for agent in at_grpo.agents.values()} == {"Qwen/Qwen3-1.7B"}
     assert (at_grpo.updates, at_grpo.questions_per_update(), at_grpo.branching.group) == (200, 32, 4)
     assert at_grpo.training.learning_rate == 5e-6 and len({a.policy for a in at_grpo.agents.values()} - {None}) == 0
+    assert (at_grpo.training.lr_scheduler_type, at_grpo.training.lr_scheduler_kwargs, at_grpo.training.warmup_steps) == (
+        "cosine_with_min_lr", {"min_lr_rate": 0.3}, 10,
+    )  # fmt: skip
+    assert at_grpo.ppo.decoding == Decoding(1.0, 0.9, 20) and at_grpo.evaluation.decoding == Decoding(0.6, 0.95, 20)
     assert {agent.model for agent in dr_mas.agents.values()} == {"Qwen/Qwen3-4B"}
     assert (dr_mas.questions_per_update(), dr_mas.branching.group, dr_mas.ppo.response_length) == (32, 8, 4096)
-    assert (dr_mas.training.learning_rate, dr_mas.protocol["rounds"], dr_mas.evaluation.temperature) == (1e-6, 2, 0.6)
+    assert (dr_mas.training.learning_rate, dr_mas.protocol["rounds"], dr_mas.evaluation.decoding) == (
+        1e-6, 2, Decoding(0.6, 0.95),
+    )  # fmt: skip
 
 
 def test_the_page_says_of_every_file_that_it_was_not_run():
     page = (ROOT / "docs/reproduce.md").read_text()
     assert all(f"`{path.name}`" in page and f"maporl train {path.relative_to(ROOT)}" in page for path in FILES)
-    assert page.count("Not run here.") == len(FILES) == 4
+    assert page.count("Not run here.") == len(FILES) == 6
+
+
+def test_a_policy_for_all_roles_is_one_word(tmp_path):
+    shared = load(FOLDER / "at_grpo_plan_path.yaml", ["agent_defaults.policy=shared"])
+    assert {agent.policy for agent in shared.agents.values()} == {"shared"}
 
 
 def test_hard_questions_are_chosen_by_level(tmp_path):

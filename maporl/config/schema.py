@@ -153,6 +153,7 @@ class AgentSection:
     tiny: TinySection | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
+    template_options: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
     pad_token: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     lora: LoraSection | None = None

@@ -148,7 +148,16 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
         groups["schedule.opponent_pool"] = [schedule.opponent_pool.of, schedule.opponent_pool.agent]
     for key, names in groups.items():
         for name in names[1:]:
-            for what in ("engine", "model", "tiny", "tokenizer", "chat_template", "lora", "policy_per"):
+            for what in (
+                "engine",
+                "model",
+                "tiny",
+                "tokenizer",
+                "chat_template",
+                "template_options",
+                "lora",
+                "policy_per",
+            ):
                 mine, first = getattr(config.agents[name], what), getattr(config.agents[names[0]], what)
                 if mine != first:
                     raise ConfigError(

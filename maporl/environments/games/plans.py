@@ -29,6 +29,9 @@ class Plans(Game):
     Payments: a plan pays its author what it adds to the worth of the state; the tool agent's plan is tried on a copy.
     What the planner's plan adds is paid to both players once more. A text without a plan pays its author -2 and the
     other nothing; if the game goes on after it, the plan is empty.
+
+    Raises:
+        ValueError: ``rounds`` is below 1.
     """
 
     interests = "common"
