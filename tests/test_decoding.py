@@ -11,6 +11,7 @@ from maporl.engines.openai import OpenAIEngine
 from maporl.engines.transcript import Transcript
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer
+from maporl.runs.evaluate import evaluate_suite
 from maporl.types import Ask, Example
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run, training_arguments
@@ -149,8 +150,10 @@ def test_the_learning_rate_rises_for_ten_updates_and_falls_along_a_cosine_to_a_t
     training = at_grpo(tmp_path)["training"] | {"learning_rate": 5e-6, "warmup_steps": 10}
     values = at_grpo(tmp_path, training=training) | {"updates": 200}
     trainer = build_trainer(from_dict(values), quiet=True)
-    scheduler, rates = trainer.learners["planner"].scheduler, {}
+    learner = trainer.learners["planner"]
+    scheduler, rates = learner.scheduler, {}
     for update in range(1, 202):
+        learner.optimizer.step()  # without gradients it changes nothing
         rates[update] = scheduler.get_last_lr()[0]
         scheduler.step()
     # the middle of the cosine is update 106, where the factor is (1 + 0.3) / 2
@@ -170,3 +173,28 @@ def test_a_schedule_that_cannot_be_made_is_refused_before_a_model_loads(training
     config = from_dict(at_grpo(tmp_path, training=at_grpo(tmp_path)["training"] | training))
     with pytest.raises(ConfigError, match=r"training\.lr_scheduler_type: " + message):
         training_arguments(config)
+
+
+def test_an_option_that_changes_nothing_is_named(tmp_path):
+    def warned(**evaluation):
+        lines = check_run(from_dict(at_grpo(tmp_path, evaluation={"questions": 4} | evaluation)))
+        return [line for line in lines if "top_p and top_k change nothing at temperature 0" in line]
+
+    assert warned(top_p=0.9) and warned(top_k=5)
+    assert not warned() and not warned(temperature=0.6, top_p=0.9)
+
+
+@pytest.mark.parametrize("samples, evaluation, expected", [
+    (1, {}, Decoding(0.0)),
+    (4, {}, Decoding(1.0, 0.9, 20)),  # four greedy answers would be equal, so these are sampled as in training
+    (4, {"temperature": 0.6, "top_p": 0.95}, Decoding(0.6, 0.95)),
+    (1, {"temperature": 0.6, "top_p": 0.95}, Decoding(0.6, 0.95)),
+])  # fmt: skip
+def test_a_suite_is_sampled_as_the_evaluation_says(samples, evaluation, expected, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "maporl.runs.evaluate.play_suite", lambda player, tasks, samples, decoding, seed: seen.append(decoding)
+    )
+    values = at_grpo(tmp_path, evaluation={"questions": 4} | evaluation)
+    evaluate_suite(from_dict(values), None, {}, samples)
+    assert seen == [expected]

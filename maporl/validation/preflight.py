@@ -6,8 +6,9 @@
 import inspect
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from transformers import SchedulerType, get_scheduler
@@ -72,7 +73,8 @@ def _check_schedule(training: TrainingOptions) -> None:
         raise ConfigError(f"training.lr_scheduler_type: {unknown(name, known)}")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     try:
-        inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).bind_partial(**options)
+        maker: Callable[..., Any] = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]  # type: ignore[assignment]  # of functions
+        inspect.signature(maker).bind_partial(**options)
         schedule = get_scheduler(name, optimizer, 0, 1, options)
         optimizer.step()
         schedule.step()
@@ -166,6 +168,12 @@ def method_warnings(config: Config) -> list[str]:
         found.append(
             f"warning: ppo: ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its "
             "tokens have one ratio; set ppo.aggregation: sequence_mean"
+        )
+    evaluation = config.evaluation
+    if evaluation.temperature == 0 and evaluation.decoding != GREEDY:
+        found.append(
+            "warning: evaluation: top_p and top_k change nothing at temperature 0, which always takes the likeliest token; set "
+            "evaluation.temperature above 0, or remove them"
         )
     hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
     if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:

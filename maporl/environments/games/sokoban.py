@@ -1,7 +1,6 @@
 """Sokoban with whole plans: push all boxes onto goals (after AT-GRPO's games)."""
 
 import functools
-import itertools
 import random
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -64,7 +63,7 @@ def level(size: int, boxes: int, walls: float, seed: int) -> tuple[frozenset[Cel
     The first state is one of those that can be solved and have no box on a goal, all equally likely.
     """
     rng = random.Random(seed)
-    inner = list(itertools.product(range(1, size - 1), repeat=2))
+    inner: list[Cell] = [(r, c) for r in range(1, size - 1) for c in range(1, size - 1)]
     while True:
         free = frozenset(cell for cell in inner if rng.random() >= walls)
         if len(free) <= 2 * boxes:
