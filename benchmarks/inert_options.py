@@ -39,7 +39,7 @@ NAMES = {
     "objective": ("ppo", "reinforce", "cispo", "gspo"), "ratio": ("token", "sequence", "sequence_mean", "trajectory"),
     "kl_in": ("reward", "loss"), "kl_estimator": ("k1", "k2", "k3"), "value_loss": ("clipped", "huber", "mse"),
     "aggregation": ("token_mean", "sequence_mean", "per_main_rollout"), "after_illegal": ("end", "replace"), "horizon": ("own_turn", "discounted_sum"),
-    "share": ("own", "all", "mean"), "lr_scheduler_type": ("linear", "cosine"), "critic": ("head", "model", "central", "none"),
+    "share": ("own", "all", "mean"), "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "critic": ("head", "model", "central", "none"),
     "critic_context": ("dialogue", "answer", "joint"), "answering": ("all", "last"), "policy": ("another", ),
 }  # fmt: skip
 

@@ -30,6 +30,7 @@ _EXPORTS = {
     "Ask": "maporl.types",
     "Dialogue": "maporl.types",
     "Example": "maporl.types",
+    "Decoding": "trl_ext.ppo_options",
     "Engine": "maporl.engines.base",
     "Grade": "maporl.types",
     "Protocol": "maporl.protocols.base",

@@ -16,6 +16,7 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Utterance
 from maporl.validation.load import from_dict
+from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled
 
 
@@ -25,7 +26,7 @@ class TokenScript(Engine):
     def __init__(self, policies: dict, script: Callable[[Request], str]):
         self.policies, self.script = policies, script
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one scripted reply for each request, in order."""
         return [self._reply(request) for request in requests]
 

@@ -34,10 +34,10 @@ class CopiedWeights(TransformersEngine):
         super().__init__(copies, *arguments)
         self.real, self.digests = policies, []
 
-    def generate(self, requests, temperature):
+    def generate(self, requests, decoding):
         digest = float(sum(p.detach().double().sum() for v in self.policies.values() for p in v.model.parameters()))
         self.digests += [digest] if not self.digests or self.digests[-1] != digest else []
-        return super().generate(requests, temperature)
+        return super().generate(requests, decoding)
 
     def sync(self, policy):
         self.policies[policy].model.load_state_dict(self.real[policy].model.state_dict())

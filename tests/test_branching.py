@@ -13,6 +13,7 @@ from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
+from trl_ext.ppo_options import Decoding
 
 TASK = Arithmetic(largest=9)
 EXAMPLES = [Example("e", "2+2=", "4"), Example("f", "3+3=", "6")]
@@ -22,7 +23,7 @@ def play(protocol, section, examples=EXAMPLES, task=TASK, judge=None, agents=("a
     counter = itertools.count()
     engine = ScriptedEngine(lambda request: f"{request.ask.agent}{request.turn}.{next(counter)}")
     specs = {name: SpeakerSpec("scripted", (name,)) for name in agents}
-    driver = RolloutDriver(task, protocol, specs, {"scripted": engine}, 1.0, common_seed=section.common_seed)
+    driver = RolloutDriver(task, protocol, specs, {"scripted": engine}, Decoding(1.0), common_seed=section.common_seed)
     return play_branched(
         driver, examples, section, judge or (lambda dialogues: [0.0] * len(dialogues)), random.Random(0)
     )
@@ -120,7 +121,7 @@ def test_names_of_samples_and_states_are_places_and_not_the_order_of_playing(how
     def names(examples, first):
         specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
         engines = {"scripted": ScriptedEngine(lambda request: "2")}
-        driver = RolloutDriver(TASK, Chain(turns=2), specs, engines, 1.0, first=first)
+        driver = RolloutDriver(TASK, Chain(turns=2), specs, engines, Decoding(1.0), first=first)
         played = play_branched(driver, examples, section, lambda dialogues: [0.0] * len(dialogues), random.Random(0))
         return [(d.prompt, d.rollout, u.id, u.sample, u.tags.get("state")) for d in played for u in d.utterances]
 
@@ -155,7 +156,7 @@ def test_a_fork_of_a_game_replays_it_and_is_paid_for_its_own_moves():
     moves = itertools.cycle("pb")
     engine = ScriptedEngine(lambda request: next(moves))
     specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
-    driver = RolloutDriver(Episodes(), PlayGame("kuhn_poker"), specs, {"scripted": engine}, 1.0)
+    driver = RolloutDriver(Episodes(), PlayGame("kuhn_poker"), specs, {"scripted": engine}, Decoding(1.0))
     section = BranchingSection(how="fork_every", group=2)
     got = play_branched(driver, [Episodes()[0]], section, lambda dialogues: [0.0] * len(dialogues), random.Random(0))
     assert sorted("".join(words(d)) for d in got) == ["bb", "bp", "pbb", "pbp", "pp"]

@@ -25,6 +25,7 @@ from maporl.tasks import build_task
 from maporl.team.pretrained import read_team, weights_of
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
+from trl_ext.ppo_options import GREEDY
 
 # -- the numbers --------------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ def test_a_mixed_team_is_the_agents_of_both_runs(runs):
     play = play_crossplay(entrants, 64, quiet=True)
     player = build_player(entrants[0].config, runs[0] / "final")
     load_checkpoint_weights({"bob": player.team.policies["bob"]}, runs[1] / "final")
-    dialogues = player.play_evaluation(build_task(SPLIT, "eval", 0), 12, 0.0, 1)
+    dialogues = player.play_evaluation(build_task(SPLIT, "eval", 0), 12, GREEDY, 1)
     mixed = next(team for team in play.teams if team.runs == (0, 1))
     assert mixed.right == tuple(final_right(d) for d in dialogues)
 

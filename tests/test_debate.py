@@ -10,6 +10,7 @@ from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.rollout.referee import Referee
 from maporl.rollout.restate import restate
 from maporl.types import Dialogue, Example, Grade, Utterance
+from trl_ext.ppo_options import GREEDY
 
 TASK = Arithmetic(largest=9)
 EXAMPLE = Example("e", "2+2=", "4")
@@ -25,7 +26,7 @@ def play(protocol, script, agents=("ann", "bob"), referee=None, examples=(EXAMPL
 
     specs = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engines = {"scripted": ScriptedEngine(say)}
-    return RolloutDriver(TASK, protocol, specs, engines, 0.0, CallsFunction(referee) if referee else None).play(
+    return RolloutDriver(TASK, protocol, specs, engines, GREEDY, CallsFunction(referee) if referee else None).play(
         list(examples)
     ), prompts
 

@@ -25,7 +25,7 @@ class Parrot(Engine):
     word: str
     remote = True
 
-    def generate(self, requests, temperature):
+    def generate(self, requests, decoding):
         return [Reply(self.word) for _ in requests]
 
 

@@ -1,7 +1,7 @@
 """Games by their rules, against exact values where there are any."""
 
 import random
-from itertools import product
+from itertools import combinations, permutations, product
 
 import pytest
 
@@ -13,10 +13,13 @@ from maporl.environments.games import (
     PlanPath,
     PrisonersDilemma,
     Signals,
+    Sokoban,
+    Sudoku,
     TextArena,
     TicTacToe,
 )
 from maporl.environments.games.plan_path import distances
+from maporl.environments.games.sokoban import level, solvable
 
 
 def begun(game, seed=0):
@@ -153,14 +156,14 @@ def test_plan_path_pays_arriving_and_coming_nearer():
 
 def test_path_plans_try_the_proposal_on_a_copy_and_walk_the_planners_plan():
     game = begun(PathPlans(size=3, blocked=0, rounds=2))
-    game.token, game.goal = (0, 0), (0, 2)
+    game.state, game.goal = (0, 0), (0, 2)
     assert game.observe(0) == "S.G\n...\n..." and game.to_move() == (0,)
     program = "So:\n```python\ndef plan():\n    return ['R'] * 5\n```"
     assert game.read(0, program) == "R R R R R"
     assert game.step({0: "R R R R R"}) == {0: 1.0}  # a plan ends at the goal
-    assert game.token == (0, 0) and game.observe(1) == "S.G\n...\n...\nProposed plan: R R R R R"
+    assert game.state == (0, 0) and game.observe(1) == "S.G\n...\n...\nProposed plan: R R R R R"
     assert game.step({1: game.read(1, 'Down first. #### ["D", "R", "U"]')}) == {0: 0.0, 1: 0.0}
-    assert game.token == (0, 1) and game.to_move() == (0,)  # where the plan led
+    assert game.state == (0, 1) and game.to_move() == (0,)  # where the plan led
     assert game.step({0: "U"}) == {0: 0.0}  # off the grid
     assert game.step({1: game.instead(1, random.Random(0))}) == {0: 0.0, 1: 0.0}
     assert game.to_move() == () and not game.success(0)
@@ -179,7 +182,7 @@ def test_path_plans_try_the_proposal_on_a_copy_and_walk_the_planners_plan():
 )
 def test_a_text_without_a_plan_is_illegal(player, text):
     game = begun(PathPlans())
-    with pytest.raises(IllegalMove, match="gives no plan; expected a list of the moves U, D, L, R"):
+    with pytest.raises(IllegalMove, match="gives no plan; expected a list of U, D, L, R"):
         game.read(player, text)
 
 
@@ -209,8 +212,149 @@ def test_textarena_plays_if_it_is_installed():
         (PrisonersDilemma, {"rounds": 0}, "rounds >= 1"),
         (Signals, {"states": 1}, "2 to 9"),
         (PathPlans, {"blocked": 0.9}, "blocked from 0 to 0.5"),
+        (PathPlans, {"rounds": 0}, "rounds: expected at least 1, got 0"),
+        (Sokoban, {"boxes": 3}, "1 or 2 boxes"),
+        (Sokoban, {"size": 4}, "size from 5 to 8"),
+        (Sudoku, {"empty": 12}, "expected 1 to 11 empty cells, got 12"),
     ],
 )
 def test_games_that_cannot_be_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)
+
+
+# -- puzzles that are solved by plans -----------------------------------------------------------------------------------
+
+
+def pushed(state, move, free):
+    """What a move does in Sokoban, written once more from the rules."""
+    (row, column), boxes = state
+    down, right = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}[move]
+    there, behind = (row + down, column + right), (row + 2 * down, column + 2 * right)
+    if there not in free or (there in boxes and (behind not in free or behind in boxes)):
+        return state
+    return there, frozenset(behind if box == there else box for box in boxes)
+
+
+def shortest(state, free, goals):
+    """The shortest plan that pushes all boxes onto goals, by a search forwards. None if no plan does."""
+    ways, queue = {state: ""}, [state]
+    for here in queue:
+        if here[1] == goals:
+            return ways[here]
+        for move in "UDLR":
+            after = pushed(here, move, free)
+            if after not in ways:
+                ways[after] = ways[here] + move
+                queue.append(after)
+    return None
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"boxes": 2}, {"size": 7, "walls": 0.3}, {"size": 5, "boxes": 2, "walls": 0}], ids=str
+)
+def test_every_level_of_sokoban_can_be_solved_and_solving_it_pays_one_and_the_way(options):
+    levels = set()
+    for seed in range(30):
+        game = begun(Sokoban(**options), seed)
+        player, boxes = game.state
+        assert len(boxes) == len(game.goals) == game.boxes and not boxes & game.goals and player not in boxes
+        plan = shortest(game.state, game.free, game.goals)
+        assert plan
+        way = sum(min(abs(r - a) + abs(c - b) for a, b in game.goals) for r, c in boxes)
+        levels.add(game.observe(0))
+        assert game.step({0: " ".join(plan)}) == pytest.approx({0: 1 + 0.1 * way}) and game.state == (player, boxes)
+        assert game.step({1: " ".join(plan)}) == pytest.approx({0: 1 + 0.1 * way, 1: 2 + 0.2 * way})
+        assert game.success(0) and game.to_move() == ()
+        again = begun(Sokoban(**options), seed)
+        level.cache_clear()
+        assert begun(Sokoban(**options), seed).state == again.state == (player, boxes)
+    assert len(levels) > 25
+
+
+def test_the_search_backwards_finds_exactly_the_levels_that_a_search_forwards_can_solve():
+    free = frozenset((r, c) for r in range(1, 5) for c in range(1, 5)) - {(2, 2)}
+    for goals in (frozenset({(1, 1)}), frozenset({(3, 3), (4, 1)})):
+        far = solvable(free, goals)
+        for boxes in combinations(sorted(free), len(goals)):
+            for player in sorted(free - set(boxes)):
+                state = (player, frozenset(boxes))
+                plan = shortest(state, free, goals)
+                assert far.get(state) == (None if plan is None else len(plan))
+
+
+def test_sokoban_by_hand():
+    game = begun(Sokoban(size=5))
+    game.free = frozenset((r, c) for r in range(1, 4) for c in range(1, 4))
+    game.goals, game.state = frozenset({(2, 3)}), ((2, 1), frozenset({(2, 2)}))
+    assert game.observe(0) == "#####\n#   #\n#@$.#\n#   #\n#####"
+    assert game.step({0: game.read(0, "```python\ndef plan():\n    return ['R', 'R']\n```")}) == pytest.approx({0: 1.1})
+    assert game.observe(1) == "#####\n#   #\n#@$.#\n#   #\n#####\nProposed plan: R R"
+    assert game.step({1: game.read(1, "Around. #### DRU")}) == pytest.approx(
+        {0: -0.1, 1: -0.2}
+    )  # up, away from the goal
+    assert game.observe(0) == "#####\n# $ #\n# @.#\n#   #\n#####"
+    assert game.step({0: "U R"}) == pytest.approx({0: 0})  # a box at the wall is not pushed
+    assert game.step({1: "R"}) == pytest.approx({0: 0, 1: 0}) and game.observe(0).splitlines()[2] == "#  +#"
+
+
+def full_grids():
+    """All ways to fill in a 4 x 4 Sudoku, by trying every four rows."""
+    rows = list(permutations((1, 2, 3, 4)))
+    for four in product(rows, repeat=4):
+        columns = all(len(set(column)) == 4 for column in zip(*four, strict=True))
+        blocks = ({*four[r][c : c + 2], *four[r + 1][c : c + 2]} for r in (0, 2) for c in (0, 2))
+        if columns and all(len(block) == 4 for block in blocks):
+            yield tuple(number for row in four for number in row)
+
+
+def test_every_sudoku_has_one_solution_and_filling_it_in_pays():
+    grids = list(full_grids())
+    assert len(grids) == 288
+    puzzles = set()
+    for seed in range(60):
+        game = begun(Sudoku(empty=1 + seed % 11), seed)
+        assert game.state.count(0) == game.empty and begun(Sudoku(empty=game.empty), seed).state == game.state
+        fitting = [g for g in grids if all(n in (0, m) for n, m in zip(game.state, g, strict=True))]
+        (solution,) = fitting
+        missing = [str(m) for n, m in zip(game.state, solution, strict=True) if not n]
+        whole = str([list(solution[i : i + 4]) for i in (0, 4, 8, 12)])
+        assert game.step({0: game.read(0, " ".join(missing))}) == {0: 1.0} and game.state.count(0) == game.empty
+        assert game.step({1: game.read(1, f"So #### {whole}")}) == {0: 1.0, 1: 2.0}
+        assert game.state == solution and game.success(1) and game.to_move() == ()
+        puzzles.add(game.given)
+    assert len(puzzles) > 50
+
+
+def test_sudoku_takes_out_what_clashes_and_keeps_what_is_given():
+    game = begun(Sudoku())
+    game.given = game.state = (1, 0, 0, 4, 0, 0, 1, 0, 0, 4, 0, 0, 4, 0, 0, 1)
+    assert game.observe(0) == "1 . . 4\n. . 1 .\n. 4 . .\n4 . . 1"
+    assert game.step({0: "2"}) == {0: 0.0}
+    assert game.step({1: "2 2 3"}) == {
+        0: 0.0,
+        1: 0.0,
+    }  # both 2 stand in the first row; 3 is the first of the second row
+    assert game.observe(0) == "1 . . 4\n3 . 1 .\n. 4 . .\n4 . . 1"
+    game.step({0: ""})
+    game.step(
+        {1: "4 2 3 4 2 2 2 2 2 2 2 2 2 2 2 2"}
+    )  # the given 1 stays, and the new 3 is right; every other 2 clashes
+    assert game.observe(0) == "1 . 3 4\n. . 1 .\n. 4 . .\n4 . . 1"
+    with pytest.raises(IllegalMove, match="gives no plan; expected a list of 1, 2, 3, 4"):
+        game.read(0, "```python\ndef plan():\n    return [[5, 1]]\n```")
+
+
+@pytest.mark.parametrize("name", ["path_plans", "sokoban", "sudoku"])
+def test_equal_plans_in_equal_states_are_paid_the_same_in_every_round(name):
+    kind, paid, seen = GAMES[name], {}, 0
+    for seed in range(60):
+        rng, game = random.Random(seed), begun(kind(), seed % 6)
+        while movers := game.to_move():
+            (player,) = movers
+            plan = " ".join(rng.choices(game.moves(player), k=rng.choice([0, 1, 1, 2])))
+            key = (seed % 6, player, game.shown(game.state), plan)
+            payments = game.step({player: plan})
+            seen += key in paid
+            assert paid.setdefault(key, payments) == payments
+    assert seen > 50

@@ -24,6 +24,7 @@ from maporl.storage.run_folder import RunExists
 from maporl.types import Ask, Example, Grade, from_json, to_json
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learner import NonFiniteError
+from trl_ext.ppo_options import GREEDY
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -73,7 +74,7 @@ def test_a_debate_shows_each_agent_the_others_last_answers_and_its_own_history()
     specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob", "cy")}
     protocol = Debate(turns=3, later="{others} | {question}", quote="{number}:{name}={text}", separator=",")
     example = Example("e", "2+2=", "4")
-    (dialogue,) = RolloutDriver(TASK, protocol, specs, {"scripted": ScriptedEngine(script)}, 0.0).play([example])
+    (dialogue,) = RolloutDriver(TASK, protocol, specs, {"scripted": ScriptedEngine(script)}, GREEDY).play([example])
     assert prompts["bob", 0] == ["2+2="]
     assert prompts["bob", 1] == ["1:ann=ann0,2:cy=cy0 | 2+2="]
     assert prompts["cy", 2] == ["1:ann=ann1,2:bob=bob1 | 2+2="]
@@ -152,7 +153,9 @@ def test_a_protocol_that_asks_a_stranger_and_a_prompt_that_does_not_fit_are_name
 def played(script, turns=2, agents=("ann", "bob")):
     specs = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     engine = ScriptedEngine(lambda request: script[request.ask.agent][request.turn])
-    return RolloutDriver(TASK, Debate(turns=turns), specs, {"scripted": engine}, 0.0).play([Example("e", "2+2=", "4")])
+    return RolloutDriver(TASK, Debate(turns=turns), specs, {"scripted": engine}, GREEDY).play(
+        [Example("e", "2+2=", "4")]
+    )
 
 
 def test_credit_is_the_discounted_share_of_the_teams_later_scores():

@@ -142,6 +142,20 @@ def test_the_first_ratio_is_one_also_in_bfloat16(tiny, tmp_path):
         assert trainer.state.log_history[0]["val/first_ratio"] == pytest.approx(1.0, abs=1e-6)
 
 
+def test_samples_are_cut_to_the_likeliest_tokens_and_the_first_ratio_stays_one(tiny, tmp_path):
+    model, tokenizer = tiny()
+    args = config(tmp_path, top_k=1, num_sample_generations=0)
+    data = {"train_dataset": QUESTIONS, "eval_dataset": QUESTIONS}
+    trainer = PPOv2Trainer(args, tokenizer, model, **data, reward_funcs=count_a)
+    assert trainer.generate_completions(sampling=True) == trainer.generate_completions()
+    args.top_k, args.top_p = 0, 1e-9
+    assert trainer.generate_completions(sampling=True) == trainer.generate_completions()
+    args.top_p = 0.5
+    assert trainer.generate_completions(sampling=True) != trainer.generate_completions()
+    trainer.train()
+    assert trainer.state.log_history[0]["val/first_ratio"] == pytest.approx(1.0, abs=1e-6)
+
+
 def test_it_learns_to_say_a(tiny, tmp_path):
     model, tokenizer = tiny()
     args = config(tmp_path, total_episodes=16 * 30, learning_rate=3e-3, kl_coef=0.0)

@@ -12,6 +12,7 @@ from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
 from maporl.validation.load import from_dict
+from trl_ext.ppo_options import GREEDY
 
 TASK = Arithmetic(largest=9)
 EXAMPLE = Example("e", "2+2=", "4")
@@ -26,7 +27,7 @@ def play(protocol, script, agents=("ann", "bob"), task=TASK, example=EXAMPLE):
         return script(request) if callable(script) else script[request.ask.agent][request.turn]
 
     specs = {name: SpeakerSpec("scripted", (name,), frozenset()) for name in agents}
-    (dialogue,) = RolloutDriver(task, protocol, specs, {"scripted": ScriptedEngine(say)}, 0.0).play([example])
+    (dialogue,) = RolloutDriver(task, protocol, specs, {"scripted": ScriptedEngine(say)}, GREEDY).play([example])
     return dialogue, prompts
 
 

@@ -13,6 +13,8 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import estimate
 from maporl.environments.games import GAMES, Game
 from maporl.environments.games.plan_path import STEPS, distances, step_to
+from maporl.environments.games.sokoban import moved, solvable
+from maporl.environments.games.sudoku import solutions
 from maporl.errors import ConfigError
 from maporl.protocols import PlayGame
 from maporl.rewards.rules import RULES
@@ -164,6 +166,8 @@ PAID = {
     "prisoners_dilemma": ("mixed", [{0: 0.6, 1: 0.6}], (-1.5, 0)),
     "plan_path": ("common", [{0: 0.1, 1: 0.1}], (-1.5, 0)),
     "path_plans": ("common", [{0: 1, 1: 0}, {0: 1, 1: 2}], (-2, 0)),
+    "sokoban": ("common", [{0: 1.2, 1: 0}, {0: 1.2, 1: 2.4}], (-2, 0)),
+    "sudoku": ("common", [{0: 1, 1: 0}, {0: 1, 1: 2}], (-2, 0)),
     "signals": ("common", [{0: 0, 1: 0}, {0: 1, 1: 1}], (-1.5, 0)),
     "textarena": ("opposed", [], (-1.5, 0.5)),
 }
@@ -181,6 +185,15 @@ def good_moves(name, game):
     if name == "path_plans":
         way = " ".join(planned_from(game))
         return [{0: way}, {1: way}]
+    if name == "sokoban":
+        far, state, plan = solvable(game.free, game.goals), game.state, []
+        while far[state]:
+            plan.append(next(m for m in STEPS if far.get(moved(state, m, game.free), 99) < far[state]))
+            state = moved(state, plan[-1], game.free)
+        return [{0: " ".join(plan)}, {1: " ".join(plan)}]
+    if name == "sudoku":
+        numbers = " ".join(map(str, next(solutions(game.state))))
+        return [{0: numbers}, {1: numbers}]
     if name == "signals":
         return [{0: "a"}, {1: str(game.state + 1)}]
     if name == "kuhn_poker":
@@ -189,7 +202,7 @@ def good_moves(name, game):
 
 
 def planned_from(game):
-    here, far, plan = game.token, distances(game.goal, game.free), []
+    here, far, plan = game.state, distances(game.goal, game.free), []
     while far[here]:
         plan.append(next(move for move in STEPS if far.get(step_to(here, move, game.free), 99) < far[here]))
         here = step_to(here, plan[-1], game.free)

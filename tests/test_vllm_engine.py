@@ -24,6 +24,7 @@ from maporl.errors import ConfigError
 from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict
 from trl_ext import maths
+from trl_ext.ppo_options import Decoding
 
 URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
 
@@ -274,7 +275,9 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     sampled = {}
     for name, policy in policies.items():
         server = engine._servers[URL if where == "server" else HERE]
-        [sampled[name]] = server.answer([Asked("test", engine._model(name, server), prompt, 16, 0.8, frozenset())])
+        [sampled[name]] = server.answer(
+            [Asked("test", engine._model(name, server), prompt, 16, Decoding(0.8), frozenset())]
+        )
         ids = torch.tensor([prompt + sampled[name].ids])
         with torch.no_grad(), policy.active() as own:
             logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()

@@ -13,6 +13,24 @@ def option(default, help: str):
     return field(default=default, metadata={"help": help})
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How the next token is drawn from a model's distribution.
+
+    It is drawn at ``temperature``, from the ``top_k`` likeliest tokens, and of these from the fewest that have ``top_p``
+    of the probability (nucleus sampling, Holtzman et al. 2020). A ``top_k`` of 0 and a ``top_p`` of 1 keep all tokens.
+    A ``temperature`` of 0 is greedy; the other two then change nothing.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+GREEDY = Decoding(0.0)
+"""The likeliest token at each step."""
+
+
 @dataclass
 class PPOOptions:
     """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``.
@@ -51,6 +69,10 @@ class PPOOptions:
     )
     stop_token_id: int | list[int] | None = option(None, "Stop at this id, or one of these, instead.")
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
+    top_p: float = option(
+        1.0, "Sample from the likeliest tokens that have this share of the probability; 1: from all tokens."
+    )
+    top_k: int = option(0, "Sample from this many likeliest tokens; 0: from all. top_p cuts what this leaves.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that does not end.")
     kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")
     kl_estimator: Literal["k1", "k2", "k3"] = option("k1", "Estimator of the KL penalty (trl_ext.maths.kl_estimate).")
@@ -113,12 +135,21 @@ class PPOOptions:
             _at_least(self, 1, "total_episodes")
         if self.temperature <= 0:
             raise ValueError(f"temperature: must be above 0, got {self.temperature}; greedy play is for evaluation")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: expected a number above 0 and at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: expected a number of tokens, or 0 for all, got {self.top_k}")
         if self.missing_eos_penalty is not None and self.missing_eos_penalty < 0:
             raise ValueError(
                 f"missing_eos_penalty: it is subtracted, so it must not be negative, got {self.missing_eos_penalty}"
             )
         if self.stop_token is not None and self.stop_token_id is not None:
             raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
+
+    @property
+    def decoding(self) -> Decoding:
+        """How the answers are sampled on which a policy is trained."""
+        return Decoding(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from trl_ext.learner import Learner
 from trl_ext.loop import COMPLETIONS, PPOLoop
 from trl_ext.lora_merge import merged, merges
 from trl_ext.metrics import Metrics, mean
+from trl_ext.ppo_options import GREEDY, Decoding
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import Prompt, check_dataset, read_prompt, rows_of
 from trl_ext.sampling import Sampling, sample, stop_ids_of
@@ -119,7 +120,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         Raises:
             PromptTooLong: a prompt and its completion do not fit the model's context.
         """
-        batch.completions = self._sample(batch.examples, self.args.temperature)
+        batch.completions = self._sample(batch.examples, self.args.decoding)
         return batch
 
     def score(self, batch: UpdateBatch) -> UpdateBatch:
@@ -162,16 +163,18 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             completion.score = score - (penalty if penalty is not None and not completion.ended else 0.0)
         self.rewards = named
 
-    def _sample(self, batch: list[dict], temperature: float) -> list[Completion]:
+    def _sample(self, batch: list[dict], decoding: Decoding) -> list[Completion]:
         learner = self.learners["policy"]
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
         self._check_lengths(prompts)
         sampling = Sampling(
             self.args.response_length,
-            temperature,
+            decoding.temperature,
             self._stop_ids,
             self.args.local_rollout_forward_batch_size,
-            batch_tokens=self.args.max_tokens_per_generate,
+            decoding.top_p,
+            self.args.max_tokens_per_generate,
+            decoding.top_k,
         )
         first = self.episodes + distributed.rank() * self.args.local_batch_size
         keys = [(self.args.seed, first + number) for number in range(len(prompts))]
@@ -219,7 +222,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         check_dataset(dataset, "eval_dataset")
         rows = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
         with self.sampling_weights():
-            completions = self._sample(rows, temperature=0.0) if rows else []
+            completions = self._sample(rows, GREEDY) if rows else []
             if rows:
                 self._score(completions)
         numbers = distributed.all_gather_lists([(c.score, float(c.ended)) for c in completions])
@@ -239,7 +242,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
             return
         with self.sampling_weights():
-            completions = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], temperature=0.0)
+            completions = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], GREEDY)
         if not distributed.is_main():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -259,7 +262,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         check_dataset(self.eval_dataset, "eval_dataset")
         rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
         with self.sampling_weights():
-            return [c.text for c in self._sample(rows, self.args.temperature if sampling else 0.0)]
+            return [c.text for c in self._sample(rows, self.args.decoding if sampling else GREEDY)]
 
 
 def _as_list(functions) -> list[RewardFunction]:

@@ -32,9 +32,9 @@ class Sampling:
         temperature: the sampling temperature; 0 is greedy.
         stop_ids: the token ids that end a completion.
         batch_size: the most rows of a batch.
-        top_p: the probability mass to sample from. PPO leaves it at 1, because a truncated distribution would have
-            other log-probabilities than the training forward.
+        top_p: the share of the probability to sample from (:class:`trl_ext.ppo_options.Decoding`).
         batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
+        top_k: the number of likeliest tokens to sample from; 0: all.
     """
 
     max_new_tokens: int
@@ -43,11 +43,15 @@ class Sampling:
     batch_size: int = 64
     top_p: float = 1.0
     batch_tokens: int | None = None
+    top_k: int = 0
 
 
 @dataclass
 class Sampled:
     """A completion: its token ids, up to and including the first stop id, and their log-probabilities.
+
+    The log-probabilities are those of the distribution that the tokens were drawn from, which ``top_p`` and ``top_k``
+    make narrower than the model's own.
 
     ``logprobs`` is None for a greedy completion, and where the model's state is recurrent.
     """
@@ -278,8 +282,7 @@ class _Batch:
             logprobs = None
         else:
             probabilities = torch.softmax(logits / self.sampling.temperature, -1)
-            if self.sampling.top_p < 1:
-                probabilities = _nucleus(probabilities, self.sampling.top_p)
+            probabilities = truncated(probabilities, self.sampling.top_p, self.sampling.top_k)
             assert self.uniforms is not None  # the temperature is above 0
             tokens = _inverse_cdf(probabilities, self.uniforms[:, step])
             logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log().tolist()
@@ -321,10 +324,19 @@ def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     return found.clamp(max=probabilities.shape[1] - 1)  # NaN passes nothing; its log-probability is reported later
 
 
-def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Return ``probabilities`` [B, V] without the tail beyond ``top_p``. The likeliest token always stays."""
-    ordered, index = probabilities.sort(-1, descending=True)
-    ordered = torch.where(ordered.cumsum(-1) - ordered < top_p, ordered, 0.0)
+def truncated(probabilities: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """Return ``probabilities`` [B, V] of the ``top_k`` likeliest tokens, without the tail beyond ``top_p`` of these.
+
+    The rest is 0, and each row has the sum 1. The likeliest token always stays. ``top_k`` cuts first, as it does in
+    transformers and in vLLM.
+    """
+    size = probabilities.shape[-1]
+    if top_p >= 1 and not 0 < top_k < size:
+        return probabilities
+    ordered, index = probabilities.topk(min(top_k or size, size), -1)
+    ordered = ordered / ordered.sum(-1, keepdim=True)
+    if top_p < 1:
+        ordered = torch.where(ordered.cumsum(-1) - ordered < top_p, ordered, 0.0)
     return torch.zeros_like(probabilities).scatter(1, index, ordered / ordered.sum(-1, keepdim=True))
 
 
@@ -339,7 +351,7 @@ def _generate_by_transformers(model: Any, rows: list[_Row], pad_id: int, samplin
         min_new_tokens=None if sampling.stop_ids else sampling.max_new_tokens,
         do_sample=not greedy,
         temperature=None if greedy else sampling.temperature,
-        top_k=None if greedy else 0,
+        top_k=None if greedy else sampling.top_k,
         top_p=None if greedy else sampling.top_p,
         eos_token_id=sorted(sampling.stop_ids) or None,
         pad_token_id=pad_id,

@@ -41,21 +41,32 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option("--limit", help="First questions of each benchmark of a suite.", show_default=False)
     ] = None,
+    swap: Annotated[
+        str | None,
+        typer.Option(
+            "--swap",
+            metavar="AGENT,AGENT",
+            help="Let each of these agents speak with the weights of the next one.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Evaluate a team on held-out questions, against each agent alone and voting over independent samples.
 
-    With --suite: over benchmarks, avg@k, pass@k and maj@k, as one Markdown table.
+    With --suite: over benchmarks, avg@k, pass@k and maj@k, as one Markdown table. A YAML file or a recipe is evaluated
+    with its untrained models.
     """
     settings, checkpoint = load_team_config(values, config, set_, checkpoint)
     quiet_libraries()
+    exchanged = swap.split(",") if swap is not None else []
     if suite is not None:
-        return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json)
+        return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json, exchanged)
     from rich.console import Console
 
     from maporl.evaluation.tables import evaluation_table, flip_lines
     from maporl.runs.evaluate import evaluate as evaluate_run
 
-    evaluation = evaluate_run(settings, checkpoint)
+    evaluation = evaluate_run(settings, checkpoint, exchanged)
     if as_json:
         typer.echo(json.dumps(evaluation.to_json()))
         return None
@@ -74,6 +85,7 @@ def _evaluate_suite(
     samples: int,
     limit: int | None,
     as_json: bool,
+    exchanged: list[str],
 ) -> None:
     from maporl.config.parse import unknown
     from maporl.evaluation.suite import markdown
@@ -83,8 +95,7 @@ def _evaluate_suite(
     if suite not in SUITES:
         raise ConfigError(f"--suite: {unknown(suite, SUITES)}")
     tasks = suite_tasks(suite, data, limit)
-    temperature = settings.ppo.temperature if samples > 1 else settings.evaluation.temperature
-    results = evaluate_suite(settings, checkpoint, tasks, samples, temperature)
+    results = evaluate_suite(settings, checkpoint, tasks, samples, exchanged)
     typer.echo(json.dumps([r.to_json() for r in results], indent=1) if as_json else markdown(results))
 
 

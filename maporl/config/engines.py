@@ -19,6 +19,7 @@ class EngineEntry:
         remote: whether it samples from its own copy of the weights; the same as the engine's class attribute.
         serves_folders: whether it reads models from folders or the hub. A model that is built on the spot cannot use
             it.
+        top_k: whether it can sample from the likeliest tokens only. OpenAI's interface has top_p and no top_k.
     """
 
     module: str
@@ -26,13 +27,14 @@ class EngineEntry:
     section: str | None = None
     remote: bool = True
     serves_folders: bool = False
+    top_k: bool = True
 
 
 ENGINES: dict[str, EngineEntry] = {
     "transformers": EngineEntry("maporl.engines.transformers", weights=True, remote=False),
     "vllm": EngineEntry("maporl.engines.vllm.engine", weights=True, section="vllm", serves_folders=True),
     "human": EngineEntry("maporl.engines.human"),
-    "openai": EngineEntry("maporl.engines.openai", section="api"),
+    "openai": EngineEntry("maporl.engines.openai", section="api", top_k=False),
 }
 
 

@@ -177,7 +177,8 @@ class _Loader(yaml.SafeLoader):
 def _merge(under: dict, over: dict) -> dict:
     """Return ``under`` with the values of ``over``.
 
-    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources.
+    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources. The
+    options of a game do not stay for another game (protocol.game).
     """
     merged = dict(under)
     for key, value in over.items():
@@ -185,6 +186,8 @@ def _merge(under: dict, over: dict) -> dict:
         if isinstance(value, dict) and isinstance(beneath, dict):
             name = beneath.get("name")
             another = key == "sources" or (key in ("task", "protocol") and value.get("name", name) != name)
+            if key == "protocol" and value.get("game", beneath.get("game")) != beneath.get("game"):
+                beneath = {part: old for part, old in beneath.items() if part != "options"}
             merged[key] = value if another else _merge(beneath, value)
         else:
             merged[key] = value

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from maporl.config.engines import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
-from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
+from trl_ext.ppo_options import Decoding, LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
@@ -67,9 +67,9 @@ class TinySection:
 class ApiSection:
     """An agent behind an OpenAI-compatible endpoint. It speaks and is never trained.
 
-    ``key_variable`` is the environment variable with the API key. ``temperature`` is by default that of the run. With
-    ``cache``, answers are kept on disk by model, conversation and place in the run. A repeated run then asks and pays
-    only once.
+    ``key_variable`` is the environment variable with the API key. ``temperature`` is by default that of the run, and so
+    is top-p. The interface has no top-k. With ``cache``, answers are kept on disk by model, conversation and place in
+    the run. A repeated run then asks and pays only once.
     """
 
     model: str
@@ -153,6 +153,7 @@ class AgentSection:
     tiny: TinySection | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
+    template_options: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
     pad_token: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     lora: LoraSection | None = None
@@ -389,6 +390,9 @@ class TrainingOptions(LearnerOptions):
     gradient_accumulation_steps: Positive = option(
         1, "Questions of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
     )
+    lr_scheduler_kwargs: dict[str, Any] | None = option(
+        None, "Further options of the schedule, e.g. {min_lr_rate: 0.1} for lr_scheduler_type: cosine_with_min_lr."
+    )
     warmup_steps: NotNegative = option(0.0, "Number of updates in which the learning rate rises.")
     max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of a policy is clipped; 0: no clipping.")
     weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
@@ -461,6 +465,13 @@ class EvaluationSection:
 
     questions: Annotated[int, Field(ge=0)] = 256
     temperature: NotNegative = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def decoding(self) -> Decoding:
+        """How answers are sampled in evaluations."""
+        return Decoding(self.temperature, self.top_p, self.top_k)
 
 
 def _off(value: Any) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Stop, Utterance
+from trl_ext.ppo_options import Decoding
 
 
 @dataclass
@@ -50,9 +51,9 @@ class Engine:
     remote: bool = False
     """Whether the engine samples from its own copy of the weights, while those of this process are being updated."""
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """Return one reply for each request, in order. A ``temperature`` of 0 is greedy."""
-        raise NotImplementedError(f"{type(self).__name__}: an engine defines generate(requests, temperature)")
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
+        """Return one reply for each request, in order. ``decoding`` says how its tokens are drawn."""
+        raise NotImplementedError(f"{type(self).__name__}: an engine defines generate(requests, decoding)")
 
     def sync(self, policy: str) -> None:
         """Hook: take over the weights of ``policy``, which have changed. All processes call this together."""

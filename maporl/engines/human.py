@@ -5,6 +5,7 @@ from collections.abc import Callable
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
 from maporl.text import visible
+from trl_ext.ppo_options import Decoding
 
 
 class SeatLeft(RuntimeError):
@@ -24,7 +25,7 @@ class HumanEngine(Engine):
     def __init__(self, show: Callable[[str], None] = print, read: Callable[[str], str] = input):
         self.show, self.read = show, read
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one typed answer for each request, in order.
 
         Raises:

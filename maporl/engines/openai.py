@@ -16,6 +16,7 @@ from maporl.engines.build import EngineSetup
 from maporl.errors import ConfigError, UserError
 from maporl.storage.disk_cache import DiskCache, cache_folder
 from maporl.types import Stop
+from trl_ext.ppo_options import Decoding
 
 
 class ApiFailure(UserError, RuntimeError):
@@ -45,13 +46,13 @@ class OpenAIEngine(Engine):
         if any(section.cache for section in self.sections.values()):
             self._cache = DiskCache(cache_folder(), "api")
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order. At most ``concurrency`` requests run at a time.
 
         Raises:
             ApiFailure: an endpoint gave no answer after all retries.
         """
-        queries = [self._query(request, temperature) for request in requests]
+        queries = [self._query(request, decoding) for request in requests]
         keys = [_key(query, request.label) for query, request in zip(queries, requests, strict=True)]
         cached = [self.sections[r.ask.agent].cache for r in requests]
         wanted = [key for key, keep in zip(keys, cached, strict=True) if keep]
@@ -67,14 +68,15 @@ class OpenAIEngine(Engine):
         """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``prompt_tokens`` and ``completion_tokens``."""
         return dict(self.counts)
 
-    def _query(self, request: Request, temperature: float) -> dict[str, Any]:
+    def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
         section = self.sections[request.ask.agent]
         return {
             "model": section.model,
             "messages": list(request.transcript.messages),
-            "temperature": temperature if section.temperature is None else section.temperature,
+            "temperature": decoding.temperature if section.temperature is None else section.temperature,
             "max_tokens": section.max_tokens or self.max_new_tokens,
             "base_url": section.base_url,
+            **({"top_p": decoding.top_p} if decoding.top_p < 1 else {}),
         }
 
     def _ask(self, request: Request, query: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from maporl.engines.base import Engine, Reply, Request
+from trl_ext.ppo_options import Decoding
 
 
 class ScriptedEngine(Engine):
@@ -11,6 +12,6 @@ class ScriptedEngine(Engine):
     def __init__(self, script: Callable[[Request], str]):
         self.script = script
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
-        """Return one reply for each request. ``temperature`` is ignored."""
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
+        """Return one reply for each request. ``decoding`` is ignored."""
         return [Reply(self.script(request)) for request in requests]

@@ -11,6 +11,7 @@ from maporl.team.team import Policy
 from maporl.types import Stop
 from trl_ext.kv_cache import KVCache
 from trl_ext.lora_merge import merged, merges
+from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, Sampling, sample
 
 
@@ -42,7 +43,7 @@ class TransformersEngine(Engine):
         self.batch_size, self.batch_tokens, self.adapters = batch_size, batch_tokens, adapters
         self.kv_cache: KVCache | None = KVCache() if keep_states else None
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order.
 
         Raises:
@@ -54,7 +55,7 @@ class TransformersEngine(Engine):
         for i, request in enumerate(requests):
             groups.setdefault(group_of[request.policy], []).append(i)
         for rows in groups.values():
-            for row, reply in zip(rows, self._speak([requests[i] for i in rows], temperature), strict=True):
+            for row, reply in zip(rows, self._speak([requests[i] for i in rows], decoding), strict=True):
                 replies[row] = reply
         return replies  # type: ignore[return-value]  # every request names a policy
 
@@ -78,7 +79,7 @@ class TransformersEngine(Engine):
         wanted = ("merged" if on_cpu else "mixed") if self.adapters == "auto" else self.adapters
         return wanted if merges(policy.model, policy.adapter) else "plain"
 
-    def _speak(self, requests: list[Request], temperature: float) -> list[Reply]:
+    def _speak(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         speaking = [self.policies[r.policy] for r in requests]
         known = [len(r.transcript.ids) for r in requests]
         prompts = [
@@ -89,7 +90,13 @@ class TransformersEngine(Engine):
             policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
         first = speaking[0]
         sampling = Sampling(
-            self.max_new_tokens, temperature, first.stop_ids, self.batch_size, batch_tokens=self.batch_tokens
+            self.max_new_tokens,
+            decoding.temperature,
+            first.stop_ids,
+            self.batch_size,
+            decoding.top_p,
+            self.batch_tokens,
+            decoding.top_k,
         )
         given = [r.rng_key for r in requests]
         keys = None if None in given else [key for key in given if key is not None]

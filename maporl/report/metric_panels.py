@@ -235,7 +235,7 @@ METRICS = (
     Metric("POLICY/val/ratio_var", "Variance of that mean over the update's steps.", "ratio squared"),
     Metric("POLICY/val/first_ratio", "That mean in the update's first step, where it is 1 up to rounding.", "ratio"),
     Metric("POLICY/val/num_eos_tokens", "Answers that ended by themselves.", "answers"),
-    Metric("POLICY/policy/engine_gap", "Mean distance between two log-probabilities of a sampled token: the engine's and the trainer's.", "nats",
+    Metric("POLICY/policy/engine_gap", "Mean distance between two log-probabilities of a sampled token: the engine's and the trainer's. With ppo.top_p or ppo.top_k it contains what they cut off.", "nats",
            Panel("Sampler against trainer", "Mean distance between the log-probability with which a token was sampled and the one it is trained with, in nats.", "machine", comparisons=MEAN)),
     Metric("POLICY/policy/engine_kl", "Mean difference between the same two log-probabilities.", "nats"),
     Metric("lr", "Learning rate of the first policy.", "per step"),

@@ -7,14 +7,15 @@ from maporl.protocols.debate import Debate
 from maporl.rollout.player import Player
 from maporl.tasks.base import Task
 from maporl.types import Grade
+from trl_ext.ppo_options import Decoding
 
 
 def play_baselines(
-    player: Player, task: Task, evaluation: Evaluation, temperature: float, seed: int
+    player: Player, task: Task, evaluation: Evaluation, decoding: Decoding, seed: int
 ) -> dict[str, Share]:
     """Let each agent answer the questions of ``evaluation`` alone: once, and by a majority vote over several samples.
 
-    The single answer is sampled at ``temperature``. The samples of the vote use the training temperature. Each round
+    ``decoding`` samples the single answer. The samples of the vote are drawn as in training. Each round
     samples one answer to every question. Rounds go on until they have sampled as many tokens as the dialogues of
     ``evaluation``.
 
@@ -25,9 +26,9 @@ def play_baselines(
     alone = Debate(turns=1, opening=player.protocol.opening)
     baselines: dict[str, Share] = {}
 
-    def round_of(agent: str, temperature: float) -> tuple[list[Grade], int]:
+    def round_of(agent: str, decoding: Decoding) -> tuple[list[Grade], int]:
         specs = {agent: player.specs()[agent]}
-        driver = player.driver(task, temperature, protocol=alone, specs=specs, scores=False)
+        driver = player.driver(task, decoding, protocol=alone, specs=specs, scores=False)
         played = driver.play(examples)
         answers = [d.utterances[0] for d in played]
         grades = task.grade_many([d.example for d in played], [u.text for u in answers])
@@ -36,11 +37,11 @@ def play_baselines(
     for agent in (name for name in player.speakers if name in player.team.policies_of):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            single, _ = round_of(agent, temperature)
+            single, _ = round_of(agent, decoding)
             baselines[f"{agent} alone"] = Share(sum(bool(g.correct) for g in single), len(single))
             rounds, sampled = [], 0
             while sampled < evaluation.tokens:
-                grades, tokens = round_of(agent, player.options.temperature)
+                grades, tokens = round_of(agent, player.options.decoding)
                 rounds.append(grades)
                 sampled += tokens
         votes = sum(majority_credit(grades) for grades in zip(*rounds, strict=True))

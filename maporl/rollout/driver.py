@@ -11,6 +11,7 @@ from maporl.protocols.base import Play, Protocol
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
 from maporl.types import Ask, Dialogue, Example, Utterance
+from trl_ext.ppo_options import Decoding
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class RolloutDriver:
         protocol: decides who speaks when.
         specs: the agents that play, in order.
         engines: the engines by the names that ``specs`` use.
-        temperature: the sampling temperature; 0 is greedy.
+        decoding: how answers are sampled.
         referee: sees the new utterances of each step before the next step begins.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
         rng_key: the key of all random numbers. Those of an utterance depend on this key and on the utterance's place in
@@ -91,14 +92,14 @@ class RolloutDriver:
         protocol: Protocol,
         specs: Mapping[str, SpeakerSpec],
         engines: Mapping[str, Engine],
-        temperature: float,
+        decoding: Decoding,
         referee: Referee | None = None,
         common_seed: bool = True,
         rng_key: tuple | None = None,
         first: int = 0,
     ):
         self.task, self.protocol, self.specs, self.engines = task, protocol, specs, engines
-        self.temperature, self.common_seed, self.rng_key, self.first = temperature, common_seed, rng_key, first
+        self.decoding, self.common_seed, self.rng_key, self.first = decoding, common_seed, rng_key, first
         self.referee = referee or Referee()
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
@@ -261,7 +262,7 @@ class RolloutDriver:
         replies: list[Any] = [None] * len(requests)
         for engine in dict.fromkeys(self.specs[r.ask.agent].engine for r in requests):
             rows = [i for i, r in enumerate(requests) if self.specs[r.ask.agent].engine == engine]
-            generated = self.engines[engine].generate([requests[i] for i in rows], self.temperature)
+            generated = self.engines[engine].generate([requests[i] for i in rows], self.decoding)
             for row, reply in zip(rows, generated, strict=True):
                 replies[row] = reply
         return replies

@@ -24,7 +24,7 @@ from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Ask, Dialogue, Example, Message
 from trl_ext import distributed
-from trl_ext.ppo_options import PPOOptions
+from trl_ext.ppo_options import GREEDY, Decoding, PPOOptions
 
 
 class ScoringReferee(Referee):
@@ -74,7 +74,7 @@ class Player:
         team: the agents and the policies that speak for them.
         protocol: who speaks when, and what each agent sees.
         engines: the engines by the names that the team's agents use.
-        options: the sampling temperature and the longest completion.
+        options: how training samples, and the longest completion.
         scorer: grades and scores the dialogues.
         speakers: the agents that play, in order. By default the whole team plays.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
@@ -100,6 +100,7 @@ class Player:
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
         self.common_seed, self.untrained = common_seed, untrained
+        self._exchanged: dict[str, str] = {}
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
 
@@ -146,14 +147,15 @@ class Player:
         """Return the speakers as the driver sees them.
 
         Args:
-            weights_from: for an agent, another agent whose weights it speaks with.
+            weights_from: for an agent, another agent whose weights it speaks with. By default those of :meth:`exchange`.
             instead: for an agent, a policy that speaks for it instead of its own.
             learning: the policies that are trained.
         """
         specs = {}
+        weights_from = self._exchanged if weights_from is None else weights_from
         for name in self.speakers:
             agent = self.team.agents[name]
-            speaking = self.team.policies_of.get((weights_from or {}).get(name, name), ())
+            speaking = self.team.policies_of.get(weights_from.get(name, name), ())
             policies = tuple(policy.name for policy in speaking) or (name,)
             if instead and name in instead:
                 policies = (instead[name],)
@@ -164,12 +166,19 @@ class Player:
         """Let ``engine`` answer for ``agent`` from now on, for example when a person takes the agent's place."""
         self.engines[f"in place of {agent}"] = engine
 
+    def exchange(self, agents: Sequence[str]) -> None:
+        """Let each of ``agents`` speak with the weights of the next one from now on, and the last with the first one's.
+
+        It shows whether agents have learned their own roles. System prompts, roles and engines stay with the agents.
+        """
+        self._exchanged = dict(zip(agents, [*agents[1:], *agents[:1]], strict=True))
+
     # -- playing ------------------------------------------------------------------------------------------------------
 
     def driver(
         self,
         task: Task,
-        temperature: float,
+        decoding: Decoding,
         *,
         protocol: Protocol | None = None,
         specs: Mapping[str, SpeakerSpec] | None = None,
@@ -182,7 +191,7 @@ class Player:
 
         Args:
             task: has the questions and grades the answers.
-            temperature: the sampling temperature; 0 is greedy.
+            decoding: how answers are sampled.
             protocol: the protocol to play. By default it is the player's own, as it is at update ``batch``.
             specs: the speakers. By default every agent speaks with its own weights.
             batch: the number of the update.
@@ -198,19 +207,19 @@ class Player:
             protocol or current,
             self._with_people(specs or self.specs()),
             self.engines,
-            temperature,
+            decoding,
             referee,
             self.common_seed,
             rng_key,
             first,
         )
 
-    def play(self, examples: list[Example], task: Task, temperature: float, samples: int = 1) -> list[Dialogue]:
+    def play(self, examples: list[Example], task: Task, decoding: Decoding, samples: int = 1) -> list[Dialogue]:
         """Play ``samples`` independent dialogues on each example. Dialogues of one example stand together."""
-        return self.driver(task, temperature).play(examples, samples)
+        return self.driver(task, decoding).play(examples, samples)
 
     def play_evaluation(
-        self, task: Task, questions: int | Sequence[int], temperature: float, seed: int, batch: int = 1
+        self, task: Task, questions: int | Sequence[int], decoding: Decoding, seed: int, batch: int = 1
     ) -> list[Dialogue]:
         """Play and grade this process's share of some questions of ``task``. Random states do not change.
 
@@ -226,18 +235,18 @@ class Player:
             torch.manual_seed(seed)
             rank, size = distributed.rank(), distributed.size()
             first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size
-            driver = self.driver(task, temperature, batch=batch, rng_key=(seed, "eval"), first=first)
+            driver = self.driver(task, decoding, batch=batch, rng_key=(seed, "eval"), first=first)
             dialogues = driver.play([task[i] for i in numbers[first:end]])
         self.scorer.grade(dialogues, task)
         return dialogues
 
-    def evaluate(self, task: Task, questions: int, temperature: float, seed: int) -> Evaluation:
+    def evaluate(self, task: Task, questions: int, decoding: Decoding, seed: int) -> Evaluation:
         """Evaluate the team on the first ``questions`` of ``task``. All processes call this together.
 
         Raises:
             ValueError: ``questions`` is below 1.
         """
-        return evaluate_everywhere(self.play_evaluation(task, questions, temperature, seed))
+        return evaluate_everywhere(self.play_evaluation(task, questions, decoding, seed))
 
     def speak(self, agent: str, conversations: list[list[Message]]) -> list[str]:
         """Return the greedy answer of ``agent`` to each conversation, without any memory of others. Judges use this."""
@@ -251,7 +260,7 @@ class Player:
             example = Example(f"judged {number}", "", "")
             policy = policies[0].name if policies else agent
             requests.append(Request(ask, example, 0, 0, transcript, f"judge {agent!r}, {example.id}", policy))
-        return [reply.text for reply in self.engines[speaker.engine].generate(requests, 0.0)]
+        return [reply.text for reply in self.engines[speaker.engine].generate(requests, GREEDY)]
 
     def _with_people(self, specs: Mapping[str, SpeakerSpec]) -> dict[str, SpeakerSpec]:
         """Return ``specs`` with the engines of :meth:`use_engine`. No policy is trained on their answers."""

@@ -9,17 +9,18 @@ from maporl.evaluation.suite import SuiteResult, summarise
 from maporl.rollout.player import Player
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
+from trl_ext.ppo_options import Decoding
 
 CHUNK = 32
 """The number of questions that are played at a time."""
 
 
 def play_suite(
-    player: Player, tasks: Mapping[str, Task], samples: int, temperature: float, seed: int
+    player: Player, tasks: Mapping[str, Task], samples: int, decoding: Decoding, seed: int
 ) -> list[SuiteResult]:
     """Play ``samples`` dialogues on each question of each task, and return each task's measurements.
 
-    ``temperature`` is that of sampling. ``seed`` sets torch's random state before each task.
+    ``decoding`` says how answers are sampled. ``seed`` sets torch's random state before each task.
     """
     results = []
     for name, task in tasks.items():
@@ -27,7 +28,7 @@ def play_suite(
         torch.manual_seed(seed)
         for start in tqdm(range(0, len(task), CHUNK), desc=name, leave=False, dynamic_ncols=True):
             examples = [task[i] for i in range(start, min(start + CHUNK, len(task)))]
-            played = player.play(examples, task, temperature, samples)
+            played = player.play(examples, task, decoding, samples)
             player.scorer.grade(played, task)
             for dialogue in played:
                 dialogue.prompt += start

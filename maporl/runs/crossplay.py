@@ -38,6 +38,8 @@ ALIKE: dict[str, Callable[[Config], Any]] = {
     "ppo.stop_token_id": lambda config: config.ppo.stop_token_id,
     "evaluation.questions": lambda config: config.evaluation.questions,
     "evaluation.temperature": lambda config: config.evaluation.temperature,
+    "evaluation.top_p": lambda config: config.evaluation.top_p,
+    "evaluation.top_k": lambda config: config.evaluation.top_k,
 }
 """The options that decide how an evaluation is played. They must be the same in every run."""
 
@@ -238,7 +240,7 @@ def _play_team(
     """Return a team's results, and the reward sources, which the next team can use again."""
     config = pool.entrants[0].config
     player = pool.player(cast, sources)
-    dialogues = player.play_evaluation(task, numbers, config.evaluation.temperature, config.seed)
+    dialogues = player.play_evaluation(task, numbers, config.evaluation.decoding, config.seed)
     shares = distributed.all_gather([final_right(dialogue) for dialogue in dialogues])
     return tuple(share for part in shares for share in part), player.scorer.sources
 

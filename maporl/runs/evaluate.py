@@ -1,7 +1,7 @@
 """Evaluate a team without a trainer, on one task or on a suite of benchmarks. ``maporl eval`` calls this."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from maporl.config import Config
@@ -9,18 +9,21 @@ from maporl.errors import ConfigError
 from maporl.evaluation.metrics import Evaluation
 from maporl.evaluation.suite import SuiteResult
 from maporl.rollout.baselines import play_baselines
+from maporl.rollout.player import Player
 from maporl.rollout.suite import play_suite
 from maporl.runs.build import build_player
 from maporl.tasks import Task, build_task
+from maporl.validation.checks import check_exchange
 
 
-def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
+def evaluate(config: Config, checkpoint: Path | None, exchanged: Sequence[str] = ()) -> Evaluation:
     """Evaluate the team of a configuration, and its baselines without dialogue. Nothing is written.
 
-    ``checkpoint`` is a folder with the weights to evaluate.
+    ``checkpoint`` is a folder with the weights to evaluate. Without it they are the untrained ones. The agents
+    ``exchanged`` each speak with the weights of the next one.
 
     Raises:
-        ConfigError: ``evaluation.questions`` is 0, or the evaluation split is empty.
+        ConfigError: ``evaluation.questions`` is 0, the evaluation split is empty, or agents cannot exchange weights.
         CheckpointError: ``checkpoint`` lacks a policy.
     """
     section = config.evaluation
@@ -29,20 +32,33 @@ def evaluate(config: Config, checkpoint: Path | None) -> Evaluation:
     task = build_task(config.task, "eval", config.seed)
     if len(task) == 0:
         raise ConfigError("task: the evaluation split is empty; nothing can be evaluated on it")
-    player = build_player(config, checkpoint)
-    evaluation = player.evaluate(task, section.questions, section.temperature, config.seed)
-    baselines = play_baselines(player, task, evaluation, section.temperature, config.seed)
+    player = _player(config, checkpoint, exchanged)
+    evaluation = player.evaluate(task, section.questions, section.decoding, config.seed)
+    baselines = play_baselines(player, task, evaluation, section.decoding, config.seed)
     return dataclasses.replace(evaluation, baselines=baselines)
 
 
 def evaluate_suite(
-    config: Config, checkpoint: Path | None, tasks: Mapping[str, Task], samples: int, temperature: float
+    config: Config, checkpoint: Path | None, tasks: Mapping[str, Task], samples: int, exchanged: Sequence[str] = ()
 ) -> list[SuiteResult]:
     """Evaluate the team on several tasks, with ``samples`` dialogues on each question. Nothing is written.
 
-    ``checkpoint`` is a folder with the weights to evaluate. ``temperature`` is that of sampling.
+    ``checkpoint`` and ``exchanged`` are those of :func:`evaluate`. Answers are sampled as in evaluations. If these are greedy,
+    several ``samples`` would be equal, and they are sampled as in training instead.
 
     Raises:
+        ConfigError: agents cannot exchange weights.
         CheckpointError: ``checkpoint`` lacks a policy.
     """
-    return play_suite(build_player(config, checkpoint), tasks, samples, temperature, config.seed)
+    greedy = config.evaluation.temperature == 0
+    decoding = config.ppo.decoding if samples > 1 and greedy else config.evaluation.decoding
+    return play_suite(_player(config, checkpoint, exchanged), tasks, samples, decoding, config.seed)
+
+
+def _player(config: Config, checkpoint: Path | None, exchanged: Sequence[str]) -> Player:
+    """Return the player of the team, after checking that the agents in ``exchanged`` can take each other's place."""
+    if exchanged:
+        check_exchange(config, exchanged)
+    player = build_player(config, checkpoint)
+    player.exchange(exchanged)
+    return player

@@ -66,7 +66,7 @@ class Game:
             yield dialogue
 
     def _play_one(self, example: Example) -> Dialogue:
-        [dialogue] = self.player.play([example], self.task, self.config.evaluation.temperature)
+        [dialogue] = self.player.play([example], self.task, self.config.evaluation.decoding)
         self.player.scorer.credit([dialogue], self.task)
         for utterance in dialogue.utterances:
             if utterance.agent == self.person:

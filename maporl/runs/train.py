@@ -65,7 +65,7 @@ def _ended(config: Config, folder: Path) -> tuple[Evaluation | None, Evaluation 
         player = build_player(config, folder / "final")
         held_out = build_task(config.task, "eval", config.seed)
         settings = config.evaluation
-        _record(player.play_evaluation(held_out, settings.questions, settings.temperature, config.seed), files[1])
+        _record(player.play_evaluation(held_out, settings.questions, settings.decoding, config.seed), files[1])
     before, after = (Evaluation.from_json(json.loads(file.read_text())) if file.exists() else None for file in files)
     return before, after
 

@@ -1,5 +1,6 @@
 """Mathematics benchmarks: one task for all of them, and the suite that AgentPO and others report."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,27 +46,46 @@ SUITES: dict[str, dict[str, Benchmark]] = {
 class Mathematics(ReadTask):
     """``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
 
-    The evaluation split comes from ``eval_source``, or else from the ``eval_split`` of the data set on the hub.
-    ``levels`` keeps the training rows of these difficulties only, by the data set's column ``level`` (5 or "Level 5").
-    ``limit`` takes the first rows only.
+    A column inside another one is named with a dot, such as ``reward_model.ground_truth``. If the question is a chat, it
+    is the text of the last message. What the regular expression ``remove`` finds in it is taken out, such as a data
+    set's own instruction.
+
+    The evaluation split comes from ``eval_source``, or else from the ``eval_split`` of the data set on the hub. Its
+    columns are ``eval_question_column`` and ``eval_answer_column``, by default the same as in training.
+
+    ``levels`` keeps the training rows of these difficulties only. A row's difficulty is the first number in its column
+    ``level_column``: 5 for MATH's "Level 5", and 3 for Polaris's "3/8", which is solved in 3 of 8 attempts. ``limit``
+    takes the first rows only.
 
     Raises:
         TaskError: a split cannot be read, or no training row has one of the levels.
+        ValueError: ``remove`` is not a regular expression.
     """
 
     source: str = "HuggingFaceH4/MATH-500"
     eval_source: str | None = None
     question_column: str = "question"
     answer_column: str = "answer"
+    eval_question_column: str | None = None
+    eval_answer_column: str | None = None
+    remove: str | None = None
     train_split: str = "train"
     eval_split: str = "test"
     levels: tuple[int, ...] = ()
+    level_column: str = "level"
     limit: int | None = None
     instruction: str = "{question}\n\nReason step by step, and put your final answer within \\boxed{}."
     split: Literal["train", "eval"] = "train"
     seed: int = 0
 
     answer_form = r"\boxed{<final answer>}"
+
+    def __post_init__(self):
+        super().__post_init__()
+        try:
+            re.compile(self.remove or "")
+        except re.error as error:
+            raise ValueError(f"remove: {self.remove!r} is not a regular expression: {error}") from None
 
     @cached_property
     def _examples(self) -> list[Example]:
@@ -81,16 +101,26 @@ class Mathematics(ReadTask):
         return found[: self.limit]
 
     def _example(self, row: dict[str, Any], number: int) -> Example:
-        question, answer = row.get(self.question_column), row.get(self.answer_column)
-        if isinstance(answer, list | tuple):
-            answer = ", ".join(map(str, answer))
+        question, given = self._given(row)
+        answer = ", ".join(map(str, given)) if isinstance(given, list | tuple) else given
         answer = "" if answer is None else str(answer).rsplit("####", 1)[-1].strip()
-        if "####" in str(row.get(self.answer_column)):
+        if "####" in str(given):
             answer = answer.replace(",", "")  # GSM8K writes 1,234
         meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
         if self.levels:
-            meta = {**meta, "level": int("".join(filter(str.isdigit, str(row.get("level")))) or 0)}
-        return Example(str(row.get("id", number)), "" if question is None else str(question), answer, dict(meta))
+            number_found = re.search(r"\d+", str(_column(row, self.level_column)))
+            meta = {**meta, "level": int(number_found[0]) if number_found else None}
+        return Example(str(row.get("id", number)), question, answer, dict(meta))
+
+    def _given(self, row: dict[str, Any]) -> tuple[str, Any]:
+        """Return the text of the question, and the answer as the data set has it."""
+        columns = self.question_column, self.answer_column
+        if self.split == "eval":
+            columns = self.eval_question_column or columns[0], self.eval_answer_column or columns[1]
+        question, answer = (_column(row, name) for name in columns)
+        if isinstance(question, list) and question and isinstance(question[-1], dict):
+            question = question[-1].get("content")
+        return "" if question is None else re.sub(self.remove or "(?!)", "", str(question)), answer
 
     def solution(self, example: Example) -> str:
         """The data set's solution, if it has one, and the answer in a box."""
@@ -99,6 +129,13 @@ class Mathematics(ReadTask):
     def grade(self, example: Example, text: str) -> Grade:
         """Compare the last ``\\boxed{}``, or without one the last ``Answer:``, with the label."""
         return grade_benchmark(text, example.answer, example.meta)
+
+
+def _column(row: dict[str, Any], name: str) -> Any:
+    """Return the value of a column of ``row``, or of a column inside another one (``outer.inner``); None if absent."""
+    outer, _, inner = name.partition(".")
+    value = row.get(name, row.get(outer))
+    return value.get(inner) if inner and name not in row and isinstance(value, dict) else value
 
 
 def suite_tasks(suite: str, data: Path | None, limit: int | None) -> dict[str, Mathematics]:

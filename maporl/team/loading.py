@@ -1,5 +1,7 @@
 """Load a team. Tokenizers are loaded and checked before the models. Adapters of the same model share one base."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +93,8 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
             )
         if section.chat_template is not None:
             tokenizer.chat_template = read_chat_template(section.chat_template, f"agents.{name}.chat_template")
+        if section.template_options:
+            tokenizer.chat_template = with_options(tokenizer.chat_template, section.template_options, f"agents.{name}")
         if section.pad_token is not None:
             tokenizer.pad_token = section.pad_token
         _check_for_config(name, section, tokenizer)
@@ -158,6 +162,27 @@ def read_chat_template(value: str, where: str) -> str:
             f"{where}: {value!r:.80} cannot be read as a file ({type(error).__name__}); expected 'fallback', a Jinja "
             "file, or the text of a template"
         ) from None
+
+
+def with_options(template: Any, options: Mapping[str, bool | int | float | str], where: str) -> str:
+    """Return a chat template with values for variables that it uses, such as ``enable_thinking`` of Qwen3's.
+
+    The values are set at its beginning. So they are saved with the tokenizer, and every use of it has them.
+
+    Raises:
+        ConfigError: the template does not use a variable, or there is not exactly one template. The message begins with
+            ``where``.
+    """
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"{where}.template_options: its tokenizer has not one chat template; set {where}.chat_template"
+        )
+    for name in options:
+        if not name.isidentifier() or not re.search(rf"\b{name}\b", template):
+            raise ConfigError(
+                f"{where}.template_options: its chat template does not use {name!r}, so nothing would change; remove it"
+            )
+    return "".join(f"{{% set {name} = {json.dumps(value)} %}}" for name, value in options.items()) + template
 
 
 def _load_policy(

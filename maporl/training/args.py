@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
-from trl_ext.ppo_options import option
+from trl_ext.ppo_options import Decoding, option
 from trl_ext.ppov2_config import PPOv2Config
 
 
@@ -22,6 +22,8 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         EvaluationSection.questions, "Number of questions of the evaluation split that evaluate() plays."
     )
     eval_temperature: float = option(EvaluationSection.temperature, "Temperature of evaluation; 0 is greedy.")
+    eval_top_p: float = option(EvaluationSection.top_p, "The same as top_p, in evaluations.")
+    eval_top_k: int = option(EvaluationSection.top_k, "The same as top_k, in evaluations.")
 
     def __post_init__(self):
         if not self.save_steps:
@@ -29,6 +31,11 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         if self.eval_steps:
             self.eval_strategy = "steps"
         PPOv2Config.__post_init__(self)
+
+    @property
+    def eval_decoding(self) -> Decoding:
+        """How answers are sampled in evaluations."""
+        return Decoding(self.eval_temperature, self.eval_top_p, self.eval_top_k)
 
     @classmethod
     def from_config(cls, config: Config) -> "MultiAgentPPOConfig":
@@ -44,6 +51,8 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
             seed=config.seed,
             eval_questions=config.evaluation.questions,
             eval_temperature=config.evaluation.temperature,
+            eval_top_p=config.evaluation.top_p,
+            eval_top_k=config.evaluation.top_k,
             dialogues_logged=config.dialogues_logged,
             restate=config.restate,
             **dataclasses.asdict(config.training),

@@ -19,7 +19,7 @@ class Collector:
     Args:
         player: plays dialogues and scores them.
         branching: the number of dialogues for each question, and where they fork.
-        args: the trainer's arguments, for temperature, seed and batch sizes.
+        args: the trainer's arguments, for sampling, seed and batch sizes.
         learning: the names of the policies that are trained.
         past: the past policies of the opponent pool, or None without a pool.
     """
@@ -69,7 +69,7 @@ class Collector:
         instead = {} if past is None or self.past is None else {self.past.section.agent: past}
         driver = self.player.driver(
             batch.task,
-            self.args.temperature,
+            self.args.decoding,
             specs=self.player.specs(batch.plan.weights_from, instead, self.learning),
             batch=batch.number,
             rng_key=(self.args.seed, batch.number),

@@ -246,7 +246,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         args = self.args
         with self.sampling_weights():
             return self.player.play_evaluation(
-                task, args.eval_questions, args.eval_temperature, args.seed, self.state.global_step + 1
+                task, args.eval_questions, args.eval_decoding, args.seed, self.state.global_step + 1
             )
 
     # -- logging and saving -------------------------------------------------------------------------------------------

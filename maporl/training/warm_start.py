@@ -23,6 +23,7 @@ from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.types import Dialogue
 from trl_ext.master_weights import MasterAdamW
+from trl_ext.ppo_options import GREEDY
 
 
 def warm_start(
@@ -60,7 +61,7 @@ def warm_start(
     engine, specs = ScriptedEngine(script), {name: SpeakerSpec("scripted", _policies(team, name)) for name in names}
     for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
         examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
-        dialogues = RolloutDriver(task, protocol, specs, {"scripted": engine}, 0.0).play(examples)
+        dialogues = RolloutDriver(task, protocol, specs, {"scripted": engine}, GREEDY).play(examples)
         for policy in policies:
             _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from maporl.config.engines import ENGINES
@@ -147,7 +148,16 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
         groups["schedule.opponent_pool"] = [schedule.opponent_pool.of, schedule.opponent_pool.agent]
     for key, names in groups.items():
         for name in names[1:]:
-            for what in ("engine", "model", "tiny", "tokenizer", "chat_template", "lora", "policy_per"):
+            for what in (
+                "engine",
+                "model",
+                "tiny",
+                "tokenizer",
+                "chat_template",
+                "template_options",
+                "lora",
+                "policy_per",
+            ):
                 mine, first = getattr(config.agents[name], what), getattr(config.agents[names[0]], what)
                 if mine != first:
                     raise ConfigError(
@@ -167,6 +177,31 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
             f"{where}: schedule.critic_warmup: a critic is missing; set training.critic: head and advantage.baseline: "
             "critic, or critic_warmup: 0"
         )
+
+
+def check_exchange(config: Config, names: Sequence[str], where: str = "--swap") -> None:
+    """Check that the agents ``names`` can speak with each other's weights in an evaluation.
+
+    Raises:
+        ConfigError: an agent does not play, has no weights here, or stands twice; there are fewer than two; two of them
+            have the same weights already; or their engines differ.
+    """
+    playing = speakers(config.protocol, tuple(config.agents))
+    owners: dict[str, str] = {}
+    for name in names:
+        if name not in playing:
+            raise ConfigError(f"{where}: {unknown(name, playing)}")
+        agent = config.agents[name]
+        if not agent.weights or agent.engine != config.agents[names[0]].engine:
+            raise ConfigError(
+                f"{where}: expected agents whose weights one engine samples from, but {names[0]!r} has the engine "
+                f"{config.agents[names[0]].engine!r} and {name!r} has {agent.engine!r}; leave one of them out"
+            )
+        first = owners.setdefault(agent.policy or name, name)
+        if first != name:
+            raise ConfigError(f"{where}: {first!r} and {name!r} share one policy, so nothing would change")
+    if len(owners) < max(2, len(names)):
+        raise ConfigError(f"{where}: expected two different agents or more of {list(playing)}, got {list(names)}")
 
 
 def _check_reward(config: Config, protocol: Protocol, where: str) -> None:

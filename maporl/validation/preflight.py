@@ -3,19 +3,23 @@
 ``maporl check`` and the start of every run call this.
 """
 
+import inspect
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from transformers import SchedulerType, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
+from maporl.config.engines import ENGINES
 from maporl.config.parse import unknown
-from maporl.config.schema import AgentSection, Config
+from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
@@ -28,6 +32,7 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.validation import memory
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
+from trl_ext.ppo_options import GREEDY, Decoding
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:
@@ -37,9 +42,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         ConfigError: transformers refuses an option, or a package that an option needs is not installed.
     """
     training = config.training
-    if not _steps(training.lr_scheduler_type):
-        usable = [kind.value for kind in SchedulerType if _steps(kind.value)]
-        raise ConfigError(f"training.lr_scheduler_type: {unknown(training.lr_scheduler_type, usable)}")
+    _check_schedule(training)
     if "8bit" in training.optim and find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"training.optim: {training.optim} needs the package bitsandbytes; install it with: pip install 'maporl[quantized]'"
@@ -62,16 +65,24 @@ def _reports(names: list[str]) -> list[str] | str:
     return names[0] if names in (["all"], ["none"]) else names
 
 
-def _steps(scheduler: str) -> bool:
-    """Return whether a learning-rate schedule of this name exists and needs only the number of updates."""
+def _check_schedule(training: TrainingOptions) -> None:
+    """Check that the schedule of the learning rate exists, has the options that it needs, and can step."""
+    name, options = training.lr_scheduler_type, training.lr_scheduler_kwargs or {}
+    known = [kind.value for kind in SchedulerType]
+    if name not in known:
+        raise ConfigError(f"training.lr_scheduler_type: {unknown(name, known)}")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     try:
-        schedule = get_scheduler(scheduler, optimizer, num_warmup_steps=0, num_training_steps=1)
+        maker: Callable[..., Any] = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]  # type: ignore[assignment]  # of functions
+        inspect.signature(maker).bind_partial(**options)
+        schedule = get_scheduler(name, optimizer, 0, 1, options)
         optimizer.step()
         schedule.step()
-    except (ValueError, TypeError):
-        return False
-    return True
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ConfigError(
+            f"training.lr_scheduler_type: {name} cannot be used with lr_scheduler_kwargs {options}: "
+            f"{' '.join(str(error).split())}"
+        ) from None
 
 
 def tasks_of(config: Config) -> tuple[Task, Task | None]:
@@ -110,6 +121,7 @@ def check_run(config: Config) -> list[str]:
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
         memory.line(config, longest, dialogues),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
+        *_narrow_sampling(config),
         *warnings,
         *method_warnings(config),
         *_fewer_questions(config, held_out),
@@ -123,6 +135,23 @@ def _run_line(config: Config, dialogues: int, condition: str) -> str:
     each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
     branched = "" if dialogues == 1 else each
     return f"run: {config.updates} updates of {questions} questions{branched} into {config.output_dir}"
+
+
+def _narrow_sampling(config: Config) -> list[str]:
+    """Return a line if training samples from less than the whole distribution, which is the one that is trained."""
+    ppo = config.ppo
+    if ppo.decoding == Decoding(ppo.temperature):
+        return []
+    line = (
+        f"sampling: ppo.top_p={ppo.top_p:g} and ppo.top_k={ppo.top_k} narrow what answers are sampled from. PPO trains the "
+        f"whole distribution at temperature {ppo.temperature:g}: old, new and reference log-probabilities are all taken there, "
+        "so ratios begin at 1"
+    )
+    if ppo.engine_tis_cap is None:
+        line += "; ppo.engine_tis_cap would weigh each token by its whole probability over that of sampling it"
+    without = [name for name, agent in config.agents.items() if not ENGINES[agent.engine].top_k]
+    uncut = f"; agents {', '.join(without)}: their engines have no top_k" if ppo.top_k and without else ""
+    return [line + uncut]
 
 
 def method_warnings(config: Config) -> list[str]:
@@ -139,6 +168,12 @@ def method_warnings(config: Config) -> list[str]:
         found.append(
             f"warning: ppo: ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its "
             "tokens have one ratio; set ppo.aggregation: sequence_mean"
+        )
+    evaluation = config.evaluation
+    if evaluation.temperature == 0 and evaluation.decoding != GREEDY:
+        found.append(
+            "warning: evaluation: top_p and top_k change nothing at temperature 0, which always takes the likeliest token; set "
+            "evaluation.temperature above 0, or remove them"
         )
     hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
     if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:
@@ -215,7 +250,7 @@ class _Silent(Engine):
         self.tokenizers = tokenizers
         self.prompts: list[tuple[Request, int]] = []
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return an empty answer for each request. Agents without a tokenizer, such as people, are not measured."""
         for request in (r for r in requests if r.ask.agent in self.tokenizers):
             tokenizer = self.tokenizers[request.ask.agent]
@@ -242,7 +277,7 @@ def _check_lengths(
     steps: list[int] = []
     for task in splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
-        for dialogue in RolloutDriver(task, protocol, specs, {"silent": silent}, 0.0).play(by_length[-16:]):
+        for dialogue in RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:]):
             steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length

@@ -67,7 +67,8 @@ class ColocatedServer:
             [{"prompt_token_ids": request.prompt} for request in asked],
             [
                 SamplingParams(
-                    max_tokens=request.most, temperature=request.temperature, stop_token_ids=sorted(request.stop_ids),
+                    max_tokens=request.most, temperature=request.decoding.temperature, top_p=request.decoding.top_p,
+                    top_k=request.decoding.top_k, stop_token_ids=sorted(request.stop_ids),
                     ignore_eos=True, logprobs=0, seed=request.seed, detokenize=False,
                 )
                 for request in asked

@@ -28,6 +28,7 @@ from maporl.errors import ConfigError
 from maporl.team.agents import Policy
 from trl_ext import distributed, maths
 from trl_ext.checkpoint import save_policy_weights
+from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, number_of
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
@@ -79,7 +80,7 @@ class VLLMEngine(Engine):
         check_sharing(list(self.policies.values()), self.sections)
         self._senders: dict[str, Any] = {}
 
-    def generate(self, requests: list[Request], temperature: float) -> list[Reply]:
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order. A policy's requests take its servers in turn.
 
         Raises:
@@ -101,7 +102,7 @@ class VLLMEngine(Engine):
 
         def ask(url: str) -> list[Sampled]:
             server = self._servers[url]
-            return server.answer([self._asked(requests[i], prompts[i], server, temperature) for i in by_server[url]])
+            return server.answer([self._asked(requests[i], prompts[i], server, decoding) for i in by_server[url]])
 
         completions: dict[int, Sampled] = {}
         with ThreadPoolExecutor(len(by_server)) as pool:
@@ -143,11 +144,11 @@ class VLLMEngine(Engine):
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def _asked(self, request: Request, prompt: list[int], server: Server, temperature: float) -> Asked:
+    def _asked(self, request: Request, prompt: list[int], server: Server, decoding: Decoding) -> Asked:
         section, policy = self.sections[request.policy], self.policies[request.policy]
         seed = number_of(request.rng_key) % 2**63 if section.seeds and request.rng_key is not None else None
         model = self._model(request.policy, server)
-        return Asked(request.label, model, prompt, self.max_new_tokens, temperature, policy.stop_ids, seed)
+        return Asked(request.label, model, prompt, self.max_new_tokens, decoding, policy.stop_ids, seed)
 
     def _model(self, policy: str, server: Server) -> str:
         return self._names.get(policy) or self.sections[policy].base or server.base
@@ -215,7 +216,9 @@ class VLLMEngine(Engine):
                 f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; serve "
                 "the model that the policy was built from"
             )
-        [completion] = server.answer([Asked(f"policy {name!r}", model, ids, 1, self.temperature, frozenset())])
+        [completion] = server.answer(
+            [Asked(f"policy {name!r}", model, ids, 1, Decoding(self.temperature), frozenset())]
+        )
         with torch.no_grad(), policy.active() as local:
             logits = local(input_ids=torch.tensor([ids], device=local.device)).logits[0, -1:].float()
         token = torch.tensor(completion.ids, device=logits.device)

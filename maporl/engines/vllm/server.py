@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from maporl.config.schema import VLLMSection
 from maporl.errors import ConfigError, UserError
+from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled
 
 OLDEST = (0, 14)
@@ -28,7 +29,7 @@ class Asked:
         model: the server's name of the model or adapter.
         prompt: the token ids of the prompt.
         most: the most tokens of the completion.
-        temperature: the sampling temperature.
+        decoding: how tokens are drawn.
         stop_ids: the token ids that end the completion.
         seed: the seed of sampling, or None.
     """
@@ -37,7 +38,7 @@ class Asked:
     model: str
     prompt: list[int]
     most: int
-    temperature: float
+    decoding: Decoding
     stop_ids: frozenset[int]
     seed: int | None = None
 
@@ -128,7 +129,7 @@ class RemoteServer:
             "return_token_ids": True,
             "stop_token_ids": sorted(asked.stop_ids),
             "ignore_eos": True,
-            "top_k": 0,
+            "top_k": asked.decoding.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
         }
@@ -136,7 +137,8 @@ class RemoteServer:
 
         def ask() -> Any:
             return self._client.completions.create(
-                model=asked.model, prompt=asked.prompt, max_tokens=asked.most, temperature=asked.temperature, top_p=1.0,
+                model=asked.model, prompt=asked.prompt, max_tokens=asked.most,
+                temperature=asked.decoding.temperature, top_p=asked.decoding.top_p,
                 logprobs=0, extra_body=body, **options,
             )  # fmt: skip
 

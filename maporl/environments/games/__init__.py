@@ -8,6 +8,8 @@ from maporl.environments.games.path_plans import PathPlans
 from maporl.environments.games.plan_path import PlanPath
 from maporl.environments.games.prisoners import PrisonersDilemma
 from maporl.environments.games.signals import Signals
+from maporl.environments.games.sokoban import Sokoban
+from maporl.environments.games.sudoku import Sudoku
 from maporl.environments.games.text_arena import TextArena
 from maporl.environments.games.tictactoe import TicTacToe
 
@@ -17,6 +19,8 @@ GAMES: dict[str, Any] = {
     "prisoners_dilemma": PrisonersDilemma,
     "plan_path": PlanPath,
     "path_plans": PathPlans,
+    "sokoban": Sokoban,
+    "sudoku": Sudoku,
     "signals": Signals,
     "textarena": TextArena,
 }
@@ -30,6 +34,8 @@ __all__ = [
     "PlanPath",
     "PrisonersDilemma",
     "Signals",
+    "Sokoban",
+    "Sudoku",
     "TextArena",
     "TicTacToe",
 ]
