@@ -136,7 +136,8 @@ def index_page() -> str:
             "",
             f"Differs: {card.differs if card.differs.endswith('.') else card.differs + '.'}",
             "",
-            *([f"Inert: {' '.join(f'`{key}`: {reason}' for key, reason in card.inert.items())}", ""] if card.inert else []),
+            *(f"- Inert: `{option}`. {reason}" for option, reason in card.inert.items()),
+            *([""] if card.inert else []),
             f"Checked by: {', '.join(f'`{test}`' for test in card.checked_by)}.",
             "",
         ]
