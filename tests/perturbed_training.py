@@ -52,8 +52,8 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "lr_scheduler_type": ("linear", "cosine"), "by": ("legal",), "grounding": ("env",), "proximity": ("label",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
-LEAST = {"dual_clip": 1.001}
-"""The most telling value of an option that may not come near 0."""
+TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001}
+"""The most telling value of an option that is a number."""
 LONGEST = 26
 """The most tokens of a scripted answer. A longer one is cut off, as engines do it."""
 SEED = 9
@@ -87,7 +87,9 @@ def script_of(policies: dict[str, Policy]) -> Callable[[Request], str]:
 
     def script(request: Request) -> str:
         policy = policies[request.policy]
-        own = [p for name, p in policy.model.named_parameters() if f".{policy.adapter}." in name or policy.adapter is None]
+        own = [
+            p for name, p in policy.model.named_parameters() if f".{policy.adapter}." in name or policy.adapter is None
+        ]
         return words(request, 0.0 if policy.trainable else float(sum(p.detach().double().sum() for p in own)))
 
     return script
@@ -145,8 +147,8 @@ def others(path: Keys, value: Any) -> list[Any]:
     key = next(part for part in reversed(path) if isinstance(part, str))
     if isinstance(value, bool):
         found: list[Any] = [not value]
-    elif key in LEAST:
-        found = [LEAST[key]]
+    elif key in TELLING:
+        found = [TELLING[key]]
     elif isinstance(value, int):
         found = [2 * value, 1, 2, value + 1, 0]
     elif isinstance(value, float):

@@ -23,7 +23,11 @@ def test_an_option_that_nobody_reads_is_found(tmp_path, monkeypatch):
     spread = scales._spread
     monkeypatch.setattr(scales, "_spread", lambda values, weights, ddof: spread(values, weights, 1))
     recipe = Perturbed("dr_mas", tmp_path / "run")
-    found = {name: recipe.acts(name, *other) for name, *other in recipe.options() if name in ("advantage.ddof", "advantage.scale")}
+    found = {
+        name: recipe.acts(name, *other)
+        for name, *other in recipe.options()
+        if name in ("advantage.ddof", "advantage.scale")
+    }
     assert found == {"advantage.ddof": False, "advantage.scale": True}
 
 
@@ -59,7 +63,9 @@ def test_what_a_card_calls_exact_is_set_in_its_file(name):
     for words, keys in NAMED.items():
         if re.search(words, card_of(name).exact):
             for key in keys:
-                assert options & set(key.split("|")), f"{name}: its card says {words!r}, and its file does not set {key}"
+                assert options & set(key.split("|")), (
+                    f"{name}: its card says {words!r}, and its file does not set {key}"
+                )
 
 
 def test_an_inert_option_has_a_reason_and_is_in_the_file():

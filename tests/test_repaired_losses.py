@@ -260,7 +260,9 @@ def test_reinforce_pp_subtracts_the_kl_to_come_and_whitens_over_the_tokens_of_an
     def with_another_reference(tokens):
         found = compute(tokens)
         assert tokens.sampled_mask.sum(1).tolist() == [3, 3, 3]
-        tokens.ref_logprobs[tokens.sampled_mask] = tokens.old_logprobs[tokens.sampled_mask] - torch.tensor([0.1, -0.05, 0.2] * 3)
+        tokens.ref_logprobs[tokens.sampled_mask] = tokens.old_logprobs[tokens.sampled_mask] - torch.tensor(
+            [0.1, -0.05, 0.2] * 3
+        )
         return found
 
     ann.compute_old_logprobs_and_values = with_another_reference
