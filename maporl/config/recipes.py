@@ -70,8 +70,8 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
 def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     """Return a configuration in a tiny version: random character models, sums, and three updates on the CPU.
 
-    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes are smaller.
-    A brief warm start is added, and the reward also measures how near a number is.
+    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes and the
+    periods of schedules are smaller. A brief warm start is added, and the reward also measures how near a number is.
     """
     values = copy.deepcopy(values)
     kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
