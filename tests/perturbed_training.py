@@ -31,7 +31,7 @@ from trl_ext.learner import NonFiniteError
 Keys = tuple[str | int, ...]
 Metrics = dict[str, float]
 
-# what is no option of the method: where a run writes, how long it is, which models and questions it has; what saves
+# what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
 # memory without changing a number; and the names of the parts that the other keys belong to
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
@@ -248,10 +248,10 @@ class Perturbed:
     def acts(self, name: str, path: Keys, values: list[Any]) -> bool:
         """Return whether one of these values of an option changes a metric.
 
-        A name that nothing else may replace acts too: what belongs to it is refused without it.
+        A name acts too if the checks refuse every other name in its place.
 
         Raises:
-            ValueError: all other values of an option that is no name are refused, so nothing is known of it.
+            ValueError: the checks refuse every other value of an option that is not a name.
         """
         found = []
         for value in values:
