@@ -11,6 +11,7 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file, tiny_version
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transformers import reply_of
+from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.runs.build import build_trainer
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.update_batch import TeamUpdateBatch
@@ -21,10 +22,10 @@ from trl_ext.sampling import Sampled
 
 
 class TokenScript(Engine):
-    """Answers with the texts of a script, as tokens of the policy that would have answered."""
+    """Answers with the texts of a script, as tokens of the policy that would have answered, at most ``most`` of them."""
 
-    def __init__(self, policies: dict, script: Callable[[Request], str]):
-        self.policies, self.script = policies, script
+    def __init__(self, policies: dict, script: Callable[[Request], str], most: int | None = None):
+        self.policies, self.script, self.most = policies, script, most
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one scripted reply for each request, in order."""
@@ -34,7 +35,7 @@ class TokenScript(Engine):
         policy = self.policies[request.policy]
         prompt = request.transcript.add_messages(request.ask.messages, policy.tokenizer, policy.stop_ids)
         ids = policy.tokenizer.encode(self.script(request), add_special_tokens=False)
-        return reply_of(request, policy, prompt, Sampled([*ids, min(policy.stop_ids)], None))
+        return reply_of(request, policy, prompt, Sampled([*ids, min(policy.stop_ids)][: self.most], None))
 
 
 @dataclass
@@ -80,3 +81,27 @@ def rows(batch: TeamUpdateBatch) -> list[Row]:
             first = tokens.advantages[i][tokens.sampled_mask[i]][0]
             found.append(Row(policy, utterance, float(first), float(tokens.weight[i])))
     return found
+
+
+def shown(request):
+    """The text that a player is shown."""
+    return request.ask.tags["state"].partition(": ")[2]
+
+
+def grid_of(text, token, separator):
+    """The token's cell, and the moves to the goal from every free cell."""
+    lines = text.split(separator)
+    cells = {(r, c): mark for r, line in enumerate(lines) for c, mark in enumerate(line)}
+    free = {cell for cell, mark in cells.items() if mark != "#"}
+    here, goal = (next(cell for cell, mark in cells.items() if mark == wanted) for wanted in (token, "G"))
+    return here, free, distances(goal, free)
+
+
+def route(request: Request) -> list[str]:
+    """The shortest plan to the goal of path_plans."""
+    here, free, far = grid_of(shown(request).partition("\nProposed")[0], "S", "\n")
+    plan: list[str] = []
+    while far[here]:
+        plan.append(next(move for move in STEPS if far.get(step_to(here, move, free), 99) < far[here]))
+        here = step_to(here, plan[-1], free)
+    return plan

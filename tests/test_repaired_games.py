@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from processes import ROOT
-from scripted_training import played, recipe_values, rows, scripted_trainer
+from scripted_training import grid_of, played, recipe_values, route, rows, scripted_trainer, shown
 
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import estimate
@@ -24,20 +24,6 @@ from maporl.validation.load import from_dict, load
 AT_GRPO = ("at_grpo_shared", "at_grpo_roles")
 PLAN_PATH = {"game": "plan_path", "options": {}, "prompt": "{observation}"}
 CANDIDATES = {"group": 4}
-
-
-def shown(request):
-    """The text that a player is shown."""
-    return request.ask.tags["state"].partition(": ")[2]
-
-
-def grid_of(text, token, separator):
-    """The token's cell, and the moves to the goal from every free cell."""
-    lines = text.split(separator)
-    cells = {(r, c): mark for r, line in enumerate(lines) for c, mark in enumerate(line)}
-    free = {cell for cell, mark in cells.items() if mark != "#"}
-    here, goal = (next(cell for cell, mark in cells.items() if mark == wanted) for wanted in (token, "G"))
-    return here, free, distances(goal, free)
 
 
 def by_worth(request):
@@ -73,12 +59,7 @@ class Alternating:
 
 def planned(request):
     """A plan of path_plans that reaches the goal. The tool agent computes it by a program in every second state."""
-    text = shown(request).partition("\nProposed")[0]
-    here, free, far = grid_of(text, "S", "\n")
-    plan = []
-    while far[here]:
-        plan.append(next(move for move in STEPS if far.get(step_to(here, move, free), 99) < far[here]))
-        here = step_to(here, plan[-1], free)
+    plan = route(request)
     if request.ask.agent == "tool" and len(plan) % 2:
         return f"```python\ndef plan():\n    return {plan}\n```"
     return f"Walk. #### {plan}"

@@ -242,6 +242,40 @@ def test_comas_whitens_over_the_tokens_of_an_agent(tmp_path):
     assert [row.advantage for row in trained] == pytest.approx([2.0725, 0.5527, -0.9672], abs=1e-4)
 
 
+# -- REINFORCE++ ------------------------------------------------------------------------------------------------------
+
+
+def test_reinforce_pp_subtracts_the_kl_to_come_and_whitens_over_the_tokens_of_an_agent(tmp_path):
+    """Scores 1, .5 and 0 of three tokens each, whose log-ratios to the reference are .1, -.05 and .2, with KL weight .1."""
+    values = recipe_values(
+        "reinforce_pp",
+        tmp_path,
+        protocol={"agents": ["ann"], "turns": 1},
+        training={"per_device_train_batch_size": 3},
+        ppo={"kl_coef": 0.1, "num_mini_batches": 1},
+    )
+    trainer = scripted_trainer(values, lambda request: "12")
+    ann = trainer.learners["ann"]
+    compute = ann.compute_old_logprobs_and_values
+
+    def with_another_reference(tokens):
+        found = compute(tokens)
+        assert tokens.sampled_mask.sum(1).tolist() == [3, 3, 3]
+        tokens.ref_logprobs[tokens.sampled_mask] = tokens.old_logprobs[tokens.sampled_mask] - torch.tensor(
+            [0.1, -0.05, 0.2] * 3
+        )
+        return found
+
+    ann.compute_old_logprobs_and_values = with_another_reference
+    batch = trainer.score(trainer.collected())
+    for dialogue, credit in zip(batch.dialogues, (1.0, 0.5, 0.0), strict=True):
+        dialogue.utterances[0].rewards["credit"] = credit
+    tokens = trainer.advantage(batch).token_batches["ann"]
+    assert tokens.advantages[tokens.sampled_mask].tolist() == pytest.approx(
+        [1.1431, 1.1662, 1.1546, -0.0115, 0.0115, 0, -1.1662, -1.1431, -1.1546], abs=1e-4
+    )
+
+
 # -- R12: MATPO's reward ----------------------------------------------------------------------------------------------
 
 

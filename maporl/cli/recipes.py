@@ -43,6 +43,8 @@ def show(name: Name) -> None:
     card, file = card_of(name), recipe_file(name)
     for key in ("title", "paper", "url", "evidence", "exact", "differs"):
         typer.echo(f"{key + ':':10}{getattr(card, key)}")
+    for option, reason in card.inert.items():
+        typer.echo(f"{'inert:':10}{option}: {reason}")
     for test in card.checked_by:
         typer.echo(f"{'checked:':10}{test}")
     typer.echo(f"{'file:':10}{file}\n")

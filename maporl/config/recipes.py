@@ -3,7 +3,9 @@
 They are ordinary YAML files (``configs/ppo/recipes``) with a block ``recipe:`` that says where the method comes from.
 """
 
+import copy
 import string
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ class RecipeCard:
     """Where a method comes from, what the recipe reproduces exactly, and what differs from the paper.
 
     ``evidence`` says which sources were read. ``checked_by`` lists the tests that pin the recipe's numbers, each as
-    ``FILE::FUNCTION``.
+    ``FILE::FUNCTION``. ``inert`` names the options of the file that change nothing here if they alone are changed, each
+    with the reason. A test changes every option, and fails if this list is not true.
     """
 
     title: str
@@ -29,7 +32,8 @@ class RecipeCard:
     evidence: str
     exact: str
     differs: str
-    checked_by: tuple[str, ...] = ()
+    checked_by: tuple[str, ...]
+    inert: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 def recipe_file(name: str) -> Path:
@@ -55,15 +59,21 @@ def card_of(name: str) -> RecipeCard:
 
 
 def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
-    """Return the values of a recipe in a tiny version: random character models, sums, and three updates on the CPU.
-
-    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes are smaller.
-    A brief warm start is added, and the reward also measures how near a number is.
+    """Return the values of a recipe in a tiny version (see :func:`shrunk`).
 
     Raises:
         ConfigError: no recipe has this name.
     """
-    values = read_yaml(recipe_file(name))
+    return shrunk(read_yaml(recipe_file(name)), output_dir)
+
+
+def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
+    """Return a configuration in a tiny version: random character models, sums, and three updates on the CPU.
+
+    The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes and the
+    periods of schedules are smaller. A brief warm start is added, and the reward also measures how near a number is.
+    """
+    values = copy.deepcopy(values)
     kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
     defaults = values.get("agent_defaults", {})
     values["agents"] = {
@@ -82,6 +92,9 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
     for part in (values["protocol"], values["protocol"].get("options", {})):
         if "rounds" in part:
             part["rounds"] = min(part["rounds"], 3)
+    for part in values.get("schedule", {}).values():
+        if isinstance(part, dict) and "every" in part:
+            part["every"] = 1  # three updates must see it
     branching = values.get("branching", {})
     branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
     ppo = values.get("ppo", {})
@@ -107,7 +120,9 @@ def index_page() -> str:
         "",
         "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it,",
         "`maporl recipes try NAME` runs three updates of it with tiny models, and `maporl train NAME KEY=VALUE ...` runs it. To change",
-        'one axis, change one line. "Checked by" names the tests that pin a recipe\'s numbers; a recipe without it has none yet.',
+        'one axis, change one line. A setting that "Exact" does not name, such as a length or a learning rate, may differ from the',
+        'paper without being listed. "Inert" names the options of a recipe that change nothing if they alone are changed, and why.',
+        '"Checked by" names the tests that pin a recipe\'s numbers.',
         "(`python -m maporl.config.recipes` writes this page.)",
         "",
     ]
@@ -122,7 +137,10 @@ def index_page() -> str:
             "",
             f"Differs: {card.differs if card.differs.endswith('.') else card.differs + '.'}",
             "",
-            *([f"Checked by: {', '.join(f'`{test}`' for test in card.checked_by)}.", ""] if card.checked_by else []),
+            *(f"- Inert: `{option}`. {reason}" for option, reason in card.inert.items()),
+            *([""] if card.inert else []),
+            f"Checked by: {', '.join(f'`{test}`' for test in card.checked_by)}.",
+            "",
         ]
     return "\n".join(lines)
 
