@@ -76,6 +76,10 @@ SECOND_PAIR = [
 ]
 
 
+COSTLY = "ppo.kl_coef=1.0"
+"""The override with which leaving the warm-started policy costs as much as a label pays."""
+
+
 def largest(*names: str) -> Callable[[Run], float]:
     """The largest value that any of these metrics has in a run."""
     return lambda done: max(max(done.updates(name)) for name in names)
@@ -107,6 +111,26 @@ CLAIMS = {
             Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
         ),
     ),
+    "incentives_at_a_cost": Claim(
+        title="The bonus for collaboration makes answers change for the better, where a change costs",
+        paper="MAPoRL (arXiv 2502.18439)",
+        expectation="For two agents that are paid for their labels, the bonus makes the gain of a right second answer 1 + alpha "
+        "instead of 1, whatever the first was: it changes the size of rewards and not their order, which whitening removes "
+        "(the claim above). Against a KL penalty of 1 its size matters: the best policy says p(own) exp(gain), so with alpha 0 "
+        "27% of all answers become right and 7% become wrong, and with alpha 3 48% and 0.4%. If that is all that the bonus "
+        "does, a label that is worth 4 does the same.",
+        world=LISTENERS,
+        arms={
+            "alpha 0": [COSTLY],
+            "alpha 3": [COSTLY, *alphas(3)],
+            "label worth 4": [COSTLY, "reward.sources={label: 4.0}"],
+        },
+        measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
+        comparisons=(
+            Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
+            Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
+        ),
+    ),
     "transfer": Claim(
         title="Listening that was learned with one partner is of use with another",
         paper="MAPoRL (arXiv 2502.18439), transfer to other data sets",
@@ -122,22 +146,38 @@ CLAIMS = {
             "strangers": Lesson("configs/ppo/claims/second_pair.yaml", None),
         },
     ),
+    "influence": Claim(
+        title="Words that only a partner can use are learned from the partner's later reward",
+        paper="MAPoRL (arXiv 2502.18439), influence-aware reward",
+        expectation="Each of two players must guess a number that only the other sees. Both can read a code, and at first say random "
+        "letters, which pay nobody. With credit shared over the later turn both learn to say what they see, and their guesses "
+        "are right far more often than by chance, which is 25%. With the reward of their own turn alone, or with their own "
+        "later reward, they stay there.",
+        world="configs/ppo/claims/exchange.yaml",
+        arms={
+            "shared later reward": [],
+            "own later reward": ["reward.share=individual"],
+            "own turn": ["reward.share=individual", "reward.horizon=current"],
+        },
+        measures={"guesses, %": team(-1), "legal moves, %": lambda done: 100 * done.updates("reward/legal")[-1]},
+        comparisons=(
+            Comparison("guesses, %", "shared later reward", "own later reward", 1),
+            Comparison("guesses, %", "shared later reward", "own turn", 1),
+        ),
+    ),
     "dr_mas": Claim(
         title="Statistics of each agent's own rewards lower the peaks of the gradient",
         paper="Dr. MAS (github.com/langfengQ/DrMAS)",
-        expectation="A strong and a weak agent answer sums. One was taught to be right nine times in ten and the other one time in "
-        "ten, so their rewards differ in mean. The largest norm of the gradient in a run is smaller with each agent's own mean "
-        "and spread than with shared ones.",
-        world="configs/ppo/claims/uneven_pair.yaml",
+        expectation="Four agents answer sums. Three of them share one policy and are almost always right. The fourth is right one "
+        "time in two, so it gives one answer in four, and its rewards differ from the others' in mean and spread. The largest "
+        "norm of its gradient in a run is smaller with each agent's own mean and spread than with shared ones.",
+        world="configs/ppo/claims/rare_agent.yaml",
         arms={"own statistics": [], "shared statistics": ["advantage.key=[prompt]"]},
         measures={
-            "strong, largest gradient": largest("strong/grad_norm"),
-            "weak, largest gradient": largest("weak/grad_norm"),
-            "held out, %": team(-1),
+            "fourth agent, largest gradient": largest("rare/grad_norm"),
+            "the others, largest gradient": largest("strong/grad_norm"),
+            "fourth agent, held out, %": of_agent("dan"),
         },
-        comparisons=(
-            Comparison("strong, largest gradient", "own statistics", "shared statistics", -1),
-            Comparison("weak, largest gradient", "own statistics", "shared statistics", -1),
-        ),
+        comparisons=(Comparison("fourth agent, largest gradient", "own statistics", "shared statistics", -1),),
     ),
 }  # fmt: skip
