@@ -69,7 +69,8 @@ def alphas(value: float) -> list[str]:
 STILL = ["updates=1", "training.learning_rate=0", "training.value_learning_rate=0"]
 """The overrides with which a run trains nothing."""
 SECOND_PAIR = [
-    *STILL,
+    "updates=20",
+    *frozen("bob"),
     "agents.bob.model=<strangers>/initial/bob",
     "warm_start.agents.bob.skill=previous",
     "task.skills=[next, previous]",
@@ -135,8 +136,8 @@ CLAIMS = {
         title="Listening that was learned with one partner is of use with another",
         paper="MAPoRL (arXiv 2502.18439), transfer to other data sets",
         expectation="Ann knows one skill. She learns to listen to a partner with a second skill, on questions of these two "
-        "skills. Then she is asked for her own and for a third skill, beside an untrained partner who knows the third. Her "
-        "final answer is right more often than before she had learned to listen.",
+        "skills. Then she is asked for her own and for a third skill, beside a partner who knows the third and does not learn, "
+        "and learns for 20 updates. Her final answer is right more often than if she had not learned to listen before.",
         world="configs/ppo/claims/first_pair.yaml",
         arms={"taught to listen": ["agents.ann.model=<pair>/final/ann", *SECOND_PAIR], "as at first": SECOND_PAIR},
         measures={"ann's final answer, %": of_agent("ann"), "ann's first answer, %": of_agent("ann", turn=0)},
@@ -151,19 +152,14 @@ CLAIMS = {
         paper="MAPoRL (arXiv 2502.18439), influence-aware reward",
         expectation="Each of two players must guess a number that only the other sees. Both can read a code, and at first say random "
         "letters, which pay nobody. With credit shared over the later turn both learn to say what they see, and their guesses "
-        "are right far more often than by chance, which is 25%. With the reward of their own turn alone, or with their own "
-        "later reward, they stay there.",
+        "are right far more often than by chance, which is 33%. With the reward of their own turn alone they stay there.",
         world="configs/ppo/claims/exchange.yaml",
         arms={
             "shared later reward": [],
-            "own later reward": ["reward.share=individual"],
             "own turn": ["reward.share=individual", "reward.horizon=current"],
         },
         measures={"guesses, %": team(-1), "legal moves, %": lambda done: 100 * done.updates("reward/legal")[-1]},
-        comparisons=(
-            Comparison("guesses, %", "shared later reward", "own later reward", 1),
-            Comparison("guesses, %", "shared later reward", "own turn", 1),
-        ),
+        comparisons=(Comparison("guesses, %", "shared later reward", "own turn", 1),),
     ),
     "dr_mas": Claim(
         title="Statistics of each agent's own rewards lower the peaks of the gradient",

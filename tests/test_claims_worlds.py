@@ -1,6 +1,7 @@
 """The worlds of the claims, through the trainer's own steps: what each arm is paid, before anything is learned."""
 
 import random
+import sys
 from collections import Counter
 from statistics import fmean
 
@@ -9,6 +10,9 @@ from processes import ROOT
 from scripted_training import played, rows, scripted_trainer
 
 from maporl.config import read_values
+
+sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
+from claims_data import CLAIMS
 
 WORLDS = ROOT / "configs/ppo/claims"
 
@@ -23,24 +27,25 @@ def world(name, folder, **sections):
 
 
 ARMS = {
-    "shared later reward": ({}, lambda own, mean: 0.3 * mean / 1.3),
-    "own later reward": ({"share": "individual"}, lambda own, mean: 0.3 * own / 1.3),
-    "own turn": ({"share": "individual", "horizon": "current"}, lambda own, mean: 0.0),
+    "shared later reward": ([], lambda mean: 0.3 * mean / 1.3),
+    "own turn": (["reward.share=individual", "reward.horizon=current"], lambda mean: 0.0),
 }
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_letter_earns_what_the_arm_of_influence_says(arm, tmp_path):
     """Ann says at random the right letter or another one. Bob is always right about his letter, and both can read."""
-    reward, credit = ARMS[arm]
+    sets, credit = ARMS[arm]
+    assert CLAIMS["influence"].arms[arm] == sets
+    reward = dict(line.removeprefix("reward.").split("=") for line in sets)
     rng = random.Random(0)
 
     def script(request):
-        word = request.ask.messages[-1]["content"]
+        word, moves = request.ask.messages[-1]["content"], request.ask.tags["moves"]
         if word.isalpha():
             return request.ask.tags["taught"][0]
-        truth = "abcd"[int(word) - 1]
-        return truth if request.ask.agent == "bob" else rng.choice([truth, "abcd"["abcd".index(truth) - 1]])
+        truth = int(word) - 1
+        return moves[truth] if request.ask.agent == "bob" else rng.choice([moves[truth], moves[truth - 1]])
 
     batch = played(scripted_trainer(world("exchange", tmp_path, reward=reward), script))
     own = {}
@@ -48,8 +53,8 @@ def test_a_letter_earns_what_the_arm_of_influence_says(arm, tmp_path):
         letters, guesses = dialogue.utterances[:2], dialogue.utterances[2:]
         paid = [u.rewards["env"] for u in guesses]
         assert [u.rewards["env"] for u in letters] == [0, 0] and paid[0] == 1
-        for letter, reward_of_guess in zip(letters, paid, strict=True):
-            assert letter.rewards["credit"] == pytest.approx(credit(reward_of_guess, fmean(paid)))
+        for letter in letters:
+            assert letter.rewards["credit"] == pytest.approx(credit(fmean(paid)))
         own[id(letters[0])] = paid[1]
     anns = [(row.advantage, own[id(row.utterance)]) for row in rows(batch) if id(row.utterance) in own]
     assert len(anns) == 16 * 8 and {helped for _, helped in anns} == {0, 1}
