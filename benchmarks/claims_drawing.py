@@ -51,9 +51,8 @@ def _panel(report: dict[str, Any], measure: str, differences: list[dict[str, Any
         parts.append(_line(place(statistics.fmean(own)), y - 9, place(statistics.fmean(own)), y + 9, "mean"))
 
     paired = [[a - b for a, b in zip(values[d["arm"]], values[d["against"]], strict=True)] for d in differences]
-    place, axis = _axis(
-        [0.0, *(v for d in differences for v in (d["low"], d["high"])), *sum(paired, [])], DIFFERENCES, bottom
-    )
+    ends = [end for d in differences for end in (d["low"], d["high"])]
+    place, axis = _axis([0.0, *ends, *(value for own in paired for value in own)], DIFFERENCES, bottom)
     parts += [*axis, _line(place(0), top + HEAD - 6, place(0), bottom, "zero")]
     for row, (d, own) in enumerate(zip(differences, paired, strict=True)):
         y = top + HEAD + ROW * row + ROW / 2
