@@ -77,8 +77,8 @@ SECOND_PAIR = [
 ]
 
 
-COSTLY = "ppo.kl_coef=1.0"
-"""The override with which leaving the warm-started policy costs as much as a label pays."""
+COSTLY = ["ppo.kl_coef=1.0", "updates=40"]
+"""The overrides with which leaving the warm-started policy costs as much as a label pays."""
 
 
 def largest(*names: str) -> Callable[[Run], float]:
@@ -122,9 +122,9 @@ CLAIMS = {
         "does, a label that is worth 4 does the same.",
         world=LISTENERS,
         arms={
-            "alpha 0": [COSTLY],
-            "alpha 3": [COSTLY, *alphas(3)],
-            "label worth 4": [COSTLY, "reward.sources={label: 4.0}"],
+            "alpha 0": COSTLY,
+            "alpha 3": [*COSTLY, *alphas(3)],
+            "label worth 4": [*COSTLY, "reward.sources={label: 4.0}"],
         },
         measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
         comparisons=(

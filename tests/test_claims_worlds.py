@@ -79,5 +79,5 @@ def test_the_rare_agent_of_dr_mas_has_advantages_three_times_as_large_under_shar
         values = world("rare_agent", tmp_path, advantage={"key": key, "ddof": 0, "eps": 0.0})
         batch = played(scripted_trainer(values, script))
         rare = [row.advantage for row in rows(batch) if row.policy == "rare"]
-        assert len(rare) == 16 * 8
+        assert len(rare) == 8 * 8
         assert fmean(a * a for a in rare) == pytest.approx(squares, abs=0.005), key
