@@ -77,8 +77,8 @@ SECOND_PAIR = [
 ]
 
 
-COSTLY = ["ppo.kl_coef=1.0", "updates=40"]
-"""The overrides with which leaving the warm-started policy costs as much as a label pays."""
+COSTLY = ["ppo.kl_coef=1.0", "updates=40", "evaluation.questions=200", "evaluation.temperature=1.0"]
+"""The overrides with which leaving the warm-started policy costs as much as a label pays. Answers are sampled."""
 
 
 def largest(*names: str) -> Callable[[Run], float]:
