@@ -118,14 +118,9 @@ CLAIMS = {
         expectation="For two agents that are paid for their labels, the bonus makes the gain of a right second answer 1 + alpha "
         "instead of 1, whatever the first was: it changes the size of rewards and not their order, which whitening removes "
         "(the claim above). Against a KL penalty of 1 its size matters: the best policy says p(own) exp(gain), so with alpha 0 "
-        "27% of all answers become right and 7% become wrong, and with alpha 3 48% and 0.4%. If that is all that the bonus "
-        "does, a label that is worth 4 does the same.",
+        "27% of all answers become right and 7% become wrong, and with alpha 3 48% and 0.4%.",
         world=LISTENERS,
-        arms={
-            "alpha 0": COSTLY,
-            "alpha 3": [*COSTLY, *alphas(3)],
-            "label worth 4": [*COSTLY, "reward.sources={label: 4.0}"],
-        },
+        arms={"alpha 0": COSTLY, "alpha 3": [*COSTLY, *alphas(3)]},
         measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
         comparisons=(
             Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
