@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from learning import Run, of_agent, team
@@ -159,16 +160,20 @@ CLAIMS = {
     "dr_mas": Claim(
         title="Statistics of each agent's own rewards lower the peaks of the gradient",
         paper="Dr. MAS (github.com/langfengQ/DrMAS)",
-        expectation="Four agents answer sums. Three of them share one policy and are almost always right. The fourth is right one "
-        "time in two, so it gives one answer in four, and its rewards differ from the others' in mean and spread. The largest "
-        "norm of its gradient in a run is smaller with each agent's own mean and spread than with shared ones.",
+        expectation="Four agents answer sums. Three of them share one policy and are right about nine times in ten. The fourth "
+        "gives one answer in four and is right about one time in four, so its rewards lie far from the others'. The largest norm "
+        "of its gradient in a run is smaller with each agent's own mean and spread than with shared ones, and so is the mean.",
         world="configs/ppo/claims/rare_agent.yaml",
         arms={"own statistics": [], "shared statistics": ["advantage.key=[prompt]"]},
         measures={
             "fourth agent, largest gradient": largest("rare/grad_norm"),
+            "fourth agent, mean gradient": lambda done: fmean(done.updates("rare/grad_norm")),
             "the others, largest gradient": largest("strong/grad_norm"),
             "fourth agent, held out, %": of_agent("dan"),
         },
-        comparisons=(Comparison("fourth agent, largest gradient", "own statistics", "shared statistics", -1),),
+        comparisons=(
+            Comparison("fourth agent, largest gradient", "own statistics", "shared statistics", -1),
+            Comparison("fourth agent, mean gradient", "own statistics", "shared statistics", -1),
+        ),
     ),
 }  # fmt: skip
