@@ -78,8 +78,8 @@ SECOND_PAIR = [
 ]
 
 
-COSTLY = ["ppo.kl_coef=1.0", "updates=40", "evaluation.questions=200", "evaluation.temperature=1.0"]
-"""The overrides with which leaving the warm-started policy costs as much as a label pays. Answers are sampled."""
+UNPAID = "reward.sources={label: 0.0}"
+"""The override with which a right answer pays nothing."""
 
 
 def largest(*names: str) -> Callable[[Run], float]:
@@ -113,15 +113,15 @@ CLAIMS = {
             Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
         ),
     ),
-    "incentives_at_a_cost": Claim(
-        title="The bonus for collaboration makes answers change for the better, where a change costs",
+    "incentives_alone": Claim(
+        title="The bonus for collaboration makes answers change for the better, where nothing else does",
         paper="MAPoRL (arXiv 2502.18439)",
         expectation="For two agents that are paid for their labels, the bonus makes the gain of a right second answer 1 + alpha "
         "instead of 1, whatever the first was: it changes the size of rewards and not their order, which whitening removes "
-        "(the claim above). Against a KL penalty of 1 its size matters: the best policy says p(own) exp(gain), so with alpha 0 "
-        "27% of all answers become right and 7% become wrong, and with alpha 3 48% and 0.4%.",
+        "(the claim above). Here a right answer pays nothing, so the bonus alone can tell a good change from a bad one. With "
+        "alpha 3 more wrong answers become right, and fewer right answers become wrong, than with alpha 0.",
         world=LISTENERS,
-        arms={"alpha 0": COSTLY, "alpha 3": [*COSTLY, *alphas(3)]},
+        arms={"alpha 0": [UNPAID], "alpha 3": [UNPAID, *alphas(3)]},
         measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
         comparisons=(
             Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
