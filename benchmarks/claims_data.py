@@ -78,8 +78,8 @@ SECOND_PAIR = [
 ]
 
 
-UNPAID = "reward.sources={label: 0.0}"
-"""The override with which a right answer pays nothing."""
+UNPAID = ["reward.sources={label: 0.0}", "updates=40"]
+"""The overrides with which a right answer pays nothing."""
 
 
 def largest(*names: str) -> Callable[[Run], float]:
@@ -121,7 +121,7 @@ CLAIMS = {
         "(the claim above). Here a right answer pays nothing, so the bonus alone can tell a good change from a bad one. With "
         "alpha 3 more wrong answers become right, and fewer right answers become wrong, than with alpha 0.",
         world=LISTENERS,
-        arms={"alpha 0": [UNPAID], "alpha 3": [UNPAID, *alphas(3)]},
+        arms={"alpha 0": UNPAID, "alpha 3": [*UNPAID, *alphas(3)]},
         measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
         comparisons=(
             Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
