@@ -2,7 +2,7 @@
 
     python benchmarks/claims.py run co_training             # every arm and seed that is not finished yet, then the table
     python benchmarks/claims.py run co_training --jobs 1 --seeds 0 1 2 3 4
-    python benchmarks/claims.py page                        # write docs/claims.md from benchmarks/results/*.json
+    python benchmarks/claims.py page                        # write docs/claims.md and its drawings from benchmarks/results/
 
 A claim is data (``benchmarks/claims_data.py``): what is expected, written down before the run, a world, and the arms as
 overrides of the world's configuration. All arms of a seed start from the same warm-started weights and answer the same
@@ -26,12 +26,14 @@ from textwrap import fill
 from typing import Any
 
 from claims_data import CLAIMS, STILL, Claim, Comparison, Lesson
+from claims_drawing import drawing
 from learning import T95, Run, train
 from quickstart import about
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/claims.md"
+DRAWINGS = ROOT / "docs/images/claims"
 LEAST_SEEDS = 5
 WIDTH = 138
 PROVENANCE = ("commit", "machine", "date")
@@ -39,7 +41,8 @@ ABOUT = (
     "Each section tests one claim of a paper in a tiny world, over five seeds or more. The expectation was written down before "
     "the run, and what falls the other way stays here. A difference is taken seed by seed, between runs that start from the "
     "same weights and answer the same held-out questions. Its interval is that of Student's t over the seeds. Tiny worlds say "
-    "nothing about the size of an effect with real models."
+    "nothing about the size of an effect with real models. In the drawings a dot is a seed, an upright bar is a mean, and a "
+    "line is the interval of a difference."
 )
 
 
@@ -166,8 +169,8 @@ def tables(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def section(report: dict[str, Any]) -> str:
-    """Return a claim's section of the page."""
+def section(name: str, report: dict[str, Any]) -> str:
+    """Return a claim's section of the page. Its drawing is ``docs/images/claims/NAME.svg``."""
     runs = [figures for arms in report["seeds"].values() for figures in arms.values()]
     dates, commits, machines = (", ".join(sorted({run[key] for run in runs})) for key in ("date", "commit", "machine"))
     verdicts = [d["verdict"] for d in report["differences"]]
@@ -178,6 +181,7 @@ def section(report: dict[str, Any]) -> str:
             f"Paper: {report['paper']}.",
             fill("Expected before the run: " + report["expectation"], WIDTH),
             f"Measured: {borne_out} of {len(verdicts)} differences move in the claimed direction.",
+            f"![{report['claim']}: every seed, and the paired differences](images/claims/{name}.svg)",
             tables(report),
             fill(
                 f"`{report['command']}`, with `{report['world']}`. {len(runs)} runs, {dates}, at commit {commits}, on {machines}.",
@@ -195,12 +199,20 @@ def page(reports: dict[str, dict[str, Any]]) -> str:
         fill(ABOUT, WIDTH),
         "`python benchmarks/claims.py page` writes this page from `benchmarks/results/`.",
     ]
-    parts += [section(reports[name]) for name in CLAIMS if name in reports]
+    parts += [section(name, reports[name]) for name in CLAIMS if name in reports]
     if missing := [
         f"- {CLAIMS[name].title}: `python benchmarks/claims.py run {name}`" for name in CLAIMS if name not in reports
     ]:
         parts.append("\n".join(["## Claims that have not been run", "", *missing]))
     return "\n\n".join(parts) + "\n"
+
+
+def write_page(reports: dict[str, dict[str, Any]]) -> None:
+    """Write the page, and a drawing for each claim on it."""
+    PAGE.write_text(page(reports))
+    DRAWINGS.mkdir(parents=True, exist_ok=True)
+    for name, report in reports.items():
+        (DRAWINGS / f"{name}.svg").write_text(drawing(report))
 
 
 def read_results() -> dict[str, dict[str, Any]]:
@@ -216,10 +228,10 @@ def main() -> None:
     running.add_argument("--seeds", type=int, nargs="+", default=list(range(LEAST_SEEDS)))
     running.add_argument("--jobs", type=int, default=2, help="trainings at a time, with one thread each")
     running.add_argument("--keep", type=Path, default=ROOT / "runs/claims", help="the folder of the runs")
-    commands.add_parser("page", help="write docs/claims.md")
+    commands.add_parser("page", help="write docs/claims.md and its drawings")
     options = parser.parse_args()
     if options.command == "page":
-        PAGE.write_text(page(read_results()))
+        write_page(read_results())
         return
     different = len(set(options.seeds))
     if different != len(options.seeds) or not LEAST_SEEDS <= different <= max(T95):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from learning import Run, of_agent, team
@@ -69,11 +70,16 @@ def alphas(value: float) -> list[str]:
 STILL = ["updates=1", "training.learning_rate=0", "training.value_learning_rate=0"]
 """The overrides with which a run trains nothing."""
 SECOND_PAIR = [
-    *STILL,
+    "updates=20",
+    *frozen("bob"),
     "agents.bob.model=<strangers>/initial/bob",
     "warm_start.agents.bob.skill=previous",
     "task.skills=[next, previous]",
 ]
+
+
+UNPAID = ["reward.sources={label: 0.0}", "updates=40"]
+"""The overrides with which a right answer pays nothing."""
 
 
 def largest(*names: str) -> Callable[[Run], float]:
@@ -107,12 +113,27 @@ CLAIMS = {
             Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
         ),
     ),
+    "incentives_alone": Claim(
+        title="The bonus for collaboration makes answers change for the better, where nothing else does",
+        paper="MAPoRL (arXiv 2502.18439)",
+        expectation="For two agents that are paid for their labels, the bonus makes the gain of a right second answer 1 + alpha "
+        "instead of 1, whatever the first was: it changes the size of rewards and not their order, which whitening removes "
+        "(the claim above). Here a right answer pays nothing, so the bonus alone can tell a good change from a bad one. With "
+        "alpha 3 more wrong answers become right, and fewer right answers become wrong, than with alpha 0.",
+        world=LISTENERS,
+        arms={"alpha 0": UNPAID, "alpha 3": [*UNPAID, *alphas(3)]},
+        measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
+        comparisons=(
+            Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
+            Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
+        ),
+    ),
     "transfer": Claim(
         title="Listening that was learned with one partner is of use with another",
         paper="MAPoRL (arXiv 2502.18439), transfer to other data sets",
         expectation="Ann knows one skill. She learns to listen to a partner with a second skill, on questions of these two "
-        "skills. Then she is asked for her own and for a third skill, beside an untrained partner who knows the third. Her "
-        "final answer is right more often than before she had learned to listen.",
+        "skills. Then she is asked for her own and for a third skill, beside a partner who knows the third and does not learn, "
+        "and learns for 20 updates. Her final answer is right more often than if she had not learned to listen before.",
         world="configs/ppo/claims/first_pair.yaml",
         arms={"taught to listen": ["agents.ann.model=<pair>/final/ann", *SECOND_PAIR], "as at first": SECOND_PAIR},
         measures={"ann's final answer, %": of_agent("ann"), "ann's first answer, %": of_agent("ann", turn=0)},
@@ -122,22 +143,37 @@ CLAIMS = {
             "strangers": Lesson("configs/ppo/claims/second_pair.yaml", None),
         },
     ),
+    "influence": Claim(
+        title="Words that only a partner can use are learned from the partner's later reward",
+        paper="MAPoRL (arXiv 2502.18439), influence-aware reward",
+        expectation="Each of two players must guess a number that only the other sees. Both can read a code, and at first say random "
+        "letters, which pay nobody. With credit shared over the later turn both learn to say what they see, and their guesses "
+        "are right far more often than by chance, which is 33%. With the reward of their own turn alone they stay there.",
+        world="configs/ppo/claims/exchange.yaml",
+        arms={
+            "shared later reward": [],
+            "own turn": ["reward.share=individual", "reward.horizon=current"],
+        },
+        measures={"guesses, %": team(-1), "legal moves, %": lambda done: 100 * done.updates("reward/legal")[-1]},
+        comparisons=(Comparison("guesses, %", "shared later reward", "own turn", 1),),
+    ),
     "dr_mas": Claim(
         title="Statistics of each agent's own rewards lower the peaks of the gradient",
         paper="Dr. MAS (github.com/langfengQ/DrMAS)",
-        expectation="A strong and a weak agent answer sums. One was taught to be right nine times in ten and the other one time in "
-        "ten, so their rewards differ in mean. The largest norm of the gradient in a run is smaller with each agent's own mean "
-        "and spread than with shared ones.",
-        world="configs/ppo/claims/uneven_pair.yaml",
+        expectation="Four agents answer sums. Three of them share one policy and are right about nine times in ten. The fourth "
+        "gives one answer in four and is right about one time in four, so its rewards lie far from the others'. The largest norm "
+        "of its gradient in a run is smaller with each agent's own mean and spread than with shared ones, and so is the mean.",
+        world="configs/ppo/claims/rare_agent.yaml",
         arms={"own statistics": [], "shared statistics": ["advantage.key=[prompt]"]},
         measures={
-            "strong, largest gradient": largest("strong/grad_norm"),
-            "weak, largest gradient": largest("weak/grad_norm"),
-            "held out, %": team(-1),
+            "fourth agent, largest gradient": largest("rare/grad_norm"),
+            "fourth agent, mean gradient": lambda done: fmean(done.updates("rare/grad_norm")),
+            "the others, largest gradient": largest("strong/grad_norm"),
+            "fourth agent, held out, %": of_agent("dan"),
         },
         comparisons=(
-            Comparison("strong, largest gradient", "own statistics", "shared statistics", -1),
-            Comparison("weak, largest gradient", "own statistics", "shared statistics", -1),
+            Comparison("fourth agent, largest gradient", "own statistics", "shared statistics", -1),
+            Comparison("fourth agent, mean gradient", "own statistics", "shared statistics", -1),
         ),
     ),
 }  # fmt: skip

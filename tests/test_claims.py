@@ -2,6 +2,7 @@
 
 import re
 import sys
+from xml.etree import ElementTree
 
 import pytest
 from processes import ROOT
@@ -11,6 +12,7 @@ from maporl.validation.load import load
 sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
 import claims
 from claims_data import CLAIMS, Comparison
+from claims_drawing import drawing
 from learning import Run
 
 RESULTS = claims.read_results()
@@ -54,6 +56,24 @@ def test_the_page_is_written_from_the_committed_figures():
     text = claims.PAGE.read_text()
     assert text == claims.page(RESULTS), "run: python benchmarks/claims.py page"
     assert RESULTS and text.count("\n## Claim: ") == len(RESULTS)
+    drawn = {file.stem: file.read_text() for file in claims.DRAWINGS.iterdir()}
+    assert drawn == {name: drawing(kept) for name, kept in RESULTS.items()}, "run: python benchmarks/claims.py page"
+    assert all(f"(images/claims/{name}.svg)" in text for name in RESULTS)
+
+
+def test_a_drawing_has_a_dot_for_each_seed_at_its_value():
+    kept = report((1, 2, 3, 4, 5)) | {"claim": "a < b", "arms": {"with": [], "without": []}}
+    kept["differences"] = [claims.difference(kept, Comparison("x", "with", "without", 1))]
+    svg = ElementTree.fromstring(drawing(kept))
+    parts = {kind: [e for e in svg.iter() if e.get("class") == kind] for kind in ("seed", "mean", "range", "zero")}
+    assert svg[0].text == "a < b"
+    # The arms' axis goes from 10 to 15 over 230 units from 170 on, and that of the differences from 0 to 5 over 240 from 500 on.
+    places = [float(dot.get("cx")) for dot in parts["seed"]]
+    assert places == [216, 262, 308, 354, 400, *[170] * 5, 548, 596, 644, 692, 740]
+    assert [float(line.get("x1")) for line in parts["mean"]] == [308, 170, 644]
+    # 3 -+ 1.9629, from 1.0371 to 4.9629
+    assert [(line.get("x1"), line.get("x2")) for line in parts["range"]] == [("549.8", "738.2")]
+    assert [line.get("x1") for line in parts["zero"]] == ["500.0"]
 
 
 def test_the_page_names_the_verdict_of_each_difference_and_the_claims_without_figures():

@@ -7,6 +7,7 @@ import pytest
 
 from maporl.environments.games import (
     GAMES,
+    Exchange,
     IllegalMove,
     KuhnPoker,
     PathPlans,
@@ -195,6 +196,18 @@ def test_signals_hide_the_state_from_the_guesser():
     assert game.step({1: "2"}) == {0: 1.0, 1: 1.0} and game.success(0)
 
 
+def test_an_exchange_pays_the_guesses_that_the_others_letters_make_possible():
+    game = begun(Exchange(states=3))
+    game.numbers = [1, 2]
+    assert [game.observe(player) for player in (0, 1)] == ["2", "3"] and game.moves(0) == ("a", "b", "c")
+    assert game.taught(0) == ("a", "b", "c")  # any letter
+    assert game.step({0: "b", 1: "a"}) == {} and game.to_move() == (0, 1)
+    assert [game.observe(player) for player in (0, 1)] == ["a", "b"] and game.moves(0) == ("1", "2", "3")
+    assert [game.taught(player) for player in (0, 1)] == [("1",), ("2",)]  # what the code has for the letter
+    assert game.step({0: "1", 1: "2"}) == {0: 0.0, 1: 1.0} and game.to_move() == ()
+    assert [game.success(player) for player in (0, 1)] == [False, True]
+
+
 def test_textarena_plays_if_it_is_installed():
     pytest.importorskip("textarena")
     game = begun(TextArena(env="TicTacToe-v0"), 3)
@@ -211,6 +224,7 @@ def test_textarena_plays_if_it_is_installed():
         (PlanPath, {"walls": 15}, "walls"),
         (PrisonersDilemma, {"rounds": 0}, "rounds >= 1"),
         (Signals, {"states": 1}, "2 to 9"),
+        (Exchange, {"states": 10}, "2 to 9"),
         (PathPlans, {"blocked": 0.9}, "blocked from 0 to 0.5"),
         (PathPlans, {"rounds": 0}, "rounds: expected at least 1, got 0"),
         (Sokoban, {"boxes": 3}, "1 or 2 boxes"),

@@ -150,6 +150,7 @@ PAID = {
     "sokoban": ("common", [{0: 1.2, 1: 0}, {0: 1.2, 1: 2.4}], (-2, 0)),
     "sudoku": ("common", [{0: 1, 1: 0}, {0: 1, 1: 2}], (-2, 0)),
     "signals": ("common", [{0: 0, 1: 0}, {0: 1, 1: 1}], (-1.5, 0)),
+    "exchange": ("common", [{0: 0, 1: 0}, {0: 1, 1: 0}], (-1.5, 0)),
     "textarena": ("opposed", [], (-1.5, 0.5)),
 }
 """Whose interests meet, what the first good moves pay to each player, and what an illegal one pays author and others."""
@@ -177,6 +178,9 @@ def good_moves(name, game):
         return [{0: numbers}, {1: numbers}]
     if name == "signals":
         return [{0: "a"}, {1: str(game.state + 1)}]
+    if name == "exchange":
+        game.numbers = [0, 1]
+        return [{0: "a", 1: "b"}, {0: "2", 1: "2"}]
     if name == "kuhn_poker":
         game.cards = ["K", "J"]
     return {"tictactoe": [{0: "1"}], "kuhn_poker": [{0: "b"}, {1: "b"}], "prisoners_dilemma": [{0: "A", 1: "A"}]}[name]

@@ -52,7 +52,7 @@ def warm_start(
     pupils = {name: section.pupil(name) for name in names}
 
     def script(request: Request) -> str:
-        if moves := request.ask.tags.get("moves"):
+        if moves := request.ask.tags.get("taught"):
             return rng.choice(moves)
         return _written(task, request, pupils[request.ask.agent], rng)
 

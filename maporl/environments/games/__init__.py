@@ -3,6 +3,7 @@
 from typing import Any
 
 from maporl.environments.games.base import Game, IllegalMove
+from maporl.environments.games.exchange import Exchange
 from maporl.environments.games.kuhn import KuhnPoker
 from maporl.environments.games.path_plans import PathPlans
 from maporl.environments.games.plan_path import PlanPath
@@ -22,11 +23,13 @@ GAMES: dict[str, Any] = {
     "sokoban": Sokoban,
     "sudoku": Sudoku,
     "signals": Signals,
+    "exchange": Exchange,
     "textarena": TextArena,
 }
 
 __all__ = [
     "GAMES",
+    "Exchange",
     "Game",
     "IllegalMove",
     "KuhnPoker",

@@ -53,6 +53,10 @@ class Game(ABC):
     def moves(self, player: int) -> tuple[str, ...]:
         """The legal moves of ``player``."""
 
+    def taught(self, player: int) -> tuple[str, ...]:
+        """The moves of which a warm start teaches ``player`` a random one here: by default all legal moves."""
+        return self.moves(player)
+
     @abstractmethod
     def step(self, moves: dict[int, str]) -> dict[int, float]:
         """Make these legal moves, and return each player's reward. A player who is not named gets 0."""
