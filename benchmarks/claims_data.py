@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
-from learning import Run, of_agent, team
+from learning import Run, late, of_agent, team
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,14 @@ def largest(*names: str) -> Callable[[Run], float]:
     return lambda done: max(max(done.updates(name)) for name in names)
 
 
+def late_kl(*policies: str) -> Callable[[Run], float]:
+    """The KL to the reference in nats per answer, over the last 10 updates and those of the ``policies`` that learn."""
+    return lambda done: fmean(late(name)(done) for p in policies if done.updates(name := f"{p}/objective/kl"))
+
+
+CORY = ["agents.pioneer.policy=null", "agents.observer.policy=null", "schedule.swap={agents: [pioneer, observer], every: 5}"]
+ALONE = ["protocol={name: debate, turns: 1, agents: [pioneer]}", "reward.rules=[own]"]
+LARGE_STEPS = ["training.learning_rate=1.5e-3"]
 FINAL = "final turn, %"
 CLAIMS = {
     "co_training": Claim(
@@ -138,6 +147,26 @@ CLAIMS = {
         comparisons=(
             Comparison("strong, largest gradient", "own statistics", "shared statistics", -1),
             Comparison("weak, largest gradient", "own statistics", "shared statistics", -1),
+        ),
+    ),
+    "cory": Claim(
+        title="A pair that exchanges roles stays nearer to its reference than an agent trained alone",
+        paper="CORY (arXiv 2410.06101)",
+        expectation="A model is right one time in five. Two copies of it learn as pioneer and observer, for the sum of their "
+        "rewards, or one copy learns alone, with the same PPO and as many answers of its own. Over the last 10 updates CORY's KL "
+        "to the reference is lower (the paper: less than half) and its first speaker is right more often. With a learning rate "
+        "five times as large, PPO alone collapses, and CORY does not.",
+        world="configs/ppo/claims/cory.yaml",
+        arms={"CORY": CORY, "PPO alone": ALONE, "CORY, large steps": CORY + LARGE_STEPS, "PPO alone, large steps": ALONE + LARGE_STEPS},
+        measures={
+            "KL, nats": late_kl("pioneer", "observer", "shared"),
+            "first speaker, training, %": lambda done: 100 * late("accuracy/turn_1/pioneer")(done),
+            "first speaker, held out, %": of_agent("pioneer"),
+        },
+        comparisons=tuple(
+            Comparison(measure, "CORY" + steps, "PPO alone" + steps, direction)
+            for steps in ("", ", large steps")
+            for measure, direction in (("KL, nats", -1), ("first speaker, training, %", 1))
         ),
     ),
 }  # fmt: skip
