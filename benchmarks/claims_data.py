@@ -30,7 +30,8 @@ class Lesson:
 class Claim:
     """What a paper claims, and how it is tested: a world's configuration, and the arms as overrides of it.
 
-    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed.
+    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed. With ``verifier``, a verifier is
+    made for each seed from answers of the world's warm-started agents, and all arms know the URL of its server.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Claim:
     measures: dict[str, Callable[[Run], float]]
     comparisons: tuple[Comparison, ...]
     lessons: dict[str, Lesson] = field(default_factory=dict)
+    verifier: bool = False
 
 
 def flips(kind: str) -> Callable[[Run], float]:
@@ -87,7 +89,11 @@ def late_kl(*policies: str) -> Callable[[Run], float]:
     return lambda done: fmean(late(name)(done) for p in policies if done.updates(name := f"{p}/objective/kl"))
 
 
-CORY = ["agents.pioneer.policy=null", "agents.observer.policy=null", "schedule.swap={agents: [pioneer, observer], every: 5}"]
+CORY = [
+    "agents.pioneer.policy=null",
+    "agents.observer.policy=null",
+    "schedule.swap={agents: [pioneer, observer], every: 5}",
+]
 ALONE = ["protocol={name: debate, turns: 1, agents: [pioneer]}", "reward.rules=[own]"]
 LARGE_STEPS = ["training.learning_rate=1.5e-3"]
 FINAL = "final turn, %"
@@ -168,5 +174,35 @@ CLAIMS = {
             for steps in ("", ", large steps")
             for measure, direction in (("KL, nats", -1), ("first speaker, training, %", 1))
         ),
+    ),
+    "agentpo": Claim(
+        title="Training only a collaborator raises the accuracy of a frozen actor",
+        paper="AgentPO (openreview 5L8uyzjn2l)",
+        expectation="An actor knows one skill, and repeats what it hears eight times in ten. A collaborator knows another skill, and "
+        "says that or repeats the actor's draft, at random. The actor never learns. After the collaborator has learned, the "
+        "actor's second answer is right on more held-out questions than beside the untrained collaborator, and on more than the "
+        "actor alone answers right.",
+        world="configs/ppo/claims/critic.yaml",
+        arms={
+            "trained collaborator": [],
+            "untrained collaborator": STILL,
+            "actor alone": [*STILL, "protocol={name: debate, turns: 1, agents: [actor]}", "reward.rules=[own]", "schedule.freeze=[]"],
+        },
+        measures={"actor, %": of_agent("actor")},
+        comparisons=tuple(
+            Comparison("actor, %", "trained collaborator", against, 1) for against in ("untrained collaborator", "actor alone")
+        ),
+    ),
+    "verifier": Claim(
+        title="A learned verifier can take the place of labels",
+        paper="MAPoRL (arXiv 2502.18439)",
+        expectation="A verifier is trained on labelled answers of the untrained agents to the training questions, and served by "
+        "HTTP. The team that learns from its scores is right on more held-out questions than the untrained team, by the labels. "
+        "It ends within 10 points of the team that learns from labels.",
+        world="configs/ppo/claims/judged.yaml",
+        arms={"verifier": ["reward.sources={verifier: 1.0}", "reward.verifier={}"], "labels": [], "untrained": STILL},
+        measures={FINAL: team(-1), "first turn, %": team(0)},
+        comparisons=(Comparison(FINAL, "verifier", "untrained", 1),),
+        verifier=True,
     ),
 }  # fmt: skip

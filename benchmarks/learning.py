@@ -13,6 +13,7 @@ Markdown tables.
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -43,12 +44,13 @@ class Run:
         return [r[name] for r in records if name in r]
 
 
-def train(config: str, seed: int, sets: list[str], folder: Path) -> Run:
-    """Run a configuration to its end in another process."""
+def train(config: str, seed: int, sets: list[str], folder: Path, variables: dict[str, str] | None = None) -> Run:
+    """Run a configuration to its end in another process, with more environment ``variables`` if any are given."""
     command = [sys.executable, "-m", "maporl", "train", config, "-q"]
     values = [f"seed={seed}", f"output_dir={folder}", *sets]
     started = time.perf_counter()
-    subprocess.run([*command, *(x for s in values for x in ("--set", s))], check=True, stdout=subprocess.DEVNULL)
+    command += [x for s in values for x in ("--set", s)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | (variables or {}))
     return Run(folder, time.perf_counter() - started)
 
 

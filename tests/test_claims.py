@@ -93,7 +93,7 @@ def test_the_worlds_and_their_arms_are_configurations(name):
 def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monkeypatch):
     trained = []
 
-    def train(world, seed, sets, folder):
+    def train(world, seed, sets, folder, variables):
         trained.append((seed, sets))
         folder.mkdir(parents=True)  # fails if an interrupted run has left something
         if sets == ["updates=3"]:
