@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
-from learning import Run, late, of_agent, team
+from learning import GRPO_ON_GAMES, Run, late, of_agent, team
 
 
 @dataclass(frozen=True)
@@ -204,5 +204,16 @@ CLAIMS = {
         measures={FINAL: team(-1), "first turn, %": team(0)},
         comparisons=(Comparison(FINAL, "verifier", "untrained", 1),),
         verifier=True,
+    ),
+    "at_grpo": Claim(
+        title="Candidates compared in one state teach more than whole games compared with each other",
+        paper="AT-GRPO (github.com/pettingllms-ai/PettingLLMs)",
+        expectation="Two agents walk a token through a grid, in turns. With as many sampled answers, the team that compares four "
+        "candidates for each move, all made in the same state, solves more of the held-out grids than the team that compares "
+        "four whole games from the same start.",
+        world="configs/ppo/claims/small_grid.yaml",
+        arms={"AT-GRPO": [], "GRPO": GRPO_ON_GAMES},
+        measures={"solved, %": team(0), "sampled answers, thousands": sampled("shared")},
+        comparisons=(Comparison("solved, %", "AT-GRPO", "GRPO", 1),),
     ),
 }  # fmt: skip
