@@ -89,6 +89,11 @@ def late_kl(*policies: str) -> Callable[[Run], float]:
     return lambda done: fmean(late(name)(done) for p in policies if done.updates(name := f"{p}/objective/kl"))
 
 
+def sampled(policy: str) -> Callable[[Run], float]:
+    """The number of answers that ``policy`` has sampled in training, in thousands."""
+    return lambda done: sum(done.updates(f"{policy}/val/num_eos_tokens")) / 1000
+
+
 CORY = [
     "agents.pioneer.policy=null",
     "agents.observer.policy=null",
