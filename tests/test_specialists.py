@@ -123,7 +123,7 @@ def test_agents_may_differ_without_skills_and_in_a_chain(monkeypatch, tiny):
 
 @pytest.mark.parametrize("mode", ["hint", "critic"])
 def test_an_actor_may_be_taught_to_repeat_what_its_collaborator_says(monkeypatch, tiny, mode):
-    """A collaborator's words are no answer to the question, but in the warm start they are what its skill makes of it."""
+    """The warm start teaches the collaborator to say answers, although its words do not answer the question."""
     pupils = {"ann": PupilSection("next"), "bob": PupilSection("reversed", gives_in=0.5)}
     dialogues = taught(monkeypatch, tiny, pupils, Collaboration(mode=mode))
     followed = [d.utterances[-1].text == d.utterances[-2].text for d in dialogues]
