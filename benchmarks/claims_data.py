@@ -89,8 +89,8 @@ def late_kl(*policies: str) -> Callable[[Run], float]:
     return lambda done: fmean(late(name)(done) for p in policies if done.updates(name := f"{p}/objective/kl"))
 
 
-def sampled(policy: str) -> Callable[[Run], float]:
-    """The number of answers that ``policy`` has sampled in training, in thousands."""
+def ended(policy: str) -> Callable[[Run], float]:
+    """How many answers ``policy`` sampled to their end in training, in thousands."""
     return lambda done: sum(done.updates(f"{policy}/val/num_eos_tokens")) / 1000
 
 
@@ -213,12 +213,12 @@ CLAIMS = {
     "at_grpo": Claim(
         title="Candidates compared in one state teach more than whole games compared with each other",
         paper="AT-GRPO (github.com/pettingllms-ai/PettingLLMs)",
-        expectation="Two agents walk a token through a grid, in turns. With as many sampled answers, the team that compares four "
+        expectation="Two agents walk a token through a grid, in turns. With as many sampled answers (50 and 40 updates), the team that compares four "
         "candidates for each move, all made in the same state, solves more of the held-out grids than the team that compares "
         "four whole games from the same start.",
         world="configs/ppo/claims/small_grid.yaml",
-        arms={"AT-GRPO": [], "GRPO": GRPO_ON_GAMES},
-        measures={"solved, %": team(0), "sampled answers, thousands": sampled("shared")},
+        arms={"AT-GRPO": [], "GRPO": [*GRPO_ON_GAMES, "updates=40"]},
+        measures={"solved, %": team(0), "answers that ended, thousands": ended("shared")},
         comparisons=(Comparison("solved, %", "AT-GRPO", "GRPO", 1),),
     ),
 }  # fmt: skip
