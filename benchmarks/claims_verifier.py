@@ -13,8 +13,6 @@ import httpx2
 
 URLS_VARIABLE = "MAPORL_VERIFIER_URLS"
 """The environment variable that tells a run where its verifier is served."""
-JUDGE = "{tiny: {alphabet: '0123456789+*;', hidden_size: 64, layers: 2}}"
-"""The model that becomes the verifier. It first learns the task's answers to the training questions."""
 LEARN = ("--learning-rate", 2e-3, "--batch-size", 64)
 
 
@@ -31,13 +29,13 @@ def make_verifier(world: Path, sets: list[str], folder: Path) -> Path:
         return folder / "verifier"
     shutil.rmtree(folder, ignore_errors=True)
     own = [part for line in sets for part in ("--set", line)]
-    teacher = [f"agents={{judge: {JUDGE}}}", "protocol={name: debate, turns: 1}", "warm_start={}"]
-    _maporl("sft", world, *teacher, "--output", folder / "teacher", "--epochs", 16, *LEARN, "-q")
+    taught = [folder / "teacher", "--set", "agents.bob.trainable=false", "--epochs", 16, *LEARN, "-q"]
+    _maporl("sft", world, "--output", *taught)  # ann learns the answers, and becomes the verifier
     _maporl(
         "verifier", "generate", world, *own, "--output", folder / "samples", "--per-question", 4, "--batch-size", 512
     )
     _maporl("verifier", "balance", folder / "samples", "--output", folder / "balanced.jsonl")
-    options = ("--model", folder / "teacher/judge", "--output", folder / "verifier", "--epochs", 6, "--use-cpu")
+    options = ("--model", folder / "teacher/ann", "--output", folder / "verifier", "--epochs", 6, "--use-cpu")
     _maporl("verifier", "train", folder / "balanced.jsonl", *options, *LEARN)
     return folder / "verifier"
 
