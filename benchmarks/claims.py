@@ -90,8 +90,8 @@ def measure_seed(claim: Claim, seed: int, root: Path) -> dict[str, dict[str, Any
     """Return each arm's figures for one seed, with the commit, machine and date of its run."""
     if not claim.verifier:
         return measure_arms(claim, seed, root, {})
-    start = [*warm_started(claim.world, seed, root), f"seed={seed}"]
-    verifier = make_verifier(ROOT / claim.world, start, warm_start(claim.world, seed, root).folder / "verifier")
+    folder = warm_start(claim.world, seed, root).folder / "verifier"
+    verifier = make_verifier(ROOT / claim.world, seed, warm_started(claim.world, seed, root), folder)
     with served(verifier) as url:
         return measure_arms(claim, seed, root, {URLS_VARIABLE: url})
 

@@ -20,16 +20,26 @@ def _maporl(*command: object) -> None:
     subprocess.run([sys.executable, "-m", "maporl", *map(str, command)], check=True, stdout=subprocess.DEVNULL)
 
 
-def make_verifier(world: Path, sets: list[str], folder: Path) -> Path:
+def make_verifier(world: Path, seed: int, sets: list[str], folder: Path) -> Path:
     """Make a verifier, unless ``folder`` holds it, from answers of the agents of ``world`` with the overrides ``sets``.
 
-    No label of a held-out question is used.
+    The ``seed`` decides what is held out. No label of a held-out question is used.
     """
     if (folder / "verifier").is_dir():
         return folder / "verifier"
     shutil.rmtree(folder, ignore_errors=True)
-    own = [part for line in sets for part in ("--set", line)]
-    taught = [folder / "teacher", "--set", "agents.bob.trainable=false", "--epochs", 16, *LEARN, "-q"]
+    own = [part for line in [*sets, f"seed={seed}"] for part in ("--set", line)]
+    taught = [
+        folder / "teacher",
+        "--set",
+        "agents.bob.trainable=false",
+        "--set",
+        f"seed={seed}",
+        "--epochs",
+        16,
+        *LEARN,
+        "-q",
+    ]
     _maporl("sft", world, "--output", *taught)  # ann learns the answers, and becomes the verifier
     _maporl(
         "verifier", "generate", world, *own, "--output", folder / "samples", "--per-question", 4, "--batch-size", 512

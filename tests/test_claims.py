@@ -129,8 +129,8 @@ def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_ano
     def served(verifier):
         yield f"http://127.0.0.1:{next(ports)}/{verifier}"
 
-    def make_verifier(world, sets, folder):
-        made.append((sets[-1], folder))
+    def make_verifier(world, seed, sets, folder):
+        made.append((seed, folder))
         return folder.parent.name.split("-")[1]
 
     def train(world, seed, sets, folder, variables):
@@ -146,7 +146,7 @@ def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_ano
         monkeypatch.setattr(claims, replaced.__name__, replaced)
     for seed in (0, 1, 0):
         claims.measure_seed(CLAIMS["verifier"], seed, tmp_path)
-    assert [seed for seed, _ in made] == ["seed=0", "seed=1", "seed=0"] and made[0][1] == made[2][1] != made[1][1]
+    assert [seed for seed, _ in made] == [0, 1, 0] and made[0][1] == made[2][1] != made[1][1]
     told = [
         (own, False, None) if not n else (own, n == 1, f"http://127.0.0.1:{own + 1}/{own}")
         for own in (0, 1)
