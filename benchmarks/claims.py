@@ -27,6 +27,7 @@ from typing import Any
 
 from claims_data import CLAIMS, STILL, Claim, Comparison, Lesson
 from claims_drawing import drawing
+from claims_verifier import URLS_VARIABLE, make_verifier, served
 from learning import T95, Run, train
 from quickstart import about
 
@@ -46,10 +47,11 @@ ABOUT = (
 )
 
 
-def finished_run(world: str, seed: int, sets: list[str], root: Path) -> Run:
+def finished_run(world: str, seed: int, sets: list[str], root: Path, variables: dict[str, str] | None = None) -> Run:
     """Return the run of this configuration and seed. It is trained if ``root`` does not hold it yet.
 
-    The folder's name has a digest of the resolved configuration. A run that was interrupted starts again.
+    The folder's name has a digest of the resolved configuration, to which environment ``variables`` such as the port of
+    a server do not belong. A run that was interrupted starts again.
     """
     from maporl.config.parse import to_yaml
     from maporl.validation.load import load
@@ -60,7 +62,7 @@ def finished_run(world: str, seed: int, sets: list[str], root: Path) -> Run:
     if not record.is_file():
         shutil.rmtree(folder, ignore_errors=True)
         here = about()
-        done = train(world, seed, sets, folder)
+        done = train(world, seed, sets, folder, variables)
         record.write_text(json.dumps(here | {"seconds": round(done.seconds)}))
     return Run(folder, json.loads(record.read_text())["seconds"])
 
@@ -89,12 +91,22 @@ def lesson_folder(lesson: Lesson, seed: int, root: Path) -> Path:
 
 def measure_seed(claim: Claim, seed: int, root: Path) -> dict[str, dict[str, Any]]:
     """Return each arm's figures for one seed, with the commit, machine and date of its run."""
+    if not claim.verifier:
+        return measure_arms(claim, seed, root, {})
+    folder = warm_start(claim.world, seed, root).folder / "verifier"
+    verifier = make_verifier(ROOT / claim.world, seed, warm_started(claim.world, seed, root), folder)
+    with served(verifier) as url:
+        return measure_arms(claim, seed, root, {URLS_VARIABLE: url})
+
+
+def measure_arms(claim: Claim, seed: int, root: Path, variables: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return each arm's figures. The processes of the arms have these environment ``variables``."""
     start = warm_started(claim.world, seed, root)
     folders = {name: str(lesson_folder(lesson, seed, root)) for name, lesson in claim.lessons.items()}
     arms = {}
     for arm, sets in claim.arms.items():
         sets = [re.sub("<(.+)>", lambda found: folders[found[1]], line) for line in sets]
-        done = finished_run(claim.world, seed, [*start, *sets], root)
+        done = finished_run(claim.world, seed, [*start, *sets], root, variables)
         figures = {name: round(float(measure(done)), 4) for name, measure in claim.measures.items()}
         record = json.loads((done.folder / "about.json").read_text())
         arms[arm] = figures | {key: record[key] for key in PROVENANCE}

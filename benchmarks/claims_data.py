@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
-from learning import Run, of_agent, team
+from learning import GRPO_ON_GAMES, Run, late, of_agent, team
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Lesson:
 class Claim:
     """What a paper claims, and how it is tested: a world's configuration, and the arms as overrides of it.
 
-    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed.
+    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed. With ``verifier``, a verifier is
+    made for each seed from answers of the world's warm-started agents, and all arms know the URL of its server.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Claim:
     measures: dict[str, Callable[[Run], float]]
     comparisons: tuple[Comparison, ...]
     lessons: dict[str, Lesson] = field(default_factory=dict)
+    verifier: bool = False
 
 
 def flips(kind: str) -> Callable[[Run], float]:
@@ -87,6 +89,23 @@ def largest(*names: str) -> Callable[[Run], float]:
     return lambda done: max(max(done.updates(name)) for name in names)
 
 
+def late_kl(*policies: str) -> Callable[[Run], float]:
+    """The KL to the reference in nats per answer, over the last 10 updates and those of the ``policies`` that learn."""
+    return lambda done: fmean(late(name)(done) for p in policies if done.updates(name := f"{p}/objective/kl"))
+
+
+def ended(policy: str) -> Callable[[Run], float]:
+    """How many answers ``policy`` sampled to their end in training, in thousands."""
+    return lambda done: sum(done.updates(f"{policy}/val/num_eos_tokens")) / 1000
+
+
+CORY = [
+    "agents.pioneer.policy=null",
+    "agents.observer.policy=null",
+    "schedule.swap={agents: [pioneer, observer], every: 5}",
+]
+ALONE = ["protocol={name: debate, turns: 1, agents: [pioneer]}", "reward.rules=[own]"]
+LARGE_STEPS = ["training.learning_rate=1.5e-3"]
 FINAL = "final turn, %"
 CLAIMS = {
     "co_training": Claim(
@@ -175,5 +194,66 @@ CLAIMS = {
             Comparison("fourth agent, largest gradient", "own statistics", "shared statistics", -1),
             Comparison("fourth agent, mean gradient", "own statistics", "shared statistics", -1),
         ),
+    ),
+    "cory": Claim(
+        title="A pair that exchanges roles stays nearer to its reference than an agent trained alone",
+        paper="CORY (arXiv 2410.06101)",
+        expectation="A model is right one time in five. Two copies of it learn as pioneer and observer, for the sum of their "
+        "rewards, or one copy learns alone, with the same PPO and as many answers of its own. Over the last 10 updates CORY's KL "
+        "to the reference is lower (the paper: less than half) and its first speaker is right more often. With a learning rate "
+        "five times as large, PPO alone collapses, and CORY does not.",
+        world="configs/ppo/claims/cory.yaml",
+        arms={"CORY": CORY, "PPO alone": ALONE, "CORY, large steps": CORY + LARGE_STEPS, "PPO alone, large steps": ALONE + LARGE_STEPS},
+        measures={
+            "KL, nats": late_kl("pioneer", "observer", "shared"),
+            "first speaker, training, %": lambda done: 100 * late("accuracy/turn_1/pioneer")(done),
+            "first speaker, held out, %": of_agent("pioneer"),
+        },
+        comparisons=tuple(
+            Comparison(measure, "CORY" + steps, "PPO alone" + steps, direction)
+            for steps in ("", ", large steps")
+            for measure, direction in (("KL, nats", -1), ("first speaker, training, %", 1))
+        ),
+    ),
+    "agentpo": Claim(
+        title="Training only a collaborator raises the accuracy of a frozen actor",
+        paper="AgentPO (openreview 5L8uyzjn2l)",
+        expectation="An actor knows one skill, and repeats what it hears eight times in ten. A collaborator knows another skill, and "
+        "says that or repeats the actor's draft, at random. The actor never learns. After the collaborator has learned, the "
+        "actor's second answer is right on more held-out questions than beside the untrained collaborator, and on more than the "
+        "actor alone answers right.",
+        world="configs/ppo/claims/critic.yaml",
+        arms={
+            "trained collaborator": [],
+            "untrained collaborator": STILL,
+            "actor alone": [*STILL, "protocol={name: debate, turns: 1, agents: [actor]}", "reward.rules=[own]", "schedule.freeze=[]"],
+        },
+        measures={"actor, %": of_agent("actor")},
+        comparisons=tuple(
+            Comparison("actor, %", "trained collaborator", against, 1) for against in ("untrained collaborator", "actor alone")
+        ),
+    ),
+    "verifier": Claim(
+        title="A learned verifier can take the place of labels",
+        paper="MAPoRL (arXiv 2502.18439)",
+        expectation="A verifier is trained on labelled answers of the untrained agents to the training questions, and served by "
+        "HTTP. The team that learns from its scores is right on more held-out questions than the untrained team, by the labels. "
+        "It ends within 10 points of the team that learns from labels.",
+        world="configs/ppo/claims/judged.yaml",
+        arms={"verifier": ["reward.sources={verifier: 1.0}", "reward.verifier={}"], "labels": [], "untrained": STILL},
+        measures={FINAL: team(-1), "first turn, %": team(0)},
+        comparisons=(Comparison(FINAL, "verifier", "untrained", 1),),
+        verifier=True,
+    ),
+    "at_grpo": Claim(
+        title="Candidates compared in one state teach more than whole games compared with each other",
+        paper="AT-GRPO (github.com/pettingllms-ai/PettingLLMs)",
+        expectation="Two agents walk a token through a grid, in turns. With as many sampled answers (50 and 40 updates), the team that compares four "
+        "candidates for each move, all made in the same state, solves more of the held-out grids than the team that compares "
+        "four whole games from the same start.",
+        world="configs/ppo/claims/small_grid.yaml",
+        arms={"AT-GRPO": [], "GRPO": [*GRPO_ON_GAMES, "updates=40"]},
+        measures={"solved, %": team(0), "answers that ended, thousands": ended("shared")},
+        comparisons=(Comparison("solved, %", "AT-GRPO", "GRPO", 1),),
     ),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
     python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2
     python benchmarks/learning.py run configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
-    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | cory | spiral | maporl [--seeds 0 1 2]
+    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl [--seeds 0 1 2]
 
 Each run is a separate process, one after the other. ``run`` prints the held-out accuracy of all agents together in the
 first and the final turn, before and after training, and the run's seconds. ``compare`` runs two methods on one
@@ -13,6 +13,7 @@ Markdown tables.
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -43,12 +44,13 @@ class Run:
         return [r[name] for r in records if name in r]
 
 
-def train(config: str, seed: int, sets: list[str], folder: Path) -> Run:
-    """Run a configuration to its end in another process."""
+def train(config: str, seed: int, sets: list[str], folder: Path, variables: dict[str, str] | None = None) -> Run:
+    """Run a configuration to its end in another process, with more environment ``variables`` if any are given."""
     command = [sys.executable, "-m", "maporl", "train", config, "-q"]
     values = [f"seed={seed}", f"output_dir={folder}", *sets]
     started = time.perf_counter()
-    subprocess.run([*command, *(x for s in values for x in ("--set", s))], check=True, stdout=subprocess.DEVNULL)
+    command += [x for s in values for x in ("--set", s)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | (variables or {}))
     return Run(folder, time.perf_counter() - started)
 
 
@@ -153,7 +155,6 @@ def _best_response(bets: dict[str, float], position: int) -> float:
 GRPO_ON_GAMES = [
     "branching.how=independent", "reward.rules=[sum]", "advantage.key=[prompt]", "advantage.unit=rollout",
 ]  # fmt: skip
-ALONE = "protocol={name: debate, turns: 1, agents: [pioneer]}"
 HALVES = ["updates=100"]
 COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run], float]]]] = {
     "at_grpo": (
@@ -177,16 +178,6 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
         "configs/ppo/learning/helper.yaml",
         {"untrained collaborator": ["updates=1", "training.learning_rate=0"], "trained collaborator": []},
         {"frozen actor, held out, %": of_agent("actor")},
-    ),
-    "cory": (
-        "configs/ppo/learning/pioneer.yaml",
-        {"PPO alone": [ALONE, "schedule.swap=null", "reward.rules=[own]"], "CORY": []},
-        {
-            "held out, last speaker, %": lambda done: 100 * list(done.evaluation("after")["turns"][-1]["agents"].values())[-1]["value"],
-            "held out, first speaker, %": of_agent("pioneer"),
-            "training score, last 10": late("reward/score"),
-            "KL of the first policy, last 10": late("pioneer/objective/kl"),
-        },
     ),
     "spiral": (
         "configs/ppo/learning/kuhn.yaml",

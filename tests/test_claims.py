@@ -1,16 +1,26 @@
 """The claims of papers that ``benchmarks/claims.py`` tests: their page follows from the committed figures."""
 
+import json
 import re
 import sys
+from contextlib import contextmanager
 from xml.etree import ElementTree
 
+import httpx2
 import pytest
+import torch
 from processes import ROOT
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from maporl.config.schema import TinySection
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.model import Verifier
+from maporl.team.tiny import build_tiny_tokenizer
 from maporl.validation.load import load
 
 sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
 import claims
+import claims_verifier
 from claims_data import CLAIMS, Comparison
 from claims_drawing import drawing
 from learning import Run
@@ -113,7 +123,7 @@ def test_the_worlds_and_their_arms_are_configurations(name):
 def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monkeypatch):
     trained = []
 
-    def train(world, seed, sets, folder):
+    def train(world, seed, sets, folder, variables):
         trained.append((seed, sets))
         folder.mkdir(parents=True)  # fails if an interrupted run has left something
         if sets == ["updates=3"]:
@@ -129,6 +139,63 @@ def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monk
         with pytest.raises(KeyboardInterrupt):
             claims.finished_run(world, 0, ["updates=3"], tmp_path)
     assert trained[2:] == [(0, ["updates=3"])] * 2
+
+
+def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_another(tmp_path, monkeypatch):
+    """Each seed has a verifier of its own, made from its own warm-started agents. The port changes from call to call."""
+    ports, made, trained = iter((1, 2, 3)), [], []
+
+    @contextmanager
+    def served(verifier):
+        yield f"http://127.0.0.1:{next(ports)}/{verifier}"
+
+    def make_verifier(world, seed, sets, folder):
+        made.append((seed, folder))
+        return folder.parent.name.split("-")[1]
+
+    def train(world, seed, sets, folder, variables):
+        trained.append((seed, "reward.verifier={}" in sets, (variables or {}).get("MAPORL_VERIFIER_URLS")))
+        for agent in ("ann", "bob"):
+            (folder / "initial" / agent).mkdir(parents=True)
+        share = {"value": 0.5}
+        turns = [{"team": share, "agents": {}}] * 2
+        (folder / "evaluation_after.json").write_text(json.dumps({"turns": turns}))
+        return Run(folder, 7.0)
+
+    for replaced in (served, make_verifier, train):
+        monkeypatch.setattr(claims, replaced.__name__, replaced)
+    for seed in (0, 1, 0):
+        claims.measure_seed(CLAIMS["verifier"], seed, tmp_path)
+    assert [seed for seed, _ in made] == [0, 1, 0] and made[0][1] == made[2][1] != made[1][1]
+    told = [
+        (own, False, None) if not n else (own, n == 1, f"http://127.0.0.1:{own + 1}/{own}")
+        for own in (0, 1)
+        for n in range(4)
+    ]
+    assert trained == told  # the warm start, and three arms, of which one is scored by the verifier
+
+
+def test_a_verifier_is_served_until_its_runs_have_ended(tmp_path):
+    torch.manual_seed(0)
+    tokenizer = build_tiny_tokenizer(TinySection(alphabet="0123456789+*;"))
+    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | dict.fromkeys(
+        ("num_hidden_layers", "num_labels"), 1
+    )
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
+    model = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **shape, **heads)
+    LlamaForSequenceClassification(model).save_pretrained(tmp_path / "verifier")
+    tokenizer.save_pretrained(tmp_path / "verifier")
+    chats = [chat_of("472+", answer) for answer in ("583", "274")]
+    with claims_verifier.served(tmp_path / "verifier") as url:
+        found = [item["score"] for item in httpx2.post(f"{url}/v1/score", json={"chats": chats}).json()["results"]]
+    assert found == pytest.approx(Verifier.load(str(tmp_path / "verifier"), "cpu").score(chats), abs=1e-5)
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(url)
+    with (
+        pytest.raises(RuntimeError, match=r"did not start; see .+server\.log"),
+        claims_verifier.served(tmp_path / "none"),
+    ):
+        pass
 
 
 def test_fewer_than_five_seeds_are_refused(monkeypatch, capsys):

@@ -10,7 +10,7 @@ from scripted_training import played, rows, scripted_trainer
 from maporl.config import read_values
 from maporl.config.schema import PupilSection, WarmStartSection
 from maporl.errors import ConfigError
-from maporl.protocols import Chain, Debate
+from maporl.protocols import Chain, Collaboration, Debate
 from maporl.tasks import Skills, build_task
 from maporl.team.agents import Agent
 from maporl.team.team import Team
@@ -119,6 +119,16 @@ def test_agents_may_differ_without_skills_and_in_a_chain(monkeypatch, tiny):
     same = taught(monkeypatch, tiny, {"ann": PupilSection(gives_in=1.0, wrong=0.0)}, Chain(), wrong=1.0)
     assert all(ann.text == d.example.answer for d in same for ann in d.utterances if ann.agent == "ann")
     assert all(bob.text != d.example.answer for d in same for bob in d.utterances if bob.agent == "bob")
+
+
+@pytest.mark.parametrize("mode", ["hint", "critic"])
+def test_an_actor_may_be_taught_to_repeat_what_its_collaborator_says(monkeypatch, tiny, mode):
+    """The warm start teaches the collaborator to say answers, although its words do not answer the question."""
+    pupils = {"ann": PupilSection("next"), "bob": PupilSection("reversed", gives_in=0.5)}
+    dialogues = taught(monkeypatch, tiny, pupils, Collaboration(mode=mode))
+    followed = [d.utterances[-1].text == d.utterances[-2].text for d in dialogues]
+    assert all(d.utterances[-2].agent == "ann" and d.utterances[-1].agent == "bob" for d in dialogues)
+    assert abs(sum(followed) / len(followed) - 0.5) < 0.056
 
 
 @pytest.mark.parametrize(

@@ -433,7 +433,7 @@ class PupilSection:
 
     ``skill`` is one of the task's ``skills``, and the agent takes every question for one that asks for it. ``wrong`` is
     the probability of a wrong answer. ``gives_in`` is the probability that the agent says what another agent said,
-    where it is shown answers of others.
+    where it is shown words of others.
     """
 
     skill: str | None = None

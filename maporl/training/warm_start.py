@@ -67,8 +67,11 @@ def warm_start(
 
 
 def _written(task: Task, request: Request, pupil: PupilSection, rng: random.Random) -> str:
-    """Return what a pupil says: another agent's answer, the answer by its own skill, or a right or wrong answer."""
-    others = [u for u in request.heard if u.answers and u.agent != request.ask.agent]
+    """Return what a pupil says: what another agent said, the answer by its own skill, or a right or wrong answer.
+
+    All pupils say answers, and hints and critiques are answers too. So whatever a pupil hears can be repeated.
+    """
+    others = [u for u in request.heard if u.agent != request.ask.agent]
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
         return rng.choice(others).words()
     right = rng.random() >= pupil.wrong
