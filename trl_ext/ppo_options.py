@@ -111,6 +111,8 @@ class PPOOptions:
             )
         if self.total_episodes is not None:
             _at_least(self, 1, "total_episodes")
+        if self.huber_delta <= 0:
+            raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
         if self.temperature <= 0:
             raise ValueError(f"temperature: must be above 0, got {self.temperature}; greedy play is for evaluation")
         if self.missing_eos_penalty is not None and self.missing_eos_penalty < 0:
