@@ -32,13 +32,11 @@ Keys = tuple[str | int, ...]
 Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
-# memory without changing a number; and the names of the parts that the other keys belong to
+# memory without changing a number; how long an answer may be, which a script does not ask; and the names of the parts that the other keys belong to
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
-    "training.gradient_checkpointing", "protocol.name", "protocol.game",
+    "training.gradient_checkpointing", "protocol.name", "protocol.game", "ppo.response_length",
 )  # fmt: skip
-SAMPLED = ("ppo.response_length",)
-"""Options that only a sampling engine reads."""
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
     "rules": tuple(RULES), "how": (*BRANCHINGS, "max", "sum"), "unit": ("row", "rollout"), "singleton": ("error", "zero"),
@@ -52,7 +50,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "grounding": ("env",), "proximity": ("label",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
-TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001}
+TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
 """The most telling value of an option that is a number."""
 LONGEST = 26
 """The most tokens of a scripted answer. A longer one is cut off, as engines do it."""
@@ -61,9 +59,9 @@ SEED = 9
 NO_TIMES = ("time/", "memory/", "tokens_per_second")
 
 
-def words(request: Request, weights: float = 0.0) -> str:
+def words(request: Request, weights: str = "") -> str:
     """Say something that fits what is asked. It depends on the request's place in the run, and on ``weights``."""
-    rng = random.Random(f"{request.rng_key or request.transcript.messages} {weights}")
+    rng = random.Random(f"{request.rng_key or request.transcript.messages}{weights}")
     if moves := request.ask.tags.get("moves"):
         if rng.random() < 0.15:
             return "?"
@@ -90,7 +88,7 @@ def script_of(policies: dict[str, Policy]) -> Callable[[Request], str]:
         own = [
             p for name, p in policy.model.named_parameters() if f".{policy.adapter}." in name or policy.adapter is None
         ]
-        return words(request, 0.0 if policy.trainable else float(sum(p.detach().double().sum() for p in own)))
+        return words(request, "" if policy.trainable else str(float(sum(p.detach().double().sum() for p in own))))
 
     return script
 
@@ -182,8 +180,8 @@ class Perturbed:
     def __init__(self, name: str, folder: Path):
         self.name, self.recipe, self.folder = name, read_yaml(recipe_file(name)), folder
         self.values = self._tiny(self.recipe)
-        self.plain = {scripted: self._train(self.values, scripted, None).found for scripted in (True, False)}
-        assert all(len(found) == 3 for found in self.plain.values())
+        self.plain = self._train(self.values, None).found
+        assert len(self.plain) == 3
         assert self.differs(self.values) is False, f"{name}: the same run measured something else"
 
     def _tiny(self, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +191,7 @@ class Perturbed:
         del values["warm_start"]
         return values
 
-    def _train(self, values: dict[str, Any], scripted: bool, expected: list[Metrics] | None) -> Record:
+    def _train(self, values: dict[str, Any], expected: list[Metrics] | None) -> Record:
         """Train, as long as updates measure what is ``expected``.
 
         Raises:
@@ -202,17 +200,16 @@ class Perturbed:
         shutil.rmtree(self.folder, ignore_errors=True)
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
-        if scripted:
-            trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), LONGEST)))
+        trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), LONGEST)))
         record = Record(expected)
         trainer.add_callback(record)
         trainer.train()
         return record
 
-    def differs(self, values: dict[str, Any], scripted: bool = True) -> bool | None:
+    def differs(self, values: dict[str, Any]) -> bool | None:
         """Return whether a configuration measures something else, or stops. None means that it is refused."""
         try:
-            return self._train(values, scripted, self.plain[scripted]).differs()
+            return self._train(values, self.plain).differs()
         except ConfigError:
             return None
         except (ValueError, NonFiniteError):
@@ -255,7 +252,7 @@ class Perturbed:
         """
         found = []
         for value in values:
-            found.append(self.differs(self.changed(path, value), scripted=name not in SAMPLED))
+            found.append(self.differs(self.changed(path, value)))
             if found[-1]:
                 return True
         if False not in found and not self._is_name(path):

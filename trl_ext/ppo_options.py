@@ -133,6 +133,8 @@ class PPOOptions:
             )
         if self.total_episodes is not None:
             _at_least(self, 1, "total_episodes")
+        if self.huber_delta <= 0:
+            raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
         if self.temperature <= 0:
             raise ValueError(f"temperature: must be above 0, got {self.temperature}; greedy play is for evaluation")
         if not 0 < self.top_p <= 1:
