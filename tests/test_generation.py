@@ -184,3 +184,13 @@ def test_a_draw_that_rounds_to_one_never_takes_a_token_of_probability_zero():
     assert float(draw[0]) < 1.0 and float(draw[0].float()) == 1.0
     assert _inverse_cdf(probabilities, draw).tolist() == [1, 2, 0]
     assert _inverse_cdf(probabilities, torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
+
+
+def test_the_output_head_reads_one_whole_row_for_each_prompt(tiny):
+    """torch multiplies a slice of a batch of hidden states by as many copies of the head's weights as there are rows."""
+    model, _ = build(tiny, "llama")
+    seen = []
+    model.lm_head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    generate(model, PROMPTS, 0, Sampling(4, 0.0, STOP))
+    assert len(seen) > 1 and seen[0].shape[:2] == (len({tuple(p) for p in PROMPTS}), 1)
+    assert all(hidden.shape[1] == 1 and hidden.is_contiguous() for hidden in seen)

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from half_precision import learner_of, movement, rounding, rows_of, share, shares, take_steps, trained, weights
 from safetensors.torch import load_file, save_file
+from scripted_training import played
 from test_distributed import STRATEGIES, free_port
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
@@ -297,6 +298,32 @@ def test_a_bfloat16_verifier_that_keeps_learning_steps_master_weights_and_resume
     moved = {"whole": ends[0] - start}, {"whole": ends[1] - start.to(HALF).float()}
     assert 0.8 < share(moved[1], moved[0]) < 1.2
     assert torch.equal(ends[1], ends[2])
+
+
+def test_a_small_adapter_of_a_bfloat16_base_speaks_in_rollouts(tiny, tmp_path):
+    """Added to the weights it would vanish: the neighbours of 1 are 0.004 away, and each weight moves by 0.0015.
+
+    The hidden states are about 1 everywhere, so the 64 small changes of a token's weights add up to 0.096 in its logit.
+    """
+    model, tokenizer = tiny(alphabet="0123456789+=;")
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 3.0
+        model.lm_head.weight.fill_(1.0)[:, ::2] = -1.0
+    folder = str(tmp_path / "base")
+    model.to(HALF).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    agent = {"model": folder, "lora": {"r": 1, "alpha": 1, "target_modules": ["lm_head"]}}
+    values = TEAM | {"output_dir": str(tmp_path / "run"), "agents": {"ann": agent}}
+    trainer = build_trainer(from_dict(values), quiet=True)
+    lora = trainer.team.policies["ann"].model.get_base_model().lm_head
+    with torch.no_grad():
+        lora.lora_A["ann"].weight.fill_(1.0)
+        lora.lora_B["ann"].weight.fill_(0.0015)[::2] *= -1.0
+    (rows,) = played(trainer).token_batches.values()
+    sampled, learned = (logprobs[rows.sampled_mask] for logprobs in (rows.sampler_logprobs, rows.old_logprobs))
+    base = trainer.learners["ann"].reference_logprobs(rows)
+    assert float((learned - base).abs().mean()) > 0.06, "the adapter changes the probabilities"
+    assert float((sampled - learned).abs().mean()) < 0.02
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------

@@ -5,17 +5,23 @@ import random
 from itertools import combinations
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from scripted_training import played, rows, scripted_trainer
 
 from maporl.config import read_values
 from maporl.config.schema import PupilSection, WarmStartSection
+from maporl.engines.transcript import Transcript
 from maporl.errors import ConfigError
 from maporl.protocols import Chain, Collaboration, Debate
+from maporl.runs.train import train
 from maporl.tasks import Skills, build_task
 from maporl.team.agents import Agent
+from maporl.team.loading import load_tokenizers
 from maporl.team.team import Team
 from maporl.training import warm_start
 from maporl.validation.load import from_dict, load
+from maporl.validation.preflight import check_run
 
 QUICK = "configs/ppo/quickstart.yaml"
 SPECIALISTS = {"ann": PupilSection("next", gives_in=0.3), "bob": PupilSection("reversed", gives_in=0.3)}
@@ -198,8 +204,6 @@ def test_the_trainer_pays_for_listening_to_the_right_agent(tmp_path):
 
 @pytest.mark.slow
 def test_the_quickstart_gains_everything_by_talking(tmp_path):
-    from maporl.runs.train import train
-
     train(load(QUICK, [f"output_dir={tmp_path / 'run'}"]), resume=False, quiet=True)
     (first, last), (opening, closing) = (
         json.loads((tmp_path / f"run/evaluation_{when}.json").read_text())["turns"] for when in ("before", "after")
@@ -207,3 +211,43 @@ def test_the_quickstart_gains_everything_by_talking(tmp_path):
     for turn in (first, last, opening):
         assert 0.47 <= turn["team"]["value"] <= 0.53
     assert closing["team"]["value"] >= 0.9
+
+
+REAL = "configs/ppo/smollm2_listen.yaml"
+
+
+def stand_in(tiny, folder):
+    """Overrides that give both agents one tiny model in place of the real one."""
+    model, tokenizer = tiny(alphabet="0123456789+*;", hidden_size=32, layers=1)
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return [f"agents.{name}.model={folder}" for name in ("ann", "bob")]
+
+
+def test_the_real_models_prompts_hold_the_contents_only(tiny, tmp_path):
+    """A conversation begins with the model's first token, without which it learns a skill several times slower."""
+    config = load(REAL, [*stand_in(tiny, tmp_path / "model"), f"output_dir={tmp_path / 'run'}"])
+    assert {a.model for a in load(REAL).agents.values()} == {"HuggingFaceTB/SmolLM2-135M-Instruct"}
+    check_run(config)
+    tokenizer = load_tokenizers(config)["ann"]
+    transcript = Transcript()
+    transcript.add_messages([{"role": "user", "content": "47+"}], tokenizer, frozenset({tokenizer.eos_token_id}))
+    transcript.add_completion(0, tokenizer.encode("58<eos>"), ended=True)
+    transcript.add_messages([{"role": "user", "content": "74;47+"}], tokenizer, frozenset({tokenizer.eos_token_id}))
+    assert tokenizer.decode(transcript.ids) == "<bos>47+58<eos>74;47+"
+
+
+def test_the_real_models_configuration_trains_two_adapters_of_one_base(tiny, tmp_path):
+    changes = ["updates=2", "warm_start.steps=2", "evaluation.questions=4", f"output_dir={tmp_path / 'run'}"]
+    train(load(REAL, [*stand_in(tiny, tmp_path / "model"), *changes]), resume=False, quiet=True)
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) >= 2
+    (first, last) = (
+        json.loads((tmp_path / f"run/evaluation_{w}.json").read_text())["turns"] for w in ("before", "after")
+    )
+    assert len(first) == len(last) == 2 and first[0]["team"]["total"] == 4
+    moved = [load_file(tmp_path / f"run/final/{name}/adapter_model.safetensors") for name in ("ann", "bob")]
+    start = [load_file(tmp_path / f"run/initial/{name}/adapter_model.safetensors") for name in ("ann", "bob")]
+    for before, after in zip(start, moved, strict=True):
+        assert any(not torch.equal(before[key], after[key]) for key in before)

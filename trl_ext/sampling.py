@@ -265,7 +265,8 @@ class _Batch:
         if self.position_ids:
             options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if accepts(self.base, "logits_to_keep"):
-            options["logits_to_keep"] = 1
+            # a slice of the hidden states, which the number 1 takes, makes torch copy the output head for every row
+            options["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=self.device)
         if isinstance(self.model, PeftModel) and self.rows[0].adapter is not None:
             options["adapter_names"] = [row.adapter for row in self.rows]
         output = self.model(
