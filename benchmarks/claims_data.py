@@ -72,8 +72,7 @@ def alphas(value: float) -> list[str]:
 STILL = ["updates=1", "training.learning_rate=0", "training.value_learning_rate=0"]
 """The overrides with which a run trains nothing."""
 SECOND_PAIR = [
-    "updates=20",
-    *frozen("bob"),
+    *STILL,
     "agents.bob.model=<strangers>/initial/bob",
     "warm_start.agents.bob.skill=previous",
     "task.skills=[next, previous]",
@@ -151,8 +150,8 @@ CLAIMS = {
         title="Listening that was learned with one partner is of use with another",
         paper="MAPoRL (arXiv 2502.18439), transfer to other data sets",
         expectation="Ann knows one skill. She learns to listen to a partner with a second skill, on questions of these two "
-        "skills. Then she is asked for her own and for a third skill, beside a partner who knows the third and does not learn, "
-        "and learns for 20 updates. Her final answer is right more often than if she had not learned to listen before.",
+        "skills. Then she is asked for her own and for a third skill, beside an untrained partner who knows the third. Her "
+        "final answer is right more often than before she had learned to listen.",
         world="configs/ppo/claims/first_pair.yaml",
         arms={"taught to listen": ["agents.ann.model=<pair>/final/ann", *SECOND_PAIR], "as at first": SECOND_PAIR},
         measures={"ann's final answer, %": of_agent("ann"), "ann's first answer, %": of_agent("ann", turn=0)},
