@@ -405,7 +405,7 @@ def test_a_game_that_pays_only_at_its_end_has_no_candidates_to_compare(game, tmp
     values = recipe_values("at_grpo_shared", tmp_path)
     values["protocol"] = {"name": "game", "game": game}
     with pytest.raises(
-        ConfigError, match="tree compares answers as soon as they are given, but protocol 'game' has steps"
+        ConfigError, match=f"tree compares answers as soon as they are given, but protocol '{game}' has steps"
     ):
         from_dict(values)
 
