@@ -32,10 +32,12 @@ Keys = tuple[str | int, ...]
 Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
-# memory without changing a number; how long an answer may be, which a script does not ask; and the names of the parts that the other keys belong to
+# memory without changing a number; how an answer is cut and how long it may be, which a script does not ask (``test_decoding.py``
+# tests what is cut); and the names of the parts that the other keys belong to
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "ppo.response_length",
+    "ppo.top_p", "ppo.top_k",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
