@@ -20,7 +20,7 @@ def measure(codes: list[str], kind: str) -> dict:
     """Run all programs once with a new worker."""
     started = time.perf_counter()
     with Sandbox(kind=kind, cache=False) as sandbox:
-        sandbox.run("0")
+        sandbox.run("0", "f")
         loaded = time.perf_counter()
         outcomes = sandbox.run_many(codes, "simple_math_problem")
         done = time.perf_counter()

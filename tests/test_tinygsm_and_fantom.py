@@ -8,7 +8,7 @@ import pytest
 
 from maporl.errors import ConfigError
 from maporl.rewards.labels import label
-from maporl.sandbox.sandbox import Sandbox
+from maporl.sandbox.sandbox import Outcome, Sandbox
 from maporl.tasks import ANLI, FANToM, TaskError, TinyGSM, build_task, tinygsm
 from maporl.tasks.sentence_encoder import SentenceEncoder, load_encoder
 from maporl.types import Dialogue, Example, Grade, Utterance
@@ -96,6 +96,19 @@ def test_too_many_dropped_rows_are_an_error_that_names_the_reasons(tmp_path):
     ):
         len(TinyGSM(source=source, held_out=1))
     assert len(TinyGSM(source=source, held_out=1, max_dropped=0.7)) == 1
+
+
+def test_data_whose_programs_do_not_end_cost_minutes_and_not_a_night(tmp_path, monkeypatch):
+    run, ended = [], Outcome(None, "cpu")
+    monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: run.append(code) or ended)
+    rows = [{"question": f"Q{n}?", "code": program(n)} for n in range(1000)]
+    source = write(tmp_path / "t.jsonl", rows)
+    with pytest.raises(
+        TaskError,
+        match="100 of the first 100 programs did not end within the sandbox's time; expected at most 50 of 999",
+    ):
+        len(TinyGSM(source=source, held_out=1, max_dropped=0.99))
+    assert len(run) == 100
 
 
 def test_building_a_task_reads_and_runs_nothing(monkeypatch):

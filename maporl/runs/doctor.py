@@ -87,13 +87,16 @@ def _features() -> list[Finding]:
             found.append(Finding(what, "fine", f"{package} {_version(package)}"))
         else:
             found.append(Finding(what, "missing", install(extra)))
-    from maporl.sandbox.bubblewrap import find_bubblewrap
+    from maporl.sandbox.sandbox import Sandbox, SandboxError
 
-    program, why = find_bubblewrap()
-    detail = (
-        str(program) if program else f"{why}; {install('sandbox')} (without it, code runs in a restricted process only)"
-    )
-    return [*found, Finding("sandbox inside bubblewrap", "fine" if program else "missing", detail)]
+    try:
+        with Sandbox(cache=False) as sandbox:
+            walls = sandbox.walls()
+    except SandboxError as error:
+        return [*found, Finding("sandbox for programs", "missing", f"{error}; {install('sandbox')}")]
+    inside = sandbox.kind == "bubblewrap"
+    detail = ", ".join(walls) if inside else f"{', '.join(walls)}, without bubblewrap: {install('sandbox')}"
+    return [*found, Finding("sandbox for programs", "fine" if inside else "missing", detail)]
 
 
 def install(extra: str) -> str:

@@ -14,7 +14,7 @@ INSIDE = Path("/code")
 WORKER = Path(__file__).with_name("sandboxed")
 _STARTED_BY = (
     "import sys, json; sys.path[:1] = []; sys.path.append(sys.argv[1]); "
-    "from sandboxed.worker import main; main(json.loads(sys.argv[2]))"
+    "from sandboxed.worker import main; main(*json.loads(sys.argv[2]))"
 )
 
 

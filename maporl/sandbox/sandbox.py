@@ -4,19 +4,22 @@
         sandbox.run("def f(): return 6 * 7", "f")  # Outcome(value=42, reason='ok')
 
 A snippet gets no network, no files, no environment, no other processes, and no more time, memory or output than
-:class:`Limits` allows. It runs in a fork of a worker process (:mod:`maporl.sandbox.sandboxed.worker`) behind three
-walls: a restricted Python, an audit hook and kernel limits. Where bubblewrap works, the worker also runs in namespaces
-of its own, where it sees no network, no home folder and no other process. ``kind`` then is ``bubblewrap``, and
-``restricted`` elsewhere.
+:class:`Limits` allows. It runs in a fork of a worker process (:mod:`maporl.sandbox.sandboxed.worker`) behind a
+restricted Python, an audit hook, resource limits, and the kernel's Landlock and seccomp
+(:mod:`maporl.sandbox.sandboxed.kernel`). Where bubblewrap works, the worker also runs in namespaces of its own, where it
+sees no network, no home folder and no other process. ``kind`` then is ``bubblewrap``, and ``restricted`` elsewhere.
+
+An outcome says which value the snippet gave, and no more. Compare it with what you expect in your own process: whatever
+a snippet's process says about itself, the snippet could have written.
 """
 
+import builtins
 import contextlib
 import functools
 import hashlib
 import json
 import logging
 import os
-import re
 import select
 import signal
 import struct
@@ -29,10 +32,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from maporl.errors import UserError
 from maporl.sandbox.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
+from maporl.sandbox.sandboxed.values import NotPlain, plain_value
 from maporl.storage.disk_cache import DiskCache, cache_folder
 
 logger = logging.getLogger(__name__)
@@ -52,6 +56,8 @@ _GRACE_SECONDS = 5.0
 _SAVE_EVERY = 500
 _UNCACHED = ("timeout", "killed")
 """These outcomes are not kept, because they depend on what else the machine was doing."""
+VARIABLE = "MAPORL_SANDBOX"
+"""The environment variable with which the owner of a machine without kernel walls accepts the restricted Python alone."""
 
 
 class SandboxError(UserError, RuntimeError):
@@ -98,13 +104,16 @@ class Outcome:
 class Sandbox:
     """Runs snippets one after another in one worker process, which starts with the first of them.
 
-    ``kind``: "auto" takes bubblewrap where it works. ``cache``: where outcomes are kept; True means the user's cache
+    ``kind``: "auto" takes bubblewrap where it works, and else the restricted process if its kernel filters system calls.
+    Where it does neither, code runs only if the owner of the machine says so, by ``kind="restricted"`` or by the
+    environment variable ``MAPORL_SANDBOX``, which replaces "auto". ``cache``: where outcomes are kept; True means the user's cache
     folder (``$MAPORL_CACHE``, else ``~/.cache/maporl``), a path means that folder, and False keeps nothing. Use the
     sandbox as a context manager, or call :meth:`close`. Threads may share it; their snippets run in turn. ``command``
     starts the worker, and ``worker`` is its process while there is one.
 
     Raises:
-        SandboxError: the system has no resource limits, or bubblewrap was asked for and does not work here.
+        SandboxError: the system has no resource limits, it has neither bubblewrap nor filters of system calls, or
+            bubblewrap was asked for and does not work here.
         CacheUnusable: the cache cannot be written.
     """
 
@@ -118,12 +127,22 @@ class Sandbox:
             raise SandboxError(
                 f"running untrusted code needs POSIX resource limits, which {sys.platform} lacks; use Linux"
             )
+        from maporl.sandbox.sandboxed.kernel import filter_missing  # it needs the module that was looked for above
+
         self.limits = limits or Limits()
-        bubblewrap, why = find_bubblewrap() if kind != "restricted" else (None, "as asked")
-        if kind == "bubblewrap" and bubblewrap is None:
+        asked = _asked_kind(kind)
+        bubblewrap, why = find_bubblewrap() if asked != "restricted" else (None, "as asked")
+        if asked == "bubblewrap" and bubblewrap is None:
             raise SandboxError(f"kind='bubblewrap' was asked for, but {why}; use kind='auto' or 'restricted'")
+        no_filter = filter_missing()
+        if asked == "auto" and bubblewrap is None and no_filter:
+            raise SandboxError(
+                f"nothing but Python's own rules would hold untrusted code here: {why}; {no_filter}. Install bubblewrap, "
+                f"or set {VARIABLE}=restricted if you trust the code"
+            )
         self.kind: Kind = "restricted" if bubblewrap is None else "bubblewrap"
-        _log_once(self.kind, why)
+        self._filtered, self._landlock = no_filter is None, False
+        _log_once(self.kind, why, no_filter or "system calls are filtered")
         self.command = (
             [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else worker_command(WORKER.parent)
         )
@@ -133,10 +152,8 @@ class Sandbox:
         self._owner = os.getpid()
         self._stop: Callable[[], Any] = lambda: None
 
-    def run(self, code: Any, call: str | None = None) -> Outcome:
+    def run(self, code: Any, call: str) -> Outcome:
         """Run ``code``, then its function ``call`` without arguments; the outcome's value is what that returns.
-
-        Without ``call`` the code only has to end.
 
         Raises:
             ValueError: ``call`` cannot be the name of a function.
@@ -144,20 +161,20 @@ class Sandbox:
         """
         return self.run_many([code], call)[0]
 
-    def run_many(self, codes: Sequence[Any], call: str | None = None) -> list[Outcome]:
+    def run_many(self, codes: Sequence[Any], call: str) -> list[Outcome]:
         """:meth:`run` for each of ``codes``, in order. Equal codes run once, and codes with a kept outcome not at all.
 
         Raises:
             ValueError: ``call`` cannot be the name of a function.
             SandboxError: the worker process does not start.
         """
-        if call is not None and not call.isidentifier():
+        if not call.isidentifier():
             raise ValueError(f"call: expected the name of a function that the snippet defines, got {call!r}")
         keys = [self._key(code, call) if self._is_source(code) else None for code in codes]
         known: dict[str | None, Outcome] = {None: Outcome(None, "source")}
         if self._cache:
             found = self._cache.get(list({key for key in keys if key is not None}))
-            known |= {key: Outcome(**record) for key, record in found.items()}
+            known |= {key: outcome for key, record in found.items() if (outcome := plain_outcome(record))}
         fresh: list[tuple[str, dict[str, Any]]] = []
         try:
             for key, code in zip(keys, codes, strict=True):
@@ -171,6 +188,17 @@ class Sandbox:
         finally:
             self._save(fresh)
         return [known[key] for key in keys]
+
+    def walls(self) -> list[str]:
+        """What holds a snippet here besides Python's own rules, from the outermost wall to the innermost.
+
+        Raises:
+            SandboxError: the worker process does not start.
+        """
+        with self._lock:
+            self._running()
+        there = {"bubblewrap": self.kind == "bubblewrap", "Landlock": self._landlock, "seccomp": self._filtered}
+        return [*(name for name, holds in there.items() if holds), "resource limits"]
 
     def close(self) -> None:
         """End the worker and everything it started; the next snippet starts a new one."""
@@ -188,7 +216,7 @@ class Sandbox:
     def _is_source(self, code: Any) -> bool:
         return isinstance(code, str) and bool(code.strip()) and len(code) <= self.limits.source_bytes
 
-    def _key(self, code: str, call: str | None) -> str:
+    def _key(self, code: str, call: str) -> str:
         parts = [code, call, asdict(self.limits), self.kind, _version()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -197,7 +225,7 @@ class Sandbox:
             self._cache.put(fresh)
         fresh.clear()
 
-    def execute(self, code: str, call: str | None) -> Outcome:
+    def execute(self, code: str, call: str) -> Outcome:
         """Run one snippet in the worker, whatever outcome is kept.
 
         Raises:
@@ -233,20 +261,23 @@ class Sandbox:
             # some interpreters do not start without LD_LIBRARY_PATH; the hash seed makes the order of sets repeatable
             kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
             self.worker = subprocess.Popen(
-                [*self.command, json.dumps(asdict(self.limits))],
+                [*self.command, json.dumps([asdict(self.limits), self._filtered])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env={"PYTHONHASHSEED": "0", **kept}, cwd="/", start_new_session=True, bufsize=0,
             )  # fmt: skip
             self._owner = os.getpid()
             self._stop = weakref.finalize(self, _end, self.worker, self._owner)
             try:
-                receive(self.worker.stdout, time.monotonic() + _LOADING_SECONDS)
+                started = json.loads(receive(self.worker.stdout, time.monotonic() + _LOADING_SECONDS))
             except _Lost as lost:
+                started = {"trial": str(lost)}
+            if started["trial"] != "ok":
                 self.close()
                 raise SandboxError(
-                    f"the worker of the {self.kind} sandbox did not start ({lost}); run it by hand to see why: "
-                    f"{' '.join(self.command[:-2])} ..."
-                ) from None
+                    f"the worker of the {self.kind} sandbox did not start ({started['trial']}); run it by hand to see "
+                    f"why: {' '.join(self.command[:-2])} ..."
+                )
+            self._landlock = started["landlock"]
         return self.worker
 
 
@@ -293,12 +324,27 @@ def decode(payload: bytes) -> Outcome:
     """The outcome in the worker's answer. A malformed answer counts as "killed": the worker's own code writes none."""
     try:
         record = json.loads(payload)
-        reason, value = record["reason"], record["value"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return Outcome(None, "killed")
-    if reason not in REASONS and not re.fullmatch(r"error:[A-Za-z]{1,40}", str(reason)):
-        return Outcome(None, "killed")
-    return Outcome(value if reason == "ok" else None, reason)
+    except (ValueError, RecursionError):
+        record = None
+    return plain_outcome(record) or Outcome(None, "killed")
+
+
+def plain_outcome(record: Any) -> Outcome | None:
+    """The outcome that ``{"value": ..., "reason": ...}`` holds, or None if no worker writes such a record."""
+    if not isinstance(record, dict) or record.keys() != {"value", "reason"} or not _is_reason(record["reason"]):
+        return None
+    try:
+        return Outcome(plain_value(record["value"]) if record["reason"] == "ok" else None, record["reason"])
+    except (NotPlain, RecursionError):
+        return None
+
+
+def _is_reason(reason: Any) -> bool:
+    if not isinstance(reason, str):
+        return False
+    kind, _, name = reason.partition(":")
+    error = getattr(builtins, name, None)
+    return reason in REASONS or (kind == "error" and isinstance(error, type) and issubclass(error, BaseException))
 
 
 def _end(worker: subprocess.Popen, owner: int) -> None:
@@ -314,8 +360,16 @@ def _end(worker: subprocess.Popen, owner: int) -> None:
 
 
 @functools.cache
-def _log_once(kind: str, why: str) -> None:
-    logger.info("sandbox for untrusted code: %s (%s)", kind, why)
+def _log_once(kind: str, why: str, filtered: str) -> None:
+    logger.info("sandbox for untrusted code: %s (%s; %s)", kind, why, filtered)
+
+
+def _asked_kind(kind: str) -> str:
+    """``kind``, or what the environment variable says in the place of "auto"."""
+    asked = os.environ.get(VARIABLE, "auto") if kind == "auto" else kind
+    if asked not in ("auto", *get_args(Kind)):
+        raise SandboxError(f"{VARIABLE}: expected auto, {' or '.join(get_args(Kind))}, got {asked!r}")
+    return asked
 
 
 @functools.cache

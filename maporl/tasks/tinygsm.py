@@ -15,6 +15,7 @@ from maporl.types import Example, Grade
 
 FUNCTION = "simple_math_problem"
 """The function that each program of the data set defines. What it returns is the label."""
+_AT_ONCE, _ENDLESS = 100, 50
 logger = logging.getLogger(__name__)
 Numbered = list[tuple[int, dict[str, Any]]]
 
@@ -134,7 +135,11 @@ def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str
 
 
 def _run(codes: list[Any]) -> list[Any]:
-    """The sandbox's outcome for each program."""
+    """The sandbox's outcome for each program.
+
+    Raises:
+        TaskError: so many programs do not end that the rest would take hours. Each costs the sandbox's whole time limit.
+    """
     from maporl.sandbox.sandbox import Outcome, Sandbox  # every task is imported, and only this one needs the sandbox
 
     calls = [labelling_function(code) for code in codes]
@@ -142,7 +147,15 @@ def _run(codes: list[Any]) -> list[Any]:
     with Sandbox() as sandbox:
         for call in dict.fromkeys(calls):
             same = [index for index, name in enumerate(calls) if name == call]
-            outcomes |= zip(same, sandbox.run_many([codes[index] for index in same], call), strict=True)
+            for some in (same[start : start + _AT_ONCE] for start in range(0, len(same), _AT_ONCE)):
+                outcomes |= zip(some, sandbox.run_many([codes[index] for index in some], call), strict=True)
+                endless = sum(outcome.reason in ("cpu", "timeout") for outcome in outcomes.values())
+                if endless > max(_ENDLESS, len(codes) // 100):
+                    raise TaskError(
+                        f"tinygsm: {endless} of the first {len(outcomes)} programs did not end within the sandbox's time; "
+                        f"expected at most {max(_ENDLESS, len(codes) // 100)} of {len(codes)}. Look at the data, or leave "
+                        "such rows out"
+                    )
     return [outcomes[index] for index in range(len(codes))]
 
 

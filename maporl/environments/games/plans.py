@@ -32,6 +32,7 @@ class Plans(Game):
 
     Raises:
         ValueError: ``rounds`` is below 1.
+        SandboxError: programs cannot be run safely here.
     """
 
     interests = "common"
@@ -42,6 +43,7 @@ class Plans(Game):
     def __post_init__(self):
         if self.rounds < 1:
             raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
+        _sandbox()  # a run without a sandbox fails here rather than at the first program
 
     @abstractmethod
     def begin(self, rng: random.Random) -> Any:

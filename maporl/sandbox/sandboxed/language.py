@@ -1,11 +1,15 @@
 """The sandbox's first wall: which Python a snippet may be written in, and the builtins and modules it gets.
 
 It refuses whatever could lead from a snippet's own values to the interpreter's: attribute names with underscores,
-frames, metaclasses, attribute names given as strings, and every import that is not on the list.
+frames, metaclasses, attribute names given as strings, and every import that is not on the list. It also refuses the
+clock, and every random number comes from a seed, because the outcome of a snippet is to be a function of its text.
 """
 
 import ast
 import builtins
+import dataclasses
+import inspect
+import random
 import re
 import string
 import sys
@@ -20,7 +24,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "__future__": None,
     "bisect": None,
     "collections": None,
-    "dataclasses": ("dataclass", "asdict", "astuple", "replace", "is_dataclass"),
+    "dataclasses": ("asdict", "astuple", "replace", "is_dataclass"),  # and checked_dataclass
     "datetime": None,
     "decimal": None,
     "fractions": ("Fraction",),
@@ -28,7 +32,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "heapq": None,
     "itertools": None,
     "math": None,
-    "random": None,
+    "random": (),  # but SeededRandom and its methods
     "re": None,
     "statistics": None,
     "string": (
@@ -45,7 +49,7 @@ HIDDEN = ("_strptime", "time", "unicodedata")
 
 BUILTINS = {
     "abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr", "classmethod", "complex",
-    "dict", "divmod", "enumerate", "filter", "float", "format", "frozenset", "hash", "hex", "id", "int",
+    "dict", "divmod", "enumerate", "filter", "float", "format", "frozenset", "hash", "hex", "int",
     "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min", "next", "object", "oct", "ord", "pow",
     "property", "range", "repr", "reversed", "round", "set", "slice", "sorted", "staticmethod", "str", "sum",
     "super", "tuple", "zip", "NotImplemented", "Ellipsis", "__build_class__",
@@ -63,12 +67,17 @@ DUNDERS = {
 }  # fmt: skip
 # the public face of named tuples
 UNDERSCORED = DUNDERS | {"_asdict", "_fields", "_replace"}
-# ways from a generator, coroutine, traceback, class or exception to frames and to the classes and modules behind them
+# ways from a frame, class or exception to frames and to the classes and modules behind them
 INTROSPECTION = {
-    "ag_await", "ag_code", "ag_frame", "cr_await", "cr_code", "cr_frame", "cr_origin", "f_back", "f_builtins", "f_code",
-    "f_globals", "f_lasti", "f_lineno", "f_locals", "f_trace", "format_map", "gi_code", "gi_frame", "gi_yieldfrom",
-    "mro", "obj", "tb_frame", "tb_next",
+    "f_back", "f_builtins", "f_code", "f_generator", "f_globals", "f_lasti", "f_lineno", "f_locals", "f_trace",
+    "f_trace_lines", "f_trace_opcodes", "format_map", "mro", "obj", "register", "with_traceback",
 }  # fmt: skip
+# the same from a generator, coroutine, asynchronous generator, traceback or code object
+INTROSPECTION_PREFIXES = ("ag_", "co_", "cr_", "gi_", "tb_")
+CLOCK = {"now", "today", "utcnow"}
+# the classes that a pattern with a position, such as ``int(x)``, gives the whole value; every other class chooses by its
+# __match_args__ which attribute it gives
+SELF_MATCHING = {"bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"}
 
 
 class Refused(Exception):
@@ -91,8 +100,7 @@ def check_tree(tree: ast.AST) -> None:
         elif isinstance(node, ast.Attribute):
             _check_attribute(node.attr, node.value)
         elif isinstance(node, ast.MatchClass):
-            for name in node.kwd_attrs:
-                _check_attribute(name, None)
+            _check_pattern(node, tree)
         if not isinstance(node, ast.Constant):
             _check_identifiers(node)
 
@@ -111,12 +119,43 @@ def _check_identifiers(node: ast.AST) -> None:
                 raise Refused(name)
 
 
+def _check_pattern(pattern: ast.MatchClass, tree: ast.AST) -> None:
+    """Check which attributes a class pattern reads: those after a name, and those that the class has for positions."""
+    for name in pattern.kwd_attrs:
+        _check_attribute(name, None)
+    if not pattern.patterns:
+        return
+    if not isinstance(pattern.cls, ast.Name) or pattern.cls.id not in SELF_MATCHING:
+        raise Refused("a class pattern with a position")
+    if any(pattern.cls.id in _bound(node) for node in ast.walk(tree)):
+        raise Refused(f"a pattern of {pattern.cls.id}, which is another class here")
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """The identifiers that a node may bind: all its texts, unless it only reads a variable."""
+    if isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
+        return []
+    values = [value for _, value in ast.iter_fields(node)]
+    return [
+        name for value in values for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)
+    ]
+
+
 def _check_attribute(name: str, owner: ast.AST | None) -> None:
-    if (name.startswith("_") and name not in UNDERSCORED) or name in INTROSPECTION:
+    if leads_out(name) or name in CLOCK:
         raise Refused(f"attribute {name}")
     # format fields may read attributes, out of sight of this check unless the template is in plain sight
     if name == "format" and not (isinstance(owner, ast.Constant) and _plain_template(owner.value)):
         raise Refused("str.format with attributes or with a computed template")
+
+
+def leads_out(name: str) -> bool:
+    """Whether an attribute of this name may lead from a snippet's own values to the interpreter's."""
+    return (
+        (name.startswith("_") and name not in UNDERSCORED)
+        or name in INTROSPECTION
+        or name.startswith(INTROSPECTION_PREFIXES)
+    )
 
 
 def _plain_template(template: Any) -> bool:
@@ -139,13 +178,49 @@ def safe_modules() -> dict[str, types.ModuleType]:
     for name, chosen in MODULES.items():
         real = import_module(name)
         stand_in = types.ModuleType(name)
-        names = chosen or getattr(real, "__all__", None) or [n for n in vars(real) if not n.startswith("_")]
+        names = getattr(real, "__all__", dir(real)) if chosen is None else chosen
         for attribute in names:
             value = getattr(real, attribute, None)
-            if not isinstance(value, types.ModuleType):
+            if not attribute.startswith("_") and not isinstance(value, types.ModuleType):
                 setattr(stand_in, attribute, value)
         offered[name] = stand_in
+    _offer_random(offered["random"])
     return offered
+
+
+class SeededRandom(random.Random):
+    """A generator of random numbers that starts at 0 where Python's takes its seed from the machine."""
+
+    def seed(self, a=None, version=2):
+        """As ``random.Random.seed``, but None means 0."""
+        super().seed(0 if a is None else a, version)
+
+
+def _offer_random(stand_in: types.ModuleType) -> None:
+    """Give the stand-in for ``random`` the methods of one seeded generator, as Python's module has those of its own."""
+    generator = SeededRandom()
+    for name in random.__all__:
+        if name not in ("Random", "SystemRandom"):
+            setattr(stand_in, name, getattr(generator, name))
+    vars(stand_in)["Random"] = SeededRandom
+
+
+def checked_dataclass(report: Callable[..., NoReturn]) -> Callable[..., Any]:
+    """``dataclasses.dataclass`` for a snippet: ``report`` ends the snippet if a field has a name that leads out.
+
+    The methods that a data class gets read and set the fields of whatever they are given. :func:`check_tree` cannot see
+    all names of fields, because ``NamedTuple`` takes them as texts.
+    """
+
+    def dataclass(cls=None, /, **options):
+        if cls is None:
+            return lambda decorated: dataclass(decorated, **options)
+        # before the class is made: making it may call methods of the snippet's
+        if any(leads_out(name) for name in inspect.get_annotations(cls)):
+            report("forbidden")
+        return dataclasses.dataclass(cls, **options)
+
+    return dataclass
 
 
 def safe_builtins(report: Callable[..., NoReturn], offered: dict[str, types.ModuleType], output: int) -> dict[str, Any]:
