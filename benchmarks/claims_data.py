@@ -106,6 +106,12 @@ CORY = [
 ALONE = ["protocol={name: debate, turns: 1, agents: [pioneer]}", "reward.rules=[own]"]
 LARGE_STEPS = ["training.learning_rate=1.5e-3"]
 FINAL = "final turn, %"
+FLIPS = {"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)}
+FOR_THE_BETTER = (
+    Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
+    Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
+)
+"""More wrong answers become right with the bonus than without it, and fewer right ones wrong."""
 CLAIMS = {
     "co_training": Claim(
         title="Training both agents gains more than training one",
@@ -125,11 +131,8 @@ CLAIMS = {
         "fewer right answers become wrong.",
         world=LISTENERS,
         arms={"alpha 0": [], "alpha 3": alphas(3)},
-        measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
-        comparisons=(
-            Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
-            Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
-        ),
+        measures=FLIPS,
+        comparisons=FOR_THE_BETTER,
     ),
     "incentives_alone": Claim(
         title="The bonus for collaboration makes answers change for the better, where nothing else does",
@@ -140,11 +143,8 @@ CLAIMS = {
         "alpha 3 more wrong answers become right, and fewer right answers become wrong, than with alpha 0.",
         world=LISTENERS,
         arms={"alpha 0": UNPAID, "alpha 3": [*UNPAID, *alphas(3)]},
-        measures={"wrong to right, %": flips("wrong_to_right"), "right to wrong, %": flips("right_to_wrong"), FINAL: team(-1)},
-        comparisons=(
-            Comparison("wrong to right, %", "alpha 3", "alpha 0", 1),
-            Comparison("right to wrong, %", "alpha 3", "alpha 0", -1),
-        ),
+        measures=FLIPS,
+        comparisons=FOR_THE_BETTER,
     ),
     "transfer": Claim(
         title="Listening that was learned with one partner is of use with another",

@@ -14,20 +14,18 @@ import argparse
 import http.client
 import json
 import random
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
 import numpy as np
 import psutil
 import torch
+from serving import serving
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.config.schema import TinySection
@@ -52,29 +50,11 @@ def make_verifier(folder: Path, small: bool) -> str:
 
 
 @contextmanager
-def serving(model: str, *options: str):
-    """Start a server, and yield its URL and its process."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "reward_server", "--model", model, "--device", "cpu", "--port", str(port), *options],
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            try:
-                httpx2.get(f"{url}/ready").raise_for_status()
-                break
-            except httpx2.TransportError:
-                if process.poll() is not None:
-                    raise RuntimeError("the server did not start") from None
-                time.sleep(0.1)
+def serving_model(model: str, *options: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Serve ``model`` on the processor, and yield the server's URL and its process."""
+    log = Path(tempfile.gettempdir()) / "reward_server.log"
+    with serving(log, "reward_server", "--model", model, "--device", "cpu", *options) as (url, process):
         yield url, psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def ask(url: str, chats: list, concurrency: int) -> tuple[float, list[float], list[float]]:
@@ -108,7 +88,7 @@ def throughput(model: str, chats: list, concurrency: int, rounds: int) -> dict:
     verifier = Verifier.load(model, "cpu")
     verifier.score(chats[:16])
     rates: dict[str, list[float]] = {"offline": [], "served": [], "one_at_a_time": []}
-    with serving(model) as (url, _), serving(model, "--batch-tokens", "1") as (alone, _):
+    with serving_model(model) as (url, _), serving_model(model, "--batch-tokens", "1") as (alone, _):
         ask(url, chats[:16], 4)
         ask(alone, chats[:16], 4)
         for _ in range(rounds):
@@ -130,7 +110,7 @@ def throughput(model: str, chats: list, concurrency: int, rounds: int) -> dict:
 def soak(model: str, chats: list, requests: int, concurrency: int) -> dict:
     """Measure p50 and p99 latency in milliseconds and the server's memory in MB, for each quarter of the requests."""
     quarters = []
-    with serving(model) as (url, process):
+    with serving_model(model) as (url, process):
         ask(url, chats, concurrency)
         for _ in range(4):
             seconds, latencies, _ = ask(url, [chats[i % len(chats)] for i in range(requests // 4)], concurrency)

@@ -15,6 +15,18 @@ Masters = Sequence[tuple[nn.Parameter, nn.Parameter]]
 """Pairs of a half-precision parameter and its float32 master weights, of the same shape."""
 
 
+def with_master(parameter: nn.Parameter, masters: list[tuple[nn.Parameter, nn.Parameter]]) -> nn.Parameter:
+    """Return what an optimizer steps for ``parameter``: itself, or new master weights if it is in half precision.
+
+    The new pair is added to ``masters``.
+    """
+    if parameter.dtype not in HALF_PRECISION:
+        return parameter
+    master = nn.Parameter(parameter.detach().float())
+    masters.append((parameter, master))
+    return master
+
+
 def move_gradients(masters: Masters) -> None:
     """Add the gradients of half-precision parameters to those of their master weights, and drop them.
 
@@ -50,15 +62,8 @@ class MasterAdamW(torch.optim.AdamW):
         listed: list[Any] = list(params)
         groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
         super().__init__(
-            [group | {"params": [self._stepped(p) for p in group["params"]]} for group in groups], **options
+            [group | {"params": [with_master(p, self.masters) for p in group["params"]]} for group in groups], **options
         )
-
-    def _stepped(self, parameter: nn.Parameter) -> nn.Parameter:
-        if parameter.dtype not in HALF_PRECISION:
-            return parameter
-        master = nn.Parameter(parameter.detach().float())
-        self.masters.append((parameter, master))
-        return master
 
     def step(self, closure: Any = None) -> Any:
         """Step the master weights by the gradients of their parameters, and round them to the parameters."""

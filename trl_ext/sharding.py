@@ -23,7 +23,7 @@ from transformers import Trainer
 
 from trl_ext import distributed
 from trl_ext.forward import base_of
-from trl_ext.master_weights import HALF_PRECISION, move_gradients, round_to_weights
+from trl_ext.master_weights import HALF_PRECISION, move_gradients, round_to_weights, with_master
 
 Result = TypeVar("Result")
 State = dict[int, dict[str, Any]]
@@ -81,13 +81,9 @@ class Replicated:
     def with_masters(self, groups: list[dict]) -> None:
         """Put float32 master weights in the place of the half-precision parameters of the optimizer's ``groups``."""
         for group in groups:
-            group["params"] = [self._master(p) if p.dtype in HALF_PRECISION else p for p in group["params"]]
-
-    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
-        master = nn.Parameter(parameter.detach().float())
-        parameter.grad = None  # a warm start leaves gradients
-        self.masters.append((parameter, master))
-        return master
+            group["params"] = [with_master(parameter, self.masters) for parameter in group["params"]]
+        for parameter, _ in self.masters:
+            parameter.grad = None  # a warm start leaves gradients
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over the optimizer, and broadcast the main process's weights to all processes."""

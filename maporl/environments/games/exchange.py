@@ -4,11 +4,11 @@ import random
 from dataclasses import dataclass
 from string import ascii_lowercase, digits
 
-from maporl.environments.games.base import Game
+from maporl.environments.games.signals import CodeGame
 
 
 @dataclass
-class Exchange(Game):
+class Exchange(CodeGame):
     """Each player sees a number of its own, from 1 to ``states``. Both say a letter at once, hear the other's letter, and
     then both guess the other's number.
 
@@ -24,13 +24,7 @@ class Exchange(Game):
         ValueError: ``states`` is outside 2 to 9.
     """
 
-    interests = "common"
-    states: int = 4
     longest = 2
-
-    def __post_init__(self):
-        if not 2 <= self.states <= 9:
-            raise ValueError(f"states: expected 2 to 9, got {self.states}")
 
     def reset(self, rng: random.Random) -> None:
         self.numbers = [rng.randrange(self.states) for _ in range(2)]

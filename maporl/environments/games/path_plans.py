@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from maporl.environments.games.plan_path import STEPS, Cell, distances, step_to
+from maporl.environments.games.plan_path import STEPS, Cell, distances, drawn, step_to
 from maporl.environments.games.plans import Plans
 
 
@@ -48,7 +48,7 @@ class PathPlans(Plans):
     def shown(self, state: Cell) -> str:
         """The rows of the grid."""
         marks = dict.fromkeys(self.free, ".") | {self.goal: "G", state: "S"}
-        return "\n".join("".join(marks.get((r, c), "#") for c in range(self.size)) for r in range(self.size))
+        return drawn(marks, self.size)
 
     def moves(self, player: int) -> tuple[str, ...]:
         """The moves of which a plan consists."""

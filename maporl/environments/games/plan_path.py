@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from maporl.environments.games.base import Game
@@ -10,6 +10,11 @@ from maporl.environments.games.base import Game
 Cell = tuple[int, int]
 """The row and the column of a cell, from 0."""
 STEPS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+
+
+def drawn(marks: Mapping[Cell, str], size: int) -> str:
+    """Return the rows of a ``size`` x ``size`` grid as lines. A cell without a mark is a wall, ``#``."""
+    return "\n".join("".join(marks.get((row, column), "#") for column in range(size)) for row in range(size))
 
 
 def step_to(cell: Cell, move: str, free: Collection[Cell]) -> Cell:

@@ -7,7 +7,23 @@ from maporl.environments.games.base import Game
 
 
 @dataclass
-class Signals(Game):
+class CodeGame(Game):
+    """A game whose players win by agreeing on a code: a letter for each of the numbers from 1 to ``states``.
+
+    Raises:
+        ValueError: ``states`` is outside 2 to 9.
+    """
+
+    interests = "common"
+    states: int = 4
+
+    def __post_init__(self):
+        if not 2 <= self.states <= 9:
+            raise ValueError(f"states: expected 2 to 9, got {self.states}")
+
+
+@dataclass
+class Signals(CodeGame):
     """Player 0 sees one of ``states`` numbers and says one of as many letters. Player 1 sees the letter and guesses the number.
 
     Payments: the guess pays. Both get 1 if it is right, and 0 if it is wrong. An illegal move pays its author -1.5 and
@@ -17,13 +33,7 @@ class Signals(Game):
         ValueError: ``states`` is outside 2 to 9.
     """
 
-    interests = "common"
-    states: int = 4
     longest = 1
-
-    def __post_init__(self):
-        if not 2 <= self.states <= 9:
-            raise ValueError(f"states: expected 2 to 9, got {self.states}")
 
     def reset(self, rng: random.Random) -> None:
         self.state = rng.randrange(self.states)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from maporl.environments.games.plan_path import STEPS, Cell
+from maporl.environments.games.plan_path import STEPS, Cell, drawn
 from maporl.environments.games.plans import Plans
 
 State = tuple[Cell, frozenset[Cell]]
@@ -118,7 +118,7 @@ class Sokoban(Plans):
         marks = dict.fromkeys(self.free, " ") | dict.fromkeys(self.goals, ".")
         marks |= {box: "*" if box in self.goals else "$" for box in boxes}
         marks[player] = "+" if player in self.goals else "@"
-        return "\n".join("".join(marks.get((r, c), "#") for c in range(self.size)) for r in range(self.size))
+        return drawn(marks, self.size)
 
     def moves(self, player: int) -> tuple[str, ...]:
         """The moves of which a plan consists."""
