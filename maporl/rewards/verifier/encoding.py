@@ -5,7 +5,7 @@ Training, scoring in a run and the server all call :func:`encode`, so that a ver
 
 from maporl.errors import UserError
 from maporl.types import Message
-from trl_ext.chat import Tokenizer, render
+from trl_ext.chat import Tokenizer, encode_chat
 
 
 class TooLong(UserError, ValueError):
@@ -26,7 +26,7 @@ def encode(tokenizer: Tokenizer, chat: list[Message], longest: int | None = None
     Raises:
         TooLong: the chat has more than ``longest`` tokens.
     """
-    ids = tokenizer.encode(render(tokenizer, chat, generate=False), add_special_tokens=False)
+    ids = encode_chat(tokenizer, chat)
     if longest is not None and len(ids) > longest:
         raise TooLong(f"the chat has {len(ids)} tokens and the verifier reads at most {longest}")
     return ids
@@ -38,7 +38,7 @@ def answer_start(tokenizer: Tokenizer, chat: list[Message]) -> int:
     It follows the longest prefix that the whole chat shares with the opening of its last message.
     """
     whole = encode(tokenizer, chat)
-    opening = tokenizer.encode(render(tokenizer, chat[:-1], generate=True), add_special_tokens=False)
+    opening = encode_chat(tokenizer, chat[:-1], generate=True)
     start = 0
     for a, b in zip(whole, opening, strict=False):
         if a != b:
