@@ -7,6 +7,13 @@ from maporl.errors import UserError
 from maporl.types import Message
 from trl_ext.chat import Tokenizer, encode_chat
 
+CHARACTERS_PER_TOKEN = 32
+"""A chat of more characters for each token that the verifier reads is too long without being tokenised.
+
+English has about 4 characters a token, and indented code has seldom more than 10. Tokenising a chat of megabytes takes
+seconds and hundreds of times its memory.
+"""
+
 
 class TooLong(UserError, ValueError):
     """A chat has more tokens than the verifier reads."""
@@ -24,8 +31,14 @@ def encode(tokenizer: Tokenizer, chat: list[Message], longest: int | None = None
     another answer.
 
     Raises:
-        TooLong: the chat has more than ``longest`` tokens.
+        TooLong: the chat has more than ``longest`` tokens, or :data:`CHARACTERS_PER_TOKEN` times as many characters.
     """
+    characters = sum(len(message["content"]) for message in chat)
+    if longest is not None and characters > longest * CHARACTERS_PER_TOKEN:
+        raise TooLong(
+            f"the chat has {characters} characters and the verifier reads at most {longest} tokens, for which at most "
+            f"{longest * CHARACTERS_PER_TOKEN} characters are taken"
+        )
     ids = encode_chat(tokenizer, chat)
     if longest is not None and len(ids) > longest:
         raise TooLong(f"the chat has {len(ids)} tokens and the verifier reads at most {longest}")
