@@ -68,12 +68,13 @@ class ControlTokens:
     def marked(self, messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
         """Return ``messages`` with ``mark`` at every place where a control token must be cut."""
         marked = [_mapped(message, lambda text: mark.join(self.pieces(text))) for message in messages]
-        for first, second in pairwise(marked):  # a template may write two messages without anything between them
-            before, after = first.get("content"), second.get("content")
-            if isinstance(before, str) and isinstance(after, str):
-                seam = before[-self._longest :] + after[: self._longest]
+        before = ""  # a template may write messages without anything between them, so they may spell a token together
+        for message in marked:
+            if isinstance(message.get("content"), str):
+                seam = before + message["content"][: self._longest]
                 if self._places(seam) or (self._normalize is not None and self._places(self._normalize(seam))):
-                    second["content"] = mark + after
+                    message["content"] = mark + message["content"]
+                before = (before + message["content"])[-self._longest :]
         return marked
 
     def _places(self, text: str) -> list[int]:
@@ -109,12 +110,13 @@ def control_tokens(tokenizer: Tokenizer, special: bool = False) -> ControlTokens
     if kept.get("state") != state:
         kept.clear()
         kept["state"] = state
-    if special not in kept:
+    found = kept.get(special)
+    if found is None:
         added = [t for t in tokenizer.added_tokens_decoder.values() if t.special or not special]
         words = {t.content for t in added if t.content.replace("\u2581", " ").strip()}
         normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
-        kept[special] = ControlTokens(words, None if normalizer is None else normalizer.normalize_str)
-    return kept[special]
+        found = kept[special] = ControlTokens(words, None if normalizer is None else normalizer.normalize_str)
+    return found
 
 
 def encode_text(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]:
@@ -133,11 +135,15 @@ def new_mark() -> str:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return ``value`` with ``change`` done to every text in its lists and dictionaries."""
+    """Return ``value`` with ``change`` done to every text in its lists and dictionaries.
+
+    Roles and types of parts are words that templates compare with their own, so a single word stays as it is.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {key: _mapped(part, change) for key, part in value.items()}
+        names = {key for key in ("role", "type") if str(value.get(key)).isalpha()}
+        return {key: part if key in names else _mapped(part, change) for key, part in value.items()}
     if isinstance(value, list):
         return [_mapped(part, change) for part in value]
     return value
