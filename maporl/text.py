@@ -55,7 +55,7 @@ def all_printable(value: Any) -> Any:
 def well_formed(text: str) -> str:
     """Return ``text`` with U+FFFD in place of halves of surrogate pairs, which no file and no tokenizer can encode.
 
-    JSON may hold them, and a terminal that sends bytes that are no UTF-8. Bytes that Python kept in them because its
+    JSON may hold them, and a terminal may send bytes that UTF-8 does not have. Bytes that Python kept in them because its
     locale knew no better are decoded.
 
     >>> well_formed("a\\ud800"), well_formed("\\udcc3\\udca9"), well_formed("\\udcff")

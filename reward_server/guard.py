@@ -21,14 +21,6 @@ class ClientGone(Exception):
     """The client closed its connection before it had sent its whole request."""
 
 
-class TooLarge(Exception):
-    """A body has more bytes than the options allow."""
-
-
-class NoRoom(Exception):
-    """The requests in progress hold as many bytes as they may."""
-
-
 class Budget:
     """The bytes that all requests in progress may hold together."""
 
@@ -104,18 +96,18 @@ class Guard:
 
     async def _has_arrived(self, receive: Receive, body: bytearray, send: Send) -> bool:
         try:
-            await asyncio.wait_for(self._read(receive, body), self.options.body_seconds)
-            return True
-        except TooLarge:
-            await self._too_large(send)
-        except NoRoom:
-            await refuse(send, 429, "too_busy", "other requests fill the server's memory; try again", [RETRY])
+            status = await asyncio.wait_for(self._read(receive, body), self.options.body_seconds)
         except TimeoutError:
             await refuse(send, 408, "too_slow", f"the request did not arrive within {self.options.body_seconds:g} s")
-        return False
+            return False
+        if status == 413:
+            await self._too_large(send)
+        elif status == 429:
+            await refuse(send, 429, "too_busy", "other requests fill the server's memory; try again", [RETRY])
+        return status == 200
 
-    async def _read(self, receive: Receive, body: bytearray) -> None:
-        """Append the body to ``body``, whose bytes are taken from the budget."""
+    async def _read(self, receive: Receive, body: bytearray) -> int:
+        """Append the body to ``body``, whose bytes are taken from the budget. Return 200, or the status of a refusal."""
         more = True
         while more:
             message = await receive()
@@ -123,11 +115,12 @@ class Guard:
                 raise ClientGone
             part = message.get("body", b"")
             if len(body) + len(part) > self.options.body_bytes:
-                raise TooLarge
+                return 413
             if not self.budget.take(len(part)):
-                raise NoRoom
+                return 429
             body += part
             more = message.get("more_body", False)
+        return 200
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         replayed = False
@@ -158,7 +151,7 @@ class Guard:
             return True
         host = host_of(header.decode("latin-1"))
         if host is None:
-            await refuse(send, 400, "malformed_host", "the header Host is no host and port")
+            await refuse(send, 400, "malformed_host", "expected a host and a port in the header Host")
             return False
         if is_loopback(host) or host == self.options.host.lower():
             return True

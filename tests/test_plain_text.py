@@ -35,7 +35,7 @@ def tokenizers():
 
 
 def added(tokenizer):
-    """The ids of added tokens that are no white space. An unknown character may have the unknown token."""
+    """The ids of added tokens other than white space. An unknown character may have the unknown token."""
     return {
         i
         for i, t in tokenizer.added_tokens_decoder.items()

@@ -24,7 +24,7 @@ FALLBACK_TEMPLATE = (
 )
 """A chat template for base models without one: plain ``User:`` and ``Assistant:`` paragraphs that end with EOS.
 
-These words are no tokens, so a line of a message that begins with one of them is indented by a space.
+These words are ordinary text, so a line of a message that begins with one of them is indented by a space.
 """
 
 

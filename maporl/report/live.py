@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         host = host_of(self.headers.get("Host", ""))
         _, token, name = (*path.split("/", 2), "", "")[:3]
         if host is None:
-            answer = HTTPStatus.BAD_REQUEST, b"the header Host is no host and port", TEXT
+            answer = HTTPStatus.BAD_REQUEST, b"expected a host and a port in the header Host", TEXT
         elif not is_loopback(host):  # another site's name that was made to point here
             answer = HTTPStatus.FORBIDDEN, b"this page is served at 127.0.0.1 only", TEXT
         elif name not in routes or not secrets.compare_digest(token.encode(), self.server.token.encode()):
