@@ -92,10 +92,10 @@ class LabelScorer:
         if reference is None:
             return ItemError(code="no_reference", message="labels are given by comparison; send 'references'")
         answer = chat[-1]["content"]
-        for what, text in (("answer", answer), ("reference", reference)):
-            if len(text) > self.longest:
-                message = f"the {what} has {len(text)} characters; at most {self.longest} are graded"
-                return ItemError(code="too_long", message=message)
+        if len(answer) > self.longest:
+            return ItemError(
+                code="too_long", message=f"the answer has {len(answer)} characters; at most {self.longest} are graded"
+            )
         return Prepared(max(1, len(answer) // 4), (Example("request", chat[0]["content"], reference), answer))
 
     def score(self, payloads: Sequence[Any]) -> list[float | ItemError]:

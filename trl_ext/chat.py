@@ -82,6 +82,14 @@ def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
         )
 
 
+def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True) -> str:
+    """Return the text of ``messages`` by the chat template.
+
+    ``generate`` adds the opening of the next assistant message.
+    """
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+
+
 def encode_chat(tokenizer: Tokenizer, messages: list[Message], generate: bool = False) -> list[int]:
     """Return the token ids of ``messages`` as the chat template writes them.
 
@@ -90,7 +98,8 @@ def encode_chat(tokenizer: Tokenizer, messages: list[Message], generate: bool = 
     """
     mark = new_mark()
     marked = control_tokens(tokenizer).marked(messages, mark)
-    return encode_pieces(tokenizer, _render(tokenizer, marked, generate).split(mark))
+    # the template writes the special tokens itself
+    return encode_pieces(tokenizer, render(tokenizer, marked, generate).split(mark))
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
@@ -113,7 +122,7 @@ def encode_continuation(
     """
     sampled, mark = new_mark(), new_mark()  # the first stands for the sampled message
     marked = control_tokens(tokenizer).marked(messages, mark)
-    rendered = _render(
+    rendered = render(
         tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": sampled}, *marked], True
     )
     _, shown, suffix = rendered.rpartition(sampled)
@@ -126,8 +135,3 @@ def encode_continuation(
     if ended and ids and ids[0] in stop_ids:
         return ids[1:]
     return ids
-
-
-def _render(tokenizer: Tokenizer, messages: list[Message], generate: bool) -> str:
-    # templates write the special tokens themselves
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
