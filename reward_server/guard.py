@@ -153,7 +153,7 @@ class Guard:
         if host is None:
             await refuse(send, 400, "malformed_host", "expected a host and a port in the header Host")
             return False
-        if is_loopback(host) or host == self.options.host.lower():
+        if is_loopback(host):
             return True
         await refuse(send, 403, "other_host", "this server answers requests to localhost only; or give it a token")
         return False
