@@ -8,6 +8,7 @@ LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
 
 
+_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
 
 
@@ -26,7 +27,42 @@ def visible(text: Any) -> str:
         half = LONGEST // 2
         left = len(text) - 2 * half
         text = f"{text[:half]}\n\n[... {left:,} characters are left out here; they are in the run's folder ...]\n\n{text[-half:]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with visible signs in place of control characters and of characters that reorder text.
+
+    A terminal would obey them: they colour, move and overwrite what stands there, set its title, and hide links.
+
+    >>> printable("a\\x1b]8;;http://x\\x07b\\rc"), printable("\\x9b2J"), printable("x\\u2066y\\ud800")
+    ('a\u241b]8;;http://x\u2407b\u240dc', '\u27e6U+009B\u27e72J', 'x\u27e6U+2066\u27e7y\u27e6U+D800\u27e7')
+    """
     return _ODD.sub(lambda found: _seen(found[0]), text)
+
+
+def all_printable(value: Any) -> Any:
+    """Return ``value`` with :func:`printable` done to every text in its lists and dictionaries, keys included."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {all_printable(key): all_printable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_printable(part) for part in value]
+    return value
+
+
+def well_formed(text: str) -> str:
+    """Return ``text`` with U+FFFD in place of halves of surrogate pairs, which no file and no tokenizer can encode.
+
+    JSON may hold them, and a terminal may send bytes that UTF-8 does not have. Bytes that Python kept in them because its
+    locale knew no better are decoded.
+
+    >>> well_formed("a\\ud800"), well_formed("\\udcc3\\udca9"), well_formed("\\udcff")
+    ('a\ufffd', '\u00e9', '\ufffd')
+    """
+    text = _HALVES.sub("\ufffd", text)
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _seen(character: str) -> str:

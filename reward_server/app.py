@@ -9,6 +9,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,7 +19,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from reward_server.batching import Batcher, Outcome, QueueFull
-from reward_server.guard import Guard, error_body
+from reward_server.guard import Budget, Guard, error_body
 from reward_server.options import ServerOptions
 from reward_server.schemas import (
     ErrorBody,
@@ -36,11 +38,20 @@ from reward_server.telemetry import Telemetry
 logger = logging.getLogger(__name__)
 REMEMBERED = 1024
 """The results of so many requests are kept, for clients that ask again with the same id."""
+REMEMBERED_BYTES = 64 * 2**20
+"""The most bytes that kept results take."""
+ITEM_BYTES = 1024
+"""What the result of one chat takes in memory, besides the text of its error."""
+MESSAGE_BYTES = 512
+"""What one message takes in memory, besides its text."""
+HELD_BODIES = 32
+"""Requests in progress may hold the bytes of so many of the largest bodies. They hold the chats as well."""
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
         400: "The body is not JSON",
         401: "The token is missing or wrong",
+        403: "The request names another host, and the server has no token",
         408: "The request arrived too slowly",
         409: "The request id was used for another request",
         413: "The request is too large",
@@ -54,7 +65,8 @@ _STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
     """The application. ``scorers`` are copies of one scorer; each works in a thread of its own."""
     telemetry = Telemetry()
-    service = Service(scorers, options, telemetry)
+    budget = Budget(HELD_BODIES * options.body_bytes)
+    service = Service(scorers, options, telemetry, budget)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -112,7 +124,7 @@ def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _failed)
     paths = [route.path for route in app.routes if hasattr(route, "path")]
-    app.add_middleware(Guard, options=options, telemetry=telemetry, paths=paths)
+    app.add_middleware(Guard, options=options, telemetry=telemetry, paths=paths, budget=budget)
     return app
 
 
@@ -127,14 +139,14 @@ class Refusal(Exception):
 class Service:
     """Scores requests: prepares their chats, batches them with those of other requests, and remembers the results."""
 
-    def __init__(self, scorers: Sequence[Scorer], options: ServerOptions, telemetry: Telemetry):
-        self.scorer, self.options, self.telemetry = scorers[0], options, telemetry
+    def __init__(self, scorers: Sequence[Scorer], options: ServerOptions, telemetry: Telemetry, budget: Budget):
+        self.scorer, self.options, self.telemetry, self.budget = scorers[0], options, telemetry, budget
         self.info = self.scorer.info
         self.batcher = Batcher(
             scorers, options.batch_tokens or self.scorer.batch_tokens, options.queue_items, telemetry
         )
         self.draining = False
-        self._asked: OrderedDict[str, tuple[bytes, asyncio.Task[list[Item]]]] = OrderedDict()
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
 
     def start(self) -> None:
         """Start the threads that score."""
@@ -175,21 +187,37 @@ class Service:
     ) -> "asyncio.Task[list[Item]]":
         """The task that scores a request, or that of an earlier request with the same id if it did not fail."""
         if request_id is None:
-            return asyncio.create_task(self._score(chats, references))
+            return self._begin(chats, references)
         digest = hashlib.sha256(repr((chats, list(references))).encode()).digest()
         known = self._asked.get(request_id)
-        if known is not None and not _failed_task(known[1]):
-            if known[0] != digest:
+        if known is not None and not _failed_task(known.task):
+            if known.digest != digest:
                 raise Refusal(
                     409, "request_id_reused", f"request id {request_id!r} was used for other chats", "request_id"
                 )
-            return known[1]
-        task = asyncio.create_task(self._score(chats, references))
-        self._asked[request_id] = (digest, task)
+            return known.task
+        asked = self._asked[request_id] = Asked(digest, self._begin(chats, references))
         self._asked.move_to_end(request_id)
-        while len(self._asked) > REMEMBERED:
-            self._asked.popitem(last=False)
+        asked.task.add_done_callback(lambda _: self._forget())
+        self._forget()
+        return asked.task
+
+    def _begin(self, chats: list, references: Sequence[str | None]) -> "asyncio.Task[list[Item]]":
+        """Start to score. The task may outlive its request, so it holds bytes of the budget by itself."""
+        size = sum(MESSAGE_BYTES + len(message["content"]) for chat in chats for message in chat)
+        size += sum(len(reference) for reference in references if reference is not None)
+        if not self.budget.take(size):
+            raise Refusal(429, "too_busy", "other requests fill the server's memory; try again", retry_after=1)
+        task = asyncio.create_task(self._score(chats, references))
+        task.add_done_callback(lambda _: self.budget.give(size))
         return task
+
+    def _forget(self) -> None:
+        """Forget the oldest requests until the others are few enough and their results small enough."""
+        kept = sum(asked.size() for asked in self._asked.values())
+        while len(self._asked) > REMEMBERED or (kept > REMEMBERED_BYTES and self._asked):
+            _, oldest = self._asked.popitem(last=False)
+            kept -= oldest.size()
 
     async def _score(self, chats: list, references: Sequence[str | None]) -> list[Item]:
         prepared = await asyncio.to_thread(
@@ -204,6 +232,22 @@ class Service:
             return Item(error=outcome)
         self.telemetry.item("scored")
         return Item(score=outcome)
+
+
+@dataclass
+class Asked:
+    """A request with an id: the digest of its chats, and the task that scores them."""
+
+    digest: bytes
+    task: "asyncio.Task[list[Item]]"
+
+    @cached_property
+    def _kept(self) -> int:
+        return sum(ITEM_BYTES + (len(item.error.message) if item.error else 0) for item in self.task.result())
+
+    def size(self) -> int:
+        """The bytes that its results take. It has none before it is done."""
+        return self._kept if self.task.done() and not _failed_task(self.task) else 0
 
 
 def _failed_task(task: asyncio.Task) -> bool:
@@ -236,7 +280,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
         return _answer(
             400, "malformed_json", f"the body is not JSON: {fault.get('ctx', {}).get('error', 'unreadable')}"
         )
-    if kind == "too_many_chats":
+    if kind in ("too_many_chats", "too_many_messages"):
         return _answer(413, kind, fault["msg"], ".".join(place))
     return _answer(422, "invalid_value", fault["msg"], ".".join(place) or None)
 

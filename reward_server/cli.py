@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from maporl.config.command_line import command
+from maporl.config.command_line import command, printable_messages
 from reward_server.options import ServerError, ServerOptions
 
 
@@ -58,6 +58,7 @@ def serve(
 
 def main() -> None:
     """Entry point of ``python -m reward_server``."""
+    printable_messages()
     app = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
     )

@@ -1,11 +1,11 @@
 """How the server listens and what it refuses; the command line is made from these fields. Imports no torch."""
 
-import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from maporl.config.schema import TOKEN_VARIABLE
+from maporl.hosts import is_loopback
 from trl_ext.errors import UserError
 
 SHORTEST_TOKEN = 16
@@ -78,17 +78,8 @@ class ServerOptions:
                 f"token: expected at least {SHORTEST_TOKEN} ASCII characters, got {len(self.token)}; make one with "
                 "'python -c \"import secrets; print(secrets.token_urlsafe(32))\"'"
             )
-        if self.token is None and not _is_loopback(self.host):
+        if self.token is None and not is_loopback(self.host):
             raise ServerError(
                 f"--host {self.host}: others can reach this address, so a token is needed; set {TOKEN_VARIABLE} or "
                 "--token-file, or listen on 127.0.0.1"
             )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name may stand for any address

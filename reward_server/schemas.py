@@ -2,19 +2,32 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 MOST_CHATS = 1024
 """The most chats in one request."""
 MOST_MESSAGES = 256
 """The most messages in one chat."""
+MOST_MESSAGES_IN_ALL = 16_384
+"""The most messages in one request."""
+MOST_KEYS = 16
+"""The most keys of an object. The error of each unknown key would take a kilobyte."""
 
 
 class Strict(BaseModel):
     """A model that refuses unknown keys and values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MOST_KEYS:
+            raise PydanticCustomError(
+                "too_many_keys", "expected at most {most} keys, got {got}", {"most": MOST_KEYS, "got": len(value)}
+            )
+        return value
 
 
 def _is_text(value: str) -> str:
@@ -46,6 +59,13 @@ def _not_too_many(chats: Any) -> Any:
     if isinstance(chats, list) and len(chats) > MOST_CHATS:
         raise PydanticCustomError(
             "too_many_chats", "expected at most {most} chats, got {got}; send several requests", {"most": MOST_CHATS, "got": len(chats)}
+        )  # fmt: skip
+    lengths = [len(chat) for chat in chats if isinstance(chat, list)] if isinstance(chats, list) else []
+    messages = sum(min(length, MOST_MESSAGES) for length in lengths)  # one chat that is too long is named as such
+    if messages > MOST_MESSAGES_IN_ALL:
+        raise PydanticCustomError(
+            "too_many_messages", "expected at most {most} messages, got {got}; send several requests",
+            {"most": MOST_MESSAGES_IN_ALL, "got": messages},
         )  # fmt: skip
     return chats
 

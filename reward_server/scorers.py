@@ -13,6 +13,9 @@ from maporl.tasks.base import Task
 from maporl.types import Example, Message
 from reward_server.schemas import ItemError, ModelInfo
 
+MOST_TOKENS = 2**17
+"""The most tokens of a chat for a model that names no context."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -48,7 +51,7 @@ class VerifierScorer:
     def __init__(self, verifier: Verifier, longest: int | None = None):
         limits = [limit for limit in (verifier.longest, longest) if limit is not None]
         self.verifier = verifier
-        self.longest = min(limits, default=None)
+        self.longest = min(limits, default=MOST_TOKENS)
         self.batch_tokens = 16384 if verifier.model.device.type == "cuda" else 1024  # larger forwards are not faster
 
     @cached_property

@@ -9,6 +9,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from maporl.config.command_line import PrintableFormatter
 from maporl.rewards.verifier.model import Verifier, VerifierError
 from reward_server.app import create_app
 from reward_server.guard import error_body
@@ -69,7 +70,9 @@ def server(scorers: Sequence[Scorer], options: ServerOptions, log_level: str = "
 
 def serve(scorers: Sequence[Scorer], options: ServerOptions) -> None:
     """Answer requests until SIGTERM or SIGINT, then finish the requests in progress and return."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log = logging.StreamHandler()
+    log.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[log])
     info, token = scorers[0].info, "a token" if options.token else "no token"
     logger.info("serving %s %s with %d worker(s) and %s", info.kind, info.name, len(scorers), token)
     server(scorers, options).run()

@@ -89,6 +89,20 @@ def test_a_page_opens_from_a_file_without_a_complaint_and_says_what_was_learned(
     no_complaints(browser)
 
 
+def test_names_that_are_written_from_right_to_left_stand_apart_from_what_is_around_them(browser, tmp_path):
+    name = "\u05d0\u05d1\u05d2"
+    dialogue = debate("q", (RIGHT, RIGHT), (RIGHT, RIGHT))
+    for u in dialogue.utterances:
+        u.agent, u.role = name, "\u202e" + name
+    open_page(
+        browser, f"file://{write_report([write_run(tmp_path / 'run', dialogues=[dialogue], before=None, after=None)])}"
+    )
+    names = browser.find_elements(By.CSS_SELECTOR, "h4 bdi")
+    assert {n.text for n in names} == {name, f"\u27e6U+202E\u27e7{name}"}
+    assert {n.value_of_css_property("unicode-bidi") for n in names} == {"isolate"}
+    no_complaints(browser)
+
+
 def test_the_matrix_of_cross_play_is_a_table_with_its_diagonal_marked(browser, tmp_path):
     from test_crossplay import TWO, played
 

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+import socket
 import threading
 import time
 from pathlib import Path
@@ -642,6 +643,21 @@ def test_the_live_page_is_for_this_machine_and_for_who_knows_its_address(live):
             ).status_code
             == 400
         )
+
+
+@pytest.mark.parametrize(("path", "host", "status"), [
+    ("{token}/data", "127.0.0.1", 200), ("{token}/data", "[::1", 400), ("{token}/data", "", 400), ("{token}/data", "a@b", 400),
+    ("{token}/data", "127.0.0.1.nip.io", 403), ("{token}/data", "localhost:99999999", 400), ("/[", "localhost", 404),
+    ("{token}/data?epoch=[::1", "localhost", 200), ("{token}/\xff", "localhost", 404), ("/[::1/data", "localhost", 404),
+])  # fmt: skip
+def test_a_malformed_address_gets_an_answer_and_no_traceback(live, capfd, path, host, status):
+    where = httpx2.URL(live[2])
+    with socket.create_connection((where.host, where.port), timeout=10) as connection:
+        asked = f"GET /{path.format(token=where.path.strip('/'))} HTTP/1.0\r\nHost: {host}\r\n\r\n"
+        connection.sendall(asked.encode("latin-1"))
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.split(b" ", 2)[1] == str(status).encode(), answer[:200]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_answer_is_typed_into_the_page(live):

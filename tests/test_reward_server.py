@@ -20,9 +20,10 @@ import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl.cli.main import app as cli
-from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.encoding import CHARACTERS_PER_TOKEN, chat_of
 from maporl.rewards.verifier.model import Verifier
 from maporl.tasks import Arithmetic
+from reward_server import app as serving_app
 from reward_server.options import ServerError, ServerOptions, read_token
 from reward_server.schemas import MOST_CHATS, ItemError
 from reward_server.scorers import LabelScorer, VerifierScorer
@@ -155,6 +156,12 @@ MALFORMED = {
     "not a number": (b'{"chats": NaN}', 422, "chats"),
     "100,000 items": (json.dumps({"chats": [[]] * 100_000}).encode(), 413, "chats"),
     "5 MB": (b" " * 5 * 2**20, 413, None),
+    "many messages": (json.dumps({"chats": [[{"role": "user", "content": ""}] * 64] * 300}).encode(), 413, "chats"),
+    "many keys": (("{" + ",".join(f'"{n}":0' for n in range(100_000)) + "}").encode(), 422, None),
+    "many keys in a message": (json.dumps({"chats": [[dict.fromkeys(map(str, range(99_999)))]]}).encode(), 422, "chats.0.0"),
+    "deep": (b'{"chats": ' + b"[" * 1_000_000, 400, None),
+    "deep and closed": (b'{"chats": ' + b"[" * 900_000 + b"]" * 900_000 + b"}", 400, None),
+    "deep objects": (b'{"a":' * 300_000 + b"1" + b"}" * 300_000, 400, None),
     "a million wrong items in one chat": (b'{"chats": [[' + b"1," * 900_000 + b"1]]}", 422, "chats.0.0"),
 }  # fmt: skip
 
@@ -174,6 +181,71 @@ def test_bad_requests_get_a_readable_4xx_naming_the_field(labels, raw, status, f
 def test_a_megabyte_of_text_is_that_chats_own_problem(labels):
     found = post(labels, {"chats": [chat_of("?", "x" * 2**20), RIGHT], "references": ["2", "2"]}).json()["results"]
     assert found[0]["error"]["code"] == "too_long" and found[1]["score"] == 1.0
+
+
+def test_a_text_of_megabytes_is_refused_before_it_is_tokenised(verifier_folder):
+    verifier = Verifier.load(verifier_folder, "cpu")
+    encoded, encode = [], verifier.tokenizer.encode
+
+    def counting(text, **options):
+        encoded.append(len(text))
+        return encode(text, **options)
+
+    verifier.tokenizer.encode = counting
+    most = 64 * CHARACTERS_PER_TOKEN
+    with serving([VerifierScorer(verifier)]) as url:
+        chats = [chat_of("1+1=", "2" * 7_900_000), chat_of("1" * most, "2"), chat_of("1", "2" * (most - 1)), RIGHT]
+        items = post(url, {"chats": chats}).json()["results"]
+    assert [item["error"] and item["error"]["code"] for item in items] == ["too_long", "too_long", "too_long", None]
+    assert "7900004 characters and the verifier reads at most 64 tokens" in items[0]["error"]["message"]
+    assert f"the chat has {most + 1} tokens" in items[2]["error"]["message"], "at the bound it is still tokenised"
+    assert max(encoded) == most + len("<eos>")
+
+
+@pytest.mark.parametrize(("host", "status"), [
+    ("localhost", 200), ("LOCALHOST:80", 200), ("127.0.0.1:1", 200), ("127.9.9.9", 200), ("[::1]:8501", 200),
+    ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.nip.io", 403), ("10.0.0.1", 403), ("0.0.0.0", 403),
+    ("[::1", 400), ("::1", 400), ("a b", 400), ("localhost@evil", 400), ("localhost:x", 400), ("", 400), ("[]", 400),
+    ("[::ffff:10.0.0.1]", 403), ("[zz]", 400), ("\xff", 400),
+])  # fmt: skip
+def test_a_server_without_a_token_answers_to_names_of_this_machine_only(labels, host, status):
+    """A website can make its own name point to 127.0.0.1. The browser sends that name as Host."""
+    answer = raw(labels, b"GET /health HTTP/1.1\r\nHost: " + host.encode("latin-1") + b"\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(f"HTTP/1.1 {status}".encode()), answer
+    assert b"Traceback" not in answer
+
+
+def test_a_server_with_a_token_answers_to_every_name():
+    with serving([LabelScorer(Arithmetic(largest=9), "toy_sum")], token=TOKEN) as url:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Host": "verifier.example.org"}
+        assert post(url, BODY, headers=headers).status_code == 200
+
+
+def test_requests_in_progress_hold_a_bounded_number_of_bytes():
+    """Requests that wait keep their chats. What does not fit is refused, and what is answered makes room again."""
+    scorer = Slow()
+    with serving([scorer], body_bytes=20_000) as url:
+        large = {"chats": [chat_of("1+1=", "2" + " " * 15_000)], "references": ["2"]}
+        asked = [in_thread(post, url, {**large, "request_id": f"id-{n}"}) for n in range(40)]
+        until(lambda: any(found for _, found in asked))
+        scorer.let.set()
+        for thread, _ in asked:
+            thread.join()
+        statuses = [found[0].status_code for _, found in asked]
+        assert set(statuses) == {200, 429}, statuses
+        assert all(found[0].headers["retry-after"] for _, found in asked if found[0].status_code == 429)
+        assert post(url, {**large, "request_id": "again"}).status_code == 200
+
+
+def test_remembered_results_take_a_bounded_number_of_bytes(monkeypatch):
+    monkeypatch.setattr(serving_app, "REMEMBERED_BYTES", 10 * serving_app.ITEM_BYTES)
+    scorer = Slow()
+    scorer.let.set()
+    with serving([scorer]) as url:
+        for name in ("a", "b", "c", "a", "c"):
+            many = {"request_id": name, "chats": [RIGHT] * 4, "references": ["2"] * 4}
+            assert post(url, many).status_code == 200
+    assert sum(map(len, scorer.batches)) == 4 * 4, "the oldest was forgotten and scored again, the newest was not"
 
 
 def test_unknown_paths_and_methods(labels):
@@ -233,8 +305,8 @@ def raw(url, *parts, pause=0.0, wait=5.0):
 def test_slow_clients_are_told_so_and_let_go(labels):
     for parts in (
         (),
-        (b"POST /v1/score HTTP/1.1\r\nHost: x\r\n",),
-        (b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",),
+        (b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\n",),
+        (b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",),
     ):
         assert raw(labels, *parts).startswith(b"HTTP/1.1 408")
     dripping = [b"POST /v1/score HTTP/1.1\r\n"] + [b"X: y\r\n"] * 12

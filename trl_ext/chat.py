@@ -8,22 +8,24 @@ prompt is the *suffix* that the template puts after an assistant message. It is 
 from typing import Any
 
 from trl_ext.errors import UserError
+from trl_ext.plain_text import Tokenizer, control_tokens, encode_pieces, new_mark
 
 Message = dict[str, str]
-Tokenizer = Any  # PreTrainedTokenizerBase; kept loose so that this module imports without transformers
 
 FALLBACK_TEMPLATE = (
     "{{ bos_token if bos_token }}"
     "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content }}\n\n"
-    "{% elif message.role == 'assistant' %}Assistant: {{ message.content }}{{ eos_token }}\n\n"
-    "{% else %}User: {{ message.content }}\n\n{% endif %}"
+    "{% set content = message.content | replace('\nUser:', '\n User:') | replace('\nAssistant:', '\n Assistant:') %}"
+    "{% if message.role == 'system' %}{{ content }}\n\n"
+    "{% elif message.role == 'assistant' %}Assistant: {{ content }}{{ eos_token }}\n\n"
+    "{% else %}User: {{ content }}\n\n{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""A chat template for base models without one: plain ``User:`` and ``Assistant:`` paragraphs that end with EOS."""
+"""A chat template for base models without one: plain ``User:`` and ``Assistant:`` paragraphs that end with EOS.
 
-_MARK = "maporl-mark-7c1f"  # stands for the assistant's message while the suffix is cut out of the rendered text
+These words are ordinary text, so a line of a message that begins with one of them is indented by a space.
+"""
 
 
 class ChatError(UserError, ValueError):
@@ -88,10 +90,21 @@ def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True)
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
 
 
+def encode_chat(tokenizer: Tokenizer, messages: list[Message], generate: bool = False) -> list[int]:
+    """Return the token ids of ``messages`` as the chat template writes them.
+
+    Only the template writes control tokens. A message that spells one is encoded as text
+    (:mod:`trl_ext.plain_text`). ``generate`` adds the opening of the next assistant message.
+    """
+    mark = new_mark()
+    marked = control_tokens(tokenizer).marked(messages, mark)
+    # the template writes the special tokens itself
+    return encode_pieces(tokenizer, render(tokenizer, marked, generate).split(mark))
+
+
 def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
     """Return the token ids of a new conversation, up to the opening of the model's next message."""
-    # templates write the special tokens themselves
-    return tokenizer.encode(render(tokenizer, messages), add_special_tokens=False)
+    return encode_chat(tokenizer, messages, generate=True)
 
 
 def encode_continuation(
@@ -107,14 +120,18 @@ def encode_continuation(
     Raises:
         ChatError: the template does not show earlier assistant messages.
     """
-    rendered = render(tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": _MARK}, *messages])
-    cut = rendered.rfind(_MARK)
-    if cut < 0:
+    sampled, mark = new_mark(), new_mark()  # the first stands for the sampled message
+    marked = control_tokens(tokenizer).marked(messages, mark)
+    rendered = render(
+        tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": sampled}, *marked], True
+    )
+    _, shown, suffix = rendered.rpartition(sampled)
+    if not shown:
         raise ChatError(
             f"the chat template of {tokenizer.name_or_path!r} does not show earlier assistant messages, "
             "so a dialogue of several turns cannot be continued; use another template"
         )
-    ids = tokenizer.encode(rendered[cut + len(_MARK) :], add_special_tokens=False)
+    ids = encode_pieces(tokenizer, suffix.split(mark))
     if ended and ids and ids[0] in stop_ids:
         return ids[1:]
     return ids

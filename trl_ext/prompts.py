@@ -23,7 +23,9 @@ class Prompt:
 def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     """Read a row's prompt from ``input_ids``, ``prompt`` (text or messages) or ``messages``.
 
-    If the last message is the assistant's, it is dropped.
+    If the last message is the assistant's, it is dropped. Only messages are guarded against words that spell control
+    tokens (:mod:`trl_ext.plain_text`): a prompt that is one text is taken as it is, because it may have been rendered
+    by a chat template already.
 
     Raises:
         ValueError: the row has none of these columns, or they are empty.

@@ -12,6 +12,7 @@ import torch
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.learner import NonFiniteError
+from trl_ext.plain_text import encode_text
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, **columns) -> list[float | None]``, plain or ``async``.
@@ -112,8 +113,11 @@ class ModelReward:
         return scores
 
     def score_texts(self, texts: list[str]) -> list[float]:
-        """Return one score for each text, tokenised by the reward model's own tokenizer."""
-        return self.score_ids([self.tokenizer.encode(text, add_special_tokens=False) for text in texts])
+        """Return one score for each text, tokenised by the reward model's own tokenizer.
+
+        A text that spells a control token is encoded as text (:mod:`trl_ext.plain_text`).
+        """
+        return self.score_ids([encode_text(self.tokenizer, text) for text in texts])
 
 
 def reward_name(function: RewardFunction) -> str:

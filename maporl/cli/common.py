@@ -9,6 +9,7 @@ import typer
 
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from maporl.text import printable
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 Values = Annotated[
@@ -28,6 +29,14 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a value: --set training.learning_rate=1e-4", show_default=False
     ),
 ]
+
+
+def echo(text: object, newline: bool = True, err: bool = False) -> None:
+    """Print ``text`` with its control characters made visible (:func:`maporl.text.printable`).
+
+    ``err`` prints it on standard error.
+    """
+    typer.echo(printable(str(text)), nl=newline, err=err)
 
 
 def load_config(values: list[str] | None, config: Path | None, set_: list[str] | None) -> Config:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import Overrides, quiet_libraries, split_words
+from maporl.cli.common import Overrides, echo, quiet_libraries, split_words
 from maporl.config.command_line import command
 from maporl.evaluation.crossplay import MOST_TEAMS
 
@@ -41,8 +41,7 @@ def crossplay(
     """
     names, overrides = split_words(runs)
     quiet_libraries()
-    from rich.console import Console
-
+    from maporl.cli.screen import Screen
     from maporl.evaluation.tables import crossplay_table
     from maporl.report.crossplay import how, told
     from maporl.runs.crossplay import play_crossplay, read_entrants, write_crossplay
@@ -51,9 +50,9 @@ def crossplay(
     play = play_crossplay(entrants, teams)
     files = write_crossplay(play, entrants, output)
     if as_json:
-        typer.echo(json.dumps(play.to_json()))
+        echo(json.dumps(play.to_json()))
         return
-    console = Console(markup=False, highlight=False)
+    console = Screen(markup=False, highlight=False)
     console.print(crossplay_table(play))
     for line in (how(play), told(play), *map(str, files)):
         console.print(line, soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import ConfigFile, Overrides, Values, load_team_config, quiet_libraries
+from maporl.cli.common import ConfigFile, Overrides, Values, echo, load_team_config, quiet_libraries
 from maporl.config.command_line import command
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
@@ -61,16 +61,15 @@ def evaluate(
     exchanged = swap.split(",") if swap is not None else []
     if suite is not None:
         return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json, exchanged)
-    from rich.console import Console
-
+    from maporl.cli.screen import Screen
     from maporl.evaluation.tables import evaluation_table, flip_lines
     from maporl.runs.evaluate import evaluate as evaluate_run
 
     evaluation = evaluate_run(settings, checkpoint, exchanged)
     if as_json:
-        typer.echo(json.dumps(evaluation.to_json()))
+        echo(json.dumps(evaluation.to_json()))
         return None
-    console = Console(markup=False, highlight=False)
+    console = Screen(markup=False, highlight=False)
     console.print(evaluation_table(evaluation))
     for line in flip_lines(evaluation):
         console.print(line, soft_wrap=True)
@@ -96,7 +95,7 @@ def _evaluate_suite(
         raise ConfigError(f"--suite: {unknown(suite, SUITES)}")
     tasks = suite_tasks(suite, data, limit)
     results = evaluate_suite(settings, checkpoint, tasks, samples, exchanged)
-    typer.echo(json.dumps([r.to_json() for r in results], indent=1) if as_json else markdown(results))
+    echo(json.dumps([r.to_json() for r in results], indent=1) if as_json else markdown(results))
 
 
 @command
@@ -116,7 +115,7 @@ def report(
     """Write a run, or several beside each other, as one page that needs no network."""
     from maporl.report.page import write_report
 
-    typer.echo(write_report(runs, output, most))
+    echo(write_report(runs, output, most))
 
 
 @command
@@ -133,7 +132,7 @@ def watch(
 
     page = LivePage(run, port)
     open_page(page.url, browser)
-    typer.echo("Ctrl-C ends it; the run goes on.")
+    echo("Ctrl-C ends it; the run goes on.")
     try:
         page.serve_forever()
     except KeyboardInterrupt:
@@ -177,33 +176,33 @@ def play(
     config, checkpoint = load_team_config(values, None, None, checkpoint)
     folder = output or Path(f"{config.output_dir}-played")
     seat = PageSeat() if page else None
-    game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, input)))
+    game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (echo, input)))
     served = LivePage(folder, port, seat) if seat else None
     if served is not None:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         open_page(served.url, browser)
-    (seat.show if seat else typer.echo)(welcome(game, config))
+    (seat.show if seat else echo)(welcome(game, config))
     played = 0
     try:
         for dialogue in game.play(questions):
             played += 1
-            (seat.show if seat else typer.echo)(told(dialogue))
+            (seat.show if seat else echo)(told(dialogue))
         if seat is not None:
             seat.close()
-            typer.echo("That was the last one. Ctrl-C ends the page.")
+            echo("That was the last one. Ctrl-C ends the page.")
             while True:
                 time.sleep(1)
     except (KeyboardInterrupt, SeatLeft):
-        typer.echo("\nYou have left; a dialogue that had not ended is not recorded.")
+        echo("\nYou have left; a dialogue that had not ended is not recorded.")
     if played:
-        typer.echo(str(folder / "dialogues.jsonl"))
+        echo(str(folder / "dialogues.jsonl"))
 
 
 def open_page(url: str, browser: bool) -> None:
     """Say where the page is, and open it where there is a browser."""
-    typer.echo(url)
+    echo(url)
     if browser and not _has_browser():
-        typer.echo("no browser was found here; open the address in one on this machine")
+        echo("no browser was found here; open the address in one on this machine")
     elif browser:
         webbrowser.open(url)
 
@@ -216,14 +215,14 @@ def _has_browser() -> bool:
 
 
 def _in_the_terminal(folder: Path) -> None:
-    from rich.console import Console
     from rich.live import Live
 
+    from maporl.cli.screen import Screen
     from maporl.errors import RunError
     from maporl.report.read import RunReader
     from maporl.report.terminal import frame
 
-    console, reader = Console(), RunReader(folder, keep=100)
+    console, reader = Screen(), RunReader(folder, keep=100)
     first = frame(reader.read(), console.width)
     if not sys.stdout.isatty():
         console.print(first)

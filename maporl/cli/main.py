@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from maporl.cli import crossplay, look, recipes, share, train, verifier
+from maporl.cli.common import echo
+from maporl.config.command_line import printable_messages
 from reward_server.cli import serve
 
 HELP = """Train teams of language models that talk to each other.
@@ -62,7 +64,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from maporl import __version__
 
-        typer.echo(__version__)
+        echo(__version__)
         raise typer.Exit
 
 
@@ -77,4 +79,5 @@ def common(
 
 def main() -> None:
     """Entry point of the ``maporl`` script and of ``python -m maporl``."""
+    printable_messages()
     app()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import quiet_libraries
+from maporl.cli.common import echo, quiet_libraries
 from maporl.config.command_line import command
 
 app = typer.Typer(
@@ -22,16 +22,16 @@ SHOWN = ("/loss/policy_avg", "/grad_norm")
 @command
 def list_() -> None:
     """All recipes, with the paper and what of it was read."""
-    from rich.console import Console
     from rich.table import Table
 
+    from maporl.cli.screen import Screen
     from maporl.config.recipes import card_of, recipe_files
 
     table = Table("recipe", "method", "evidence")
     for name in recipe_files():
         card = card_of(name)
         table.add_row(name, card.title, card.evidence)
-    Console().print(table)
+    Screen().print(table)
 
 
 @app.command()
@@ -42,15 +42,15 @@ def show(name: Name) -> None:
 
     card, file = card_of(name), recipe_file(name)
     for key in ("title", "paper", "url", "evidence", "exact", "differs"):
-        typer.echo(f"{key + ':':10}{getattr(card, key)}")
+        echo(f"{key + ':':10}{getattr(card, key)}")
     for option, reason in card.inert.items():
-        typer.echo(f"{'inert:':10}{option}: {reason}")
+        echo(f"{'inert:':10}{option}: {reason}")
     for test in card.checked_by:
-        typer.echo(f"{'checked:':10}{test}")
-    typer.echo(f"{'file:':10}{file}\n")
+        echo(f"{'checked:':10}{test}")
+    echo(f"{'file:':10}{file}\n")
     body = file.read_text(encoding="utf-8").split("\n")
     start = next(i for i, line in enumerate(body) if i > 1 and line and not line.startswith((" ", "recipe:")))
-    typer.echo("\n".join(body[start:]), nl=False)
+    echo("\n".join(body[start:]), newline=False)
 
 
 @app.command("try")
@@ -67,10 +67,10 @@ def try_(name: Name) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = from_dict(tiny_version(name, f"{folder}/{name}"), name)
         for line in check_run(config):
-            typer.echo(line)
+            echo(line)
         train(config, resume=False, quiet=True)
         for metrics in RunFolder(config.output_dir).read_metrics():
             shown = {key: value for key, value in metrics.items() if f"/{key}".endswith(SHOWN)}
             if shown:
                 numbers = ", ".join(f"{key} {value:.3g}" for key, value in sorted(shown.items()))
-                typer.echo(f"update {metrics['step']}: {numbers}")
+                echo(f"update {metrics['step']}: {numbers}")

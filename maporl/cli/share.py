@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import quiet_environment, quiet_libraries
+from maporl.cli.common import echo, quiet_environment, quiet_libraries
 from maporl.config.command_line import command
 
 
@@ -26,20 +26,20 @@ def push(
 
     pushed = sharing.push(run, name, private, dry_run)
     for path, size in pushed.files:
-        typer.echo(f"{size / 1e6:10.2f} MB  {path}" if size >= 1e5 else f"{size / 1e3:10.1f} kB  {path}")
+        echo(f"{size / 1e6:10.2f} MB  {path}" if size >= 1e5 else f"{size / 1e3:10.1f} kB  {path}")
     for note in pushed.notes:
-        typer.echo(note)
-    typer.echo(f"{'would go to' if dry_run else 'pushed to'} {pushed.address}")
+        echo(note)
+    echo(f"{'would go to' if dry_run else 'pushed to'} {pushed.address}")
 
 
 @command
 def doctor() -> None:
     """Print versions and devices, and what is missing for which feature, with the command that installs it."""
     quiet_environment()  # not quiet_libraries: transformers may be broken, and this command is there to say so
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from maporl.cli.screen import Screen
     from maporl.runs.doctor import examine
 
     table = Table(box=None, show_header=False, padding=(0, 1))
@@ -50,7 +50,7 @@ def doctor() -> None:
     colours = {"fine": "green", "missing": "yellow", "broken": "red"}
     for finding in findings:
         table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))
-    (Console() if sys.stdout.isatty() else Console(width=200)).print(table)
+    (Screen() if sys.stdout.isatty() else Screen(width=200)).print(table)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
@@ -65,4 +65,4 @@ def schema() -> None:
     """
     from maporl.config.parse import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=1))
+    echo(json.dumps(json_schema(), indent=1))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, load_config, quiet_libraries
+from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, echo, load_config, quiet_libraries
 from maporl.config.command_line import command
 from maporl.config.schema import Config
 from maporl.training.sft_options import SFTOptions
@@ -27,15 +27,14 @@ def train(
     if dry_run:
         return _dry_run(settings)
     quiet_libraries()
-    from rich.console import Console
-
+    from maporl.cli.screen import Screen
     from maporl.evaluation.tables import before_after, flip_lines
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from trl_ext import distributed
     from trl_ext.interruptions import Interrupted
 
-    console, folder = Console(markup=False, highlight=False), Path(settings.output_dir)
+    console, folder = Screen(markup=False, highlight=False), Path(settings.output_dir)
     checked = check_run(settings)
     for line in checked if distributed.is_main() else ():
         console.print(line, soft_wrap=True)
@@ -64,8 +63,8 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
     from maporl.validation.preflight import check_run
 
     for line in check_run(settings):
-        typer.echo(line)
-    typer.echo("ok")
+        echo(line)
+    echo("ok")
 
 
 @command
@@ -104,7 +103,7 @@ def sft(
         material = supervised.solutions(team, task, opening, limit)
     losses = supervised.train_supervised(settings, team, material, output, options, quiet)
     for policy, loss in losses.items():
-        typer.echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
+        echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
 
 
 def _dry_run(settings: Config) -> None:
@@ -112,9 +111,9 @@ def _dry_run(settings: Config) -> None:
     from maporl.config.parse import to_yaml
     from maporl.team.team import Team
 
-    typer.echo(to_yaml(settings), nl=False)
+    echo(to_yaml(settings), newline=False)
     for policy, (everything, learning) in Team.from_config(settings, weights=False).count_parameters().items():
-        typer.echo(f"# policy {policy}: {everything:,} parameters, {learning:,} trained")
+        echo(f"# policy {policy}: {everything:,} parameters, {learning:,} trained")
 
 
 def _draw(folder: Path) -> list[Path]:
@@ -132,7 +131,5 @@ def _draw(folder: Path) -> list[Path]:
     try:
         return [*plot_run(RunFolder(folder).read_metrics(), folder), write_report([folder])]
     except Exception as error:
-        typer.echo(
-            f"warning: no report was written ({type(error).__name__}: {error}); try: maporl report {folder}", err=True
-        )
+        echo(f"warning: no report was written ({type(error).__name__}: {error}); try: maporl report {folder}", err=True)
         return []

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import Quiet, load_config, quiet_libraries
+from maporl.cli.common import Quiet, echo, load_config, quiet_libraries
 from maporl.config.command_line import command
 from maporl.errors import ConfigError
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
@@ -50,7 +50,7 @@ def generate(
     made = generate_samples(settings, task, team, output, options, Shard.from_environment(), quiet)
     dropped = ", ".join(f"{reason} {n}" for reason, n in made["dropped"].items())
     state = "complete" if made["complete"] else "other processes are still at work"
-    typer.echo(f"{output}: {made['right']} right, {made['wrong']} wrong, dropped: {dropped or 'none'}; {state}")
+    echo(f"{output}: {made['right']} right, {made['wrong']} wrong, dropped: {dropped or 'none'}; {state}")
 
 
 @app.command()
@@ -71,8 +71,7 @@ def balance(
     if config is None and (options.agent or options.judge or set_):
         raise ConfigError("--agent, --judge and --set speak of a CONFIG; give one after the folder")
     quiet_libraries()
-    from rich.console import Console
-
+    from maporl.cli.screen import Screen
     from maporl.verifier import balance as balancing
     from maporl.verifier import data, leak
 
@@ -81,7 +80,7 @@ def balance(
     settings = None if config is None else load_config([str(config)], None, set_)
     source = None if settings is None else balancing.TopUp.from_config(settings, options, quiet)
     made = balancing.balance(samples, options, source)
-    console = Console(markup=False, highlight=False)
+    console = Screen(markup=False, highlight=False)
     console.print(leak.balance_table(leak.measure(samples), leak.measure(made.samples) if made.samples else None))
     for line in [*leak.source_lines(made.samples), *made.lines()]:
         console.print(line, soft_wrap=True)
@@ -101,12 +100,11 @@ def train(
 ) -> None:
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
     quiet_libraries()
-    from rich.console import Console
-
+    from maporl.cli.screen import Screen
     from maporl.verifier.card import measures_table
     from maporl.verifier.train import train_verifier
 
     record = train_verifier(file, output, options, quiet)
-    console = Console(markup=False, highlight=False)
+    console = Screen(markup=False, highlight=False)
     console.print(measures_table(record))
     console.print(str(output), soft_wrap=True)

@@ -6,18 +6,23 @@ the fields, so that the command line can neither miss an option nor disagree abo
 
 import errno
 import inspect
+import logging
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
 from io import StringIO
+from types import TracebackType
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 
 from maporl.errors import UserError
+from maporl.text import printable
 from trl_ext.interruptions import Interrupted
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -83,8 +88,34 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
             _fail(error, 1)
 
 
+class PrintableFormatter(logging.Formatter):
+    """Formats log records with their control characters made visible (:func:`maporl.text.printable`)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of ``record``."""
+        return printable(super().format(record))
+
+
+def printable_messages() -> None:
+    """Make control characters visible in what Python itself prints: warnings, log records and traces.
+
+    They quote texts of servers, data sets and configurations. Programs call this once, before their commands.
+    """
+    formatted = warnings.formatwarning
+
+    def trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace))))
+
+    def warning(*parts: Any, **named: Any) -> str:
+        return printable(formatted(*parts, **named))
+
+    sys.excepthook, warnings.formatwarning = trace, warning
+    assert logging.lastResort is not None
+    logging.lastResort.setFormatter(PrintableFormatter())
+
+
 def _fail(error: Exception, status: int) -> NoReturn:
-    typer.echo(f"error: {error}", err=True)
+    typer.echo(printable(f"error: {error}"), err=True)
     sys.exit(status)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
-from maporl.text import visible
+from maporl.text import printable, visible, well_formed
 from trl_ext.ppo_options import Decoding
 
 
@@ -34,18 +34,20 @@ class HumanEngine(Engine):
         return [Reply(self._ask(request)) for request in requests]
 
     def _ask(self, request: Request) -> str:
-        self.show(f"\n[{request.ask.agent}, turn {request.turn + 1}]")
+        name = printable(request.ask.agent)
+        self.show(f"\n[{name}, turn {request.turn + 1}]")
         for message in request.ask.messages:
             self.show(visible(message["content"]))
         while True:
             try:
-                text = self.read(f"{request.ask.agent}> ")
+                text = well_formed(self.read(f"{name}> "))
             except EOFError:
                 raise SeatLeft(f"{request.label}: the input ended before this agent answered") from None
+            except UnicodeDecodeError:  # a terminal may send anything
+                self.show("(that was not valid UTF-8)")
+                continue
             if text.strip():
-                return text.encode("utf-8", "surrogateescape").decode(
-                    "utf-8", "replace"
-                )  # a terminal may send anything
+                return text
             self.show("(type an answer, or Ctrl-D to leave)")
 
 

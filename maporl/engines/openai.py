@@ -15,6 +15,7 @@ from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
 from maporl.errors import ConfigError, UserError
 from maporl.storage.disk_cache import DiskCache, cache_folder
+from maporl.text import well_formed
 from maporl.types import Stop
 from trl_ext.ppo_options import Decoding
 
@@ -109,7 +110,7 @@ class OpenAIEngine(Engine):
         for what in ("prompt_tokens", "completion_tokens"):
             count(what, record[what] if fresh else 0)
         stop = {"length": Stop.LENGTH, "content_filter": Stop.FILTERED}.get(record["stop"], Stop.EOS)
-        return Reply(record["text"].strip(), stop)
+        return Reply(well_formed(record["text"]).strip(), stop)
 
 
 def client_of(name: str, section: ApiSection) -> Any:

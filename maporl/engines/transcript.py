@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat import Tokenizer, encode_continuation, encode_prompt
+from trl_ext.plain_text import encode_text
 
 
 @dataclass
@@ -79,7 +80,8 @@ def _encoded(
     transcript = Transcript()
     for utterance in utterances:
         transcript.add_messages(utterance.messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
-        ids = [*tokenizer.encode(utterance.text, add_special_tokens=False), tokenizer.eos_token_id]
+        # only special tokens are text here: others, such as <think>, are words that the agent itself may say
+        ids = [*encode_text(tokenizer, utterance.text, special=True), tokenizer.eos_token_id]
         transcript.add_completion(utterance.id, ids, ended=True)
         if utterance.policy != policy:
             transcript.sampled_mask[-len(ids) :] = [False] * len(ids)

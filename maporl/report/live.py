@@ -13,9 +13,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from maporl.errors import RunError
+from maporl.hosts import host_of, is_loopback
 from maporl.report.dialogues import shown
 from maporl.report.page import about, as_json, render
 from maporl.report.read import Run, RunReader
@@ -174,10 +175,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._route({"seat": self._say})
 
     def _route(self, routes: dict[str, Callable[[], Answer]]) -> None:
-        asked = urlsplit(self.path)
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        _, token, name = (*asked.path.split("/", 2), "", "")[:3]
-        if host not in ("127.0.0.1", "localhost", "::1"):  # another site's name that was made to point here
+        path, _, query = self.path.partition("?")
+        host = host_of(self.headers.get("Host", ""))
+        _, token, name = (*path.split("/", 2), "", "")[:3]
+        if host is None:
+            answer = HTTPStatus.BAD_REQUEST, b"expected a host and a port in the header Host", TEXT
+        elif not is_loopback(host):  # another site's name that was made to point here
             answer = HTTPStatus.FORBIDDEN, b"this page is served at 127.0.0.1 only", TEXT
         elif name not in routes or not secrets.compare_digest(token.encode(), self.server.token.encode()):
             answer = (
@@ -186,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
                 TEXT,
             )
         else:
-            self.query = dict(parse_qsl(asked.query))
+            self.query = dict(parse_qsl(query))
             try:
                 answer = routes[name]()
             except (RunError, OSError) as error:

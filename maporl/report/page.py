@@ -25,7 +25,7 @@ from maporl.report.language import percent
 from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.read import Run, read_run
 from maporl.report.story import paired_gain, story, talking_gain
-from maporl.text import visible
+from maporl.text import all_printable, printable, visible
 from trl_ext.atomic import replace_file
 
 SCRIPTS = ("vendor/uplot.js", "vendor/preact.js", "page.js")
@@ -167,20 +167,20 @@ def render(content: dict[str, Any], live: bool = False) -> str:
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     connect = "'self'" if live else "'none'"
     return _template().render(
-        title=content["title"],
+        title=printable(content["title"]),
         generator=GENERATOR,
         scripts=scripts,
         styles=[Markup(_asset(name)) for name in STYLES],
         policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; connect-src {connect}; form-action 'none'; base-uri 'none'",
         data=base64.b64encode(packed).decode(),
         live=live,
-        runs=content["runs"],
+        runs=all_printable(content["runs"]),
     )
 
 
 def as_json(content: dict[str, Any]) -> bytes:
-    """``content`` as strict JSON, in which :func:`finite` has left no NaN and no infinity."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+    """``content`` as strict JSON, in which :func:`finite` has left no NaN and no infinity, with all texts printable."""
+    return json.dumps(all_printable(content), ensure_ascii=False, allow_nan=False).encode()
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path | None = None, most: int = MOST) -> Path:

@@ -8,6 +8,7 @@ from tqdm.auto import tqdm
 from maporl.evaluation.suite import SuiteResult, summarise
 from maporl.rollout.player import Player
 from maporl.tasks.base import Task
+from maporl.text import printable
 from maporl.types import Dialogue
 from trl_ext.ppo_options import Decoding
 
@@ -26,7 +27,7 @@ def play_suite(
     for name, task in tasks.items():
         dialogues: list[Dialogue] = []
         torch.manual_seed(seed)
-        for start in tqdm(range(0, len(task), CHUNK), desc=name, leave=False, dynamic_ncols=True):
+        for start in tqdm(range(0, len(task), CHUNK), desc=printable(name), leave=False, dynamic_ncols=True):
             examples = [task[i] for i in range(start, min(start + CHUNK, len(task)))]
             played = player.play(examples, task, decoding, samples)
             player.scorer.grade(played, task)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from maporl.errors import UserError
+from maporl.text import well_formed
 from maporl.types import Example, Grade
 
 
@@ -185,6 +186,10 @@ def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise TaskError(f"{path}: line {number} is not JSON: {error}") from None
+        if "\\ud" in line.lower() and well_formed(text := json.dumps(row, ensure_ascii=False)) != text:
+            raise TaskError(
+                f"{path}: line {number} has half of a surrogate pair, which no tokenizer can read; correct the text"
+            )
         if not isinstance(row, dict):
             raise TaskError(
                 f"{path}: line {number}: expected an object with 'question' and 'answer', got {type(row).__name__}"

@@ -30,7 +30,12 @@ class SentenceEncoder:
             for start in range(0, len(texts), batch):
                 part = list(texts[start : start + batch])
                 encoded = self.tokenizer(
-                    part, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
+                    part,
+                    padding=True,
+                    truncation=True,
+                    max_length=self.max_tokens,
+                    split_special_tokens=True,  # a text that spells [SEP] is a text
+                    return_tensors="pt",
                 ).to(self.device)
                 hidden = self.model(**encoded).last_hidden_state
                 mask = encoded["attention_mask"].unsqueeze(-1)

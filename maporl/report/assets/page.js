@@ -65,7 +65,7 @@
     return html`<figure id=${"chart-" + chart.id}>
       <figcaption><h3>${chart.title}</h3><div class="quiet">${chart.about}</div></figcaption>
       <ul class="legend">${chart.series.map((s, i) => html`<li><button aria-pressed=${String(!hidden[s.name])} onClick=${() => setHidden({ ...hidden, [s.name]: !hidden[s.name] })}>
-        <span class=${"swatch" + (s.held_out ? " dots" : "")} style=${{ borderColor: colours[i] }}></span>${s.name} <span class="value">${shown(s.values[at ?? last])}</span></button></li>`)}
+        <span class=${"swatch" + (s.held_out ? " dots" : "")} style=${{ borderColor: colours[i] }}></span><bdi>${s.name}</bdi> <span class="value">${shown(s.values[at ?? last])}</span></button></li>`)}
         ${chart.limit && html`<li class="quiet"><span class="swatch dotted"></span> ${chart.limit[1]} ${short(chart.limit[0])}</li>`}<li class="quiet">at update ${chart.steps[at ?? last]}</li></ul>
       <div ref=${place} role="img" aria-label=${`${chart.title} over updates. ${spoken}`}></div>
       <details><summary>Numbers${every > 1 ? `, every ${every} updates` : ""}</summary><div class="scroll"><table>
@@ -149,18 +149,18 @@
   function Said({ u, shade, game, rewards }) {
     const verdict = u.correct == null ? (game ? "not decided" : "not graded") : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
-      <h4>${u.agent}${u.role && u.role !== u.agent ? ` (${u.role})` : ""} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
+      <h4><bdi>${u.agent}</bdi>${u.role && u.role !== u.agent && html` (<bdi>${u.role}</bdi>)`} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
       <div class="quiet">${u.answer == null ? "no answer could be read" : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${u.reason ? `: ${u.reason}` : ""}${u.stop === "length" ? "; cut off at the length limit" : ""}</div>
       <${Answer} text=${u.text} trace=${u.trace} shade=${shade} />
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
       <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
-      <details><summary>What ${u.agent} was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>
+      <details><summary>What <bdi>${u.agent}</bdi> was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>
     </article>`;
   }
 
   function Detail({ d, shade, twin, open, many, rewards }) {
     const turns = [...new Set(d.said.map((u) => u.turn))].sort((a, b) => a - b), agents = [...new Set(d.said.map((u) => u.agent))];
-    return html`<div class="question"><div class="quiet">${many ? many[d.run].name + ", " : ""}${place(d.when)}${d.kind ? ", " + d.kind : ""}, ${d.id}</div>
+    return html`<div class="question"><div class="quiet">${many ? many[d.run].name + ", " : ""}${place(d.when)}${d.kind && html`, <bdi>${d.kind}</bdi>`}, <bdi>${d.id}</bdi></div>
         <div class="text" dir="auto">${d.question}</div><div>${!d.game && html`right answer: <strong dir="auto">${d.label || "–"}</strong> `}${d.outcome ? html`<span class=${d.game ? "" : "quiet"}>${d.game ? "ended: " : "("}${d.outcome}${d.game ? "" : ")"}</span>` : ""}</div>
         ${twin && html`<button onClick=${() => open(twin)}>the same question ${twin.when === "before" ? "before" : "after"} training</button>`}</div>
       <div class="turns">${turns.map((turn) => html`<section class="scroll"><h3>Turn ${turn}</h3><div class="seats" style=${{ "--seats": agents.length }}>

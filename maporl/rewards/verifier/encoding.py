@@ -5,7 +5,14 @@ Training, scoring in a run and the server all call :func:`encode`, so that a ver
 
 from maporl.errors import UserError
 from maporl.types import Message
-from trl_ext.chat import Tokenizer, render
+from trl_ext.chat import Tokenizer, encode_chat
+
+CHARACTERS_PER_TOKEN = 32
+"""A chat of more characters for each token that the verifier reads is too long without being tokenised.
+
+English has about 4 characters a token, and indented code has seldom more than 10. Tokenising a chat of megabytes takes
+seconds and hundreds of times its memory.
+"""
 
 
 class TooLong(UserError, ValueError):
@@ -24,9 +31,15 @@ def encode(tokenizer: Tokenizer, chat: list[Message], longest: int | None = None
     another answer.
 
     Raises:
-        TooLong: the chat has more than ``longest`` tokens.
+        TooLong: the chat has more than ``longest`` tokens, or :data:`CHARACTERS_PER_TOKEN` times as many characters.
     """
-    ids = tokenizer.encode(render(tokenizer, chat, generate=False), add_special_tokens=False)
+    characters = sum(len(message["content"]) for message in chat)
+    if longest is not None and characters > longest * CHARACTERS_PER_TOKEN:
+        raise TooLong(
+            f"the chat has {characters} characters and the verifier reads at most {longest} tokens, for which at most "
+            f"{longest * CHARACTERS_PER_TOKEN} characters are taken"
+        )
+    ids = encode_chat(tokenizer, chat)
     if longest is not None and len(ids) > longest:
         raise TooLong(f"the chat has {len(ids)} tokens and the verifier reads at most {longest}")
     return ids
@@ -38,7 +51,7 @@ def answer_start(tokenizer: Tokenizer, chat: list[Message]) -> int:
     It follows the longest prefix that the whole chat shares with the opening of its last message.
     """
     whole = encode(tokenizer, chat)
-    opening = tokenizer.encode(render(tokenizer, chat[:-1], generate=True), add_special_tokens=False)
+    opening = encode_chat(tokenizer, chat[:-1], generate=True)
     start = 0
     for a, b in zip(whole, opening, strict=False):
         if a != b:
