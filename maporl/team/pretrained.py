@@ -65,7 +65,8 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
         own = root / ((section or {}).get("policy") or agent)
         alone = section and not started_from and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
         if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
-            section |= {"model": str(own), "tokenizer": None, "chat_template": None}
+            # its tokenizer's chat template was saved with the options in it
+            section |= {"model": str(own), "tokenizer": None, "chat_template": None, "template_options": {}}
     config = parse_config(values, str(file))
     check_agents(config, str(file))
     local = Path(name).is_dir()
@@ -123,6 +124,9 @@ def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
     """Load the weights of each policy from the folder of its name in ``policies``, if the run ``folder`` has one.
 
     Frozen policies are not saved. They have at most the weights that a warm start left, in ``initial/``.
+
+    Raises:
+        CheckpointError: the weights cannot be read, or they are not exactly those of their policy.
     """
     for name, policy in policies.items():
         own = next((path for path in (weights_of(folder) / name, folder / "initial" / name) if path.is_dir()), None)

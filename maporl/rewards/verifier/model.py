@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from maporl.errors import UserError
 from maporl.rewards.verifier.encoding import encode
 from maporl.types import Message
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
+from trl_ext.weights import WeightsError, read_model, read_pretrained
 
 RECORD = "verifier.json"
 """The file beside the weights of a trained verifier: its ``temperature``, its data and its measures."""
@@ -51,16 +52,15 @@ class Verifier:
             VerifierError: it cannot be loaded, or it is another kind of model.
         """
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            model: Any = AutoModelForSequenceClassification.from_pretrained(source, dtype=dtype, use_safetensors=True)
-        except (OSError, ValueError) as error:
-            first_line = str(error).strip().split("\n")[0]
+            tokenizer = read_pretrained(AutoTokenizer, source)
+            outputs = read_pretrained(AutoConfig, source).num_labels
+            if outputs != 1:
+                raise VerifierError(f"{source!r} has {outputs} outputs; expected a model with one")
+            model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype)
+        except WeightsError as error:
             raise VerifierError(
-                f"{source!r} could not be loaded ({first_line}); give the folder or hub name of a sequence-classification "
-                "model with one output"
+                f"{error}; expected the folder or hub name of a sequence-classification model with one output"
             ) from error
-        if model.config.num_labels != 1:
-            raise VerifierError(f"{source!r} has {model.config.num_labels} outputs; expected a model with one")
         try:
             check_tokenizer(tokenizer, repr(source))
         except ChatError as error:
