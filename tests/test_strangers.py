@@ -1,6 +1,8 @@
 """What a stranger wrote (configurations, templates, teams) is refused in one line where it could do harm."""
 
 import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -10,7 +12,9 @@ from maporl.config.safe_yaml import MOST_BYTES, parse_yaml
 from maporl.errors import ConfigError, RunError, UserError
 from maporl.report.read import read_run
 from maporl.team import pretrained
+from maporl.team.loading import load_tokenizers
 from maporl.text import check_placeholders
+from trl_ext.chat import CONCATENATION_TEMPLATE, FALLBACK_TEMPLATE, ChatError, render
 
 PLAIN = "output_dir: x\ntask: {name: toy_sum}\nagents: {ann: {tiny: {}}}\n"
 
@@ -38,10 +42,10 @@ BOMBS = {
     "a key twice": ("seed: 1\nseed: 2\n", "the key 'seed' stands twice"),
     "a key twice below": ("recipe: {a: 1, a: 2}\n", "the key 'a' stands twice"),
     "a list as a key": ("? [a]\n: 1\n", "a key is a list or a mapping"),
-    "bytes": ("recipe: !!binary L2V0Yy9wYXNzd2Q=\n", "is no plain value"),
-    "a Python object": ("recipe: !!python/object/apply:os.system [true]\n", "is no plain value"),
-    "a set": ("recipe: !!set {a, b}\n", "is no plain value"),
-    "a date that is none": ("recipe: 2024-99-99\n", "month must be in 1..12"),
+    "bytes": ("recipe: !!binary L2V0Yy9wYXNzd2Q=\n", "is not a plain value"),
+    "a Python object": ("recipe: !!python/object/apply:os.system [true]\n", "is not a plain value"),
+    "a set": ("recipe: !!set {a, b}\n", "is not a plain value"),
+    "a date that does not exist": ("recipe: 2024-99-99\n", "month must be in 1..12"),
     "two documents": ("--- {}\n", "expected a single document"),
     "too long": ("# " + "x" * MOST_BYTES, f"more than {MOST_BYTES} bytes"),
 }  # fmt: skip
@@ -94,7 +98,7 @@ def test_a_text_with_placeholders_has_names_only(text):
             parse_config(values)
 
 
-@pytest.mark.parametrize("pattern, words", [("(", "is no regular expression"), ("Score", "expected one group")])
+@pytest.mark.parametrize("pattern, words", [("(", "is not a regular expression"), ("Score", "expected one group")])
 def test_a_judges_pattern_is_checked_before_it_is_used(pattern, words):
     values = {**yaml.safe_load(PLAIN), "reward": {"judge": {"agent": "ann", "pattern": pattern}}}
     with pytest.raises(ConfigError, match=rf"reward\.judge\.pattern: .*{words}"):
@@ -225,3 +229,86 @@ def test_agents_of_the_wrong_kind_are_refused_in_one_line(hub, agents):
     with pytest.raises(ConfigError) as raised:
         pretrained.read_team("org/team")
     assert "\n" not in str(raised.value)
+
+
+# -- chat templates ------------------------------------------------------------------------------------------------
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ eos_token }}"
+)
+CHAT = [
+    {"role": "user", "content": "1+1=\ud800"},
+    {"role": "assistant", "content": "é\u2028"},
+    {"role": "user", "content": "?"},
+]
+EXPLOSIVE = {
+    "nested loops": ("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "processor time"),
+    "a macro that calls itself twice": ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", "processor time"),
+    "a text times a number": ("{{ 'a' * 10**10 }}", "MemoryError|processor time"),
+    "a text doubled again and again": ("{% set x = namespace(s='a') %}{% for i in range(60) %}{% set x.s = x.s ~ x.s %}{% endfor %}", "MemoryError|processor time"),
+    "a wide text": ("{{ 'a'|center(10**10) }}", "MemoryError"),
+    "a wide number": ("{{ '%1000000000000d'|format(1) }}", "MemoryError|OverflowError|ValueError"),
+    "a long range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big"),
+    "a macro that calls itself": ("{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(0) }}", "RecursionError"),
+    "deep parentheses": ("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "RecursionError"),
+    "an endless text of this package's words": ("{{ 'a' * 20000000 }}", "it renders 20000000 characters"),
+    "an escape": ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+    "a refusal": ("{{ raise_exception('no system\nmessages') }}", "TemplateError: no system messages"),
+    "no template": ("{% for %}", "TemplateSyntaxError"),
+}  # fmt: skip
+
+
+def test_a_template_renders_as_transformers_renders_it(tiny):
+    tokenizer = tiny()[1]
+    for template in (CHATML, CONCATENATION_TEMPLATE, FALLBACK_TEMPLATE):
+        tokenizer.chat_template = template
+        for generate in (True, False):
+            expected = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=generate)
+            assert render(tokenizer, CHAT, generate) == expected
+    tokenizer.chat_template = CHATML
+    empty = [{"role": "user", "content": "1"}, {"role": "assistant", "content": None}]
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}{% if m.content is defined %}: {{ m.content }}{% endif %}{% endfor %}"
+    )
+    assert render(tokenizer, empty) == tokenizer.apply_chat_template(empty, tokenize=False) == "user: 1assistant"
+
+
+@pytest.mark.parametrize("explosive", EXPLOSIVE)
+def test_a_template_that_would_explode_ends_in_one_line(tiny, explosive):
+    tokenizer = tiny()[1]
+    tokenizer.chat_template, words = EXPLOSIVE[explosive]
+    with pytest.raises(ChatError, match=rf"cannot render user, assistant, user messages \(.*({words})") as raised:
+        render(tokenizer, CHAT)
+    assert "\n" not in str(raised.value)
+    tokenizer.chat_template = CHATML
+    assert render(tokenizer, CHAT).endswith("<|im_start|>assistant\n<eos>"), "and the next template is rendered"
+
+
+def test_a_team_with_an_explosive_template_is_refused_before_a_model_loads(tiny, tmp_path):
+    _, tokenizer = tiny()
+    tokenizer.chat_template = "{{ 'a'|center(10**10) }}"
+    tokenizer.save_pretrained(tmp_path)
+    config = parse_config({"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": str(tmp_path)}}})
+    with pytest.raises(
+        ConfigError, match=r"agents\.ann: the chat template of .*MemoryError.*, or set agents\.ann\.chat_template"
+    ):
+        load_tokenizers(config)
+
+
+def test_threads_and_forks_render_side_by_side(tiny):
+    tokenizer = tiny()[1]
+    tokenizer.chat_template = "{{ messages[0].content }}"
+
+    def echo(number):
+        return render(tokenizer, [{"role": "user", "content": str(number)}])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(echo, range(200))) == [str(number) for number in range(200)]
+    reading, writing = os.pipe()
+    if not (child := os.fork()):  # as a data loader's worker: it has a process of its own, and leaves ours alone
+        os.write(writing, echo("child").encode())
+        os._exit(0)
+    assert echo("parent") == "parent" and os.read(reading, 100) == b"child"
+    assert os.waitpid(child, 0)[1] == 0
+    assert echo("again") == "again"

@@ -8,6 +8,7 @@ prompt is the *suffix* that the template puts after an assistant message. It is 
 from typing import Any
 
 from trl_ext.errors import UserError
+from trl_ext.templates import TemplateFailed, render_template
 
 Message = dict[str, str]
 Tokenizer = Any  # PreTrainedTokenizerBase; kept loose so that this module imports without transformers
@@ -22,6 +23,15 @@ FALLBACK_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """A chat template for base models without one: plain ``User:`` and ``Assistant:`` paragraphs that end with EOS."""
+
+CONCATENATION_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""The messages one after the other. An assistant message ends with EOS. Models that are built on the spot have it."""
+
+OWN_TEMPLATES = (FALLBACK_TEMPLATE, CONCATENATION_TEMPLATE)
+"""The templates of this package, which need no process of their own."""
 
 _MARK = "maporl-mark-7c1f"  # stands for the assistant's message while the suffix is cut out of the rendered text
 
@@ -84,8 +94,20 @@ def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True)
     """Return the text of ``messages`` by the chat template.
 
     ``generate`` adds the opening of the next assistant message.
+
+    Raises:
+        ChatError: the template is not valid, refuses the messages, or takes too much time or memory.
     """
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    template = tokenizer.get_chat_template()
+    if template in OWN_TEMPLATES:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    try:
+        return render_template(template, messages, generate, tokenizer.special_tokens_map)
+    except TemplateFailed as error:
+        roles = ", ".join(message["role"] for message in messages[:4])
+        raise ChatError(
+            f"the chat template of {tokenizer.name_or_path!r} cannot render {roles} messages ({error}); use another template"
+        ) from None
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:

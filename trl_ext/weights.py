@@ -189,4 +189,4 @@ def _one_line(error: Exception, source: str | Path) -> str:
             "that transformers has, or build it in Python and pass it on"
         )
     first = " ".join(text.split("\n")[0 if "size mismatch" not in text else 1 :][:1] or [""]).strip()
-    return f"{source}: cannot be read ({type(error).__name__}: {first[:300]})"
+    return f"{str(source)!r} could not be loaded ({type(error).__name__}: {first[:300]})"

@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if node.tag.removeprefix("tag:yaml.org,2002:") not in _PLAIN:
             raise yaml.constructor.ConstructorError(
-                None, None, f"the tag {node.tag!r:.60} is no plain value", node.start_mark
+                None, None, f"the tag {node.tag!r:.60} is not a plain value", node.start_mark
             )
         return super().construct_object(node, deep)
 

@@ -260,7 +260,7 @@ def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        raise ValueError(f"pattern: {pattern!r:.80} is no regular expression ({error})") from None
+        raise ValueError(f"pattern: {pattern!r:.80} is not a regular expression ({error})") from None
     if groups != 1:
         raise ValueError(f"pattern: expected one group in parentheses, which holds the verdict, got {groups}")
 
@@ -273,7 +273,7 @@ class JudgeSection:
     finds, divided by ``largest``. A verdict without a number gives ``unreadable``, or stops the run if that is None.
 
     Raises:
-        ValueError: ``prompt`` has another placeholder, or ``pattern`` is no regular expression.
+        ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
     """
 
     agent: str
@@ -296,7 +296,7 @@ class ArenaSection:
     preferred.
 
     Raises:
-        ValueError: ``prompt`` has another placeholder, or ``pattern`` is no regular expression.
+        ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
     """
 
     agent: str

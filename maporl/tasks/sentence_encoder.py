@@ -11,14 +11,16 @@ MAX_TOKENS = 128
 
 
 class SentenceEncoder:
-    """Embeds a text as the mean of a transformer's last hidden states over its tokens, scaled to length 1."""
+    """Embeds a text as the mean of a transformer's last hidden states over its tokens, scaled to length 1.
+
+    Args:
+        name: the encoder's hub name or folder.
+
+    Raises:
+        TaskError: it cannot be loaded, or its weights are not complete.
+    """
 
     def __init__(self, name: str):
-        """Load the encoder ``name``, which is a hub name or a folder.
-
-        Raises:
-            TaskError: it cannot be loaded, or its weights are not complete.
-        """
         import torch
         from transformers import AutoModel, AutoTokenizer
 
@@ -63,5 +65,9 @@ class SentenceEncoder:
 
 @functools.cache
 def load_encoder(name: str) -> SentenceEncoder:
-    """The encoder ``name`` (hub name or folder), loaded at the first call."""
+    """The encoder ``name`` (hub name or folder), loaded at the first call.
+
+    Raises:
+        TaskError: it cannot be loaded, or its weights are not complete.
+    """
     return SentenceEncoder(name)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants
-from jinja2 import TemplateError
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
@@ -19,7 +18,7 @@ from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, context_of, encode_prompt
+from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
 from trl_ext.forward import base_of
 from trl_ext.weights import WeightsError, read_adapter, read_model, read_pretrained
 
@@ -131,11 +130,8 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
     messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
     try:
         ids = encode_prompt(tokenizer, messages)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: its chat template cannot render {', '.join(m['role'] for m in messages)} messages "
-            f"({type(error).__name__}: {' '.join(str(error).split())}); mend the template, or set {where}.chat_template"
-        ) from None
+    except ChatError as error:
+        raise ConfigError(f"{where}: {error}, or set {where}.chat_template") from None
     size = None if section.model is None else getattr(_text_config(where, section.model), "vocab_size", None)
     highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)
     if size is not None and highest >= size:

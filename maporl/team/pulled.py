@@ -34,7 +34,7 @@ def reach_of(values: Mapping[str, Any], given: Mapping[str, Any], root: Path) ->
 
 
 def _leaves(values: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is no mapping and no list, with its dotted key."""
+    """Yield every value but mappings and lists, with its dotted key."""
     if isinstance(values, Mapping | list | tuple):
         parts = values.items() if isinstance(values, Mapping) else enumerate(values)
         for name, part in parts:

@@ -1,0 +1,100 @@
+"""Render chat templates in a process that ends with them, because a template is a program that came with a model.
+
+Jinja's sandbox keeps a template from files and from Python's objects. It bounds neither time nor memory:
+``{{ 'a' * 10**10 }}`` and a few nested loops would take a machine with them, in a thread that nothing can stop. So every
+template that is not from this package is rendered by :mod:`trl_ext.template_worker`, which has limits of both.
+"""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import UserError
+from trl_ext.template_worker import MEMORY, SECONDS
+
+WORKER = Path(__file__).with_name("template_worker.py")
+
+
+class TemplateFailed(UserError, ValueError):
+    """A chat template refuses the messages, is not valid, or needs more time or memory than any template should."""
+
+
+class _Process:
+    """The worker, which is started when it is first needed. Threads take turns."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.owner = 0
+        self.running: subprocess.Popen[str] | None = None
+
+    def answer(self, request: str) -> dict[str, str] | None:
+        """Return the worker's answer, or None if the request has ended the worker."""
+        with self.lock:
+            if self.running is None or self.owner != os.getpid() or self.running.poll() is not None:
+                self._start()
+            answer = self._ask(request)
+            if answer is None:
+                self._stop()
+            return answer
+
+    def _ask(self, request: str) -> dict[str, str] | None:
+        assert self.running is not None and self.running.stdin is not None and self.running.stdout is not None
+        try:
+            self.running.stdin.write(request + "\n")
+            self.running.stdin.flush()
+        except BrokenPipeError:
+            return None
+        line = self.running.stdout.readline()
+        return json.loads(line) if line else None
+
+    def _start(self) -> None:
+        self.owner = os.getpid()
+        self.running = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for the run, which then ends this process
+            env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        assert self.running.stdout is not None
+        if not self.running.stdout.readline():
+            raise RuntimeError(f"{WORKER} did not start; what it wrote is above")
+
+    def _stop(self) -> None:
+        if self.running is not None and self.owner == os.getpid():
+            self.running.kill()
+            self.running.communicate()
+        self.running = None
+
+
+_process = _Process()
+atexit.register(_process._stop)
+
+
+def render_template(template: str, messages: list[dict[str, Any]], generate: bool, variables: dict[str, Any]) -> str:
+    """Return the text of ``messages`` by a chat template, as ``apply_chat_template`` of transformers does.
+
+    ``generate`` adds the opening of the next assistant message. ``variables`` are what else the template may read, such
+    as the names of special tokens.
+
+    Raises:
+        TemplateFailed: the template is not valid, refuses the messages, or takes too much time or memory.
+    """
+    # templates would show a missing value, such as the content of a call, as the word None
+    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    request = {**variables, "messages": given, "chat_template": template, "add_generation_prompt": generate}
+    answer = _process.answer(json.dumps(request))
+    if answer is None:
+        raise TemplateFailed(
+            f"it takes more than {SECONDS:g} s of processor time or {MEMORY // 2**30} GiB of memory for {len(messages)} messages"
+        )
+    if "error" in answer:
+        raise TemplateFailed(answer["error"])
+    return answer["text"]
