@@ -29,8 +29,8 @@ BOMBS = {
     "aliases of aliases": (laughs(9), "more than 50000 values, where each alias counts as what it stands for"),
     "aliases of mappings": ("recipe:\n  a0: &a {x: 1, y: 2}\n" + "".join(f"  a{n}: &a{n} {{p: *a{n - 1 or ''}, q: *a{n - 1 or ''}}}\n" for n in range(1, 40)), "more than 50000 values"),
     "an alias in itself": ("recipe: &a [*a]\n", "an alias stands inside its own anchor"),
-    "deep lists": ("recipe: " + "[" * 20_000 + "]" * 20_000, "nested more than 50 deep"),
-    "deep lists without an end": ("recipe: " + "[" * 100_000, "nested more than 50 deep"),
+    "deep lists": ("recipe: " + "[" * 2_000 + "]" * 2_000, "nested more than 50 deep"),
+    "deep lists without an end": ("recipe: " + "[" * 5_000, "nested more than 50 deep"),
     "deep mappings": ("recipe: " + "{a: " * 5_000, "nested more than 50 deep"),
     "deep blocks": ("recipe:\n" + "".join(f"{' ' * n}a:\n" for n in range(1, 800)), "nested more than 50 deep"),
     "deep keys": ("? " * 5_000 + "a\n", "nested more than 50 deep|not readable"),
@@ -82,8 +82,8 @@ def test_what_people_write_in_yaml_is_still_read():
     text = "lora: &lora {r: 8}\nagents: {ann: {lora: *lora}, bob: {lora: *lora}}\nrate: 1.0e-5\nnone: ~\nyes: true\nbig: 9223372036854775807\n"
     assert parse_yaml(text) == yaml.safe_load(text)
     assert parse_yaml("day: 2024-01-31") == yaml.safe_load("day: 2024-01-31")
-    many = "\n".join(f"k{number}: {number}" for number in range(20_000))
-    assert len(parse_yaml(many)) == 20_000, "in less than quadratic time"
+    many = "\n".join(f"k{number}: {number}" for number in range(6_000))
+    assert len(parse_yaml(many)) == 6_000, "in less than quadratic time"
 
 
 @pytest.mark.parametrize("text", ["{question:>99999999999}", "{question!r}", "{question.__class__}", "{question[0]}", "{}", "{0}", "{other}", "{question:{question}}"])  # fmt: skip
@@ -252,7 +252,7 @@ EXPLOSIVE = {
     "a long range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big"),
     "a macro that calls itself": ("{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(0) }}", "RecursionError"),
     "deep parentheses": ("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "RecursionError"),
-    "an endless text of this package's words": ("{{ 'a' * 20000000 }}", "it renders 20000000 characters"),
+    "a long text": ("{{ 'a' * 20000000 }}", "it renders 20000000 characters"),
     "an escape": ("{{ ''.__class__.__mro__ }}", "SecurityError"),
     "a refusal": ("{{ raise_exception('no system\nmessages') }}", "TemplateError: no system messages"),
     "no template": ("{% for %}", "TemplateSyntaxError"),
@@ -274,7 +274,13 @@ def test_a_template_renders_as_transformers_renders_it(tiny):
     assert render(tokenizer, empty) == tokenizer.apply_chat_template(empty, tokenize=False) == "user: 1assistant"
 
 
-@pytest.mark.parametrize("explosive", EXPLOSIVE)
+SLOW = ("a macro that calls itself twice", "a text doubled again and again")
+"""Each takes two seconds of processor time, as does the one that is always tried."""
+
+
+@pytest.mark.parametrize(
+    "explosive", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EXPLOSIVE]
+)
 def test_a_template_that_would_explode_ends_in_one_line(tiny, explosive):
     tokenizer = tiny()[1]
     tokenizer.chat_template, words = EXPLOSIVE[explosive]

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from typing import Any
 
 MEMORY = 2 * 2**30
 """Bytes of address space. Before the first rendering about a tenth of it is in use."""
@@ -33,7 +34,8 @@ def main() -> None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            [text], _ = render_jinja_template(conversations=[request.pop("messages")], **request)
+            rendered: Any = render_jinja_template(conversations=[request.pop("messages")], **request)
+            text = rendered[0][0]
             if len(text) > MOST_CHARACTERS:
                 answer = {"error": f"it renders {len(text)} characters; at most {MOST_CHARACTERS} are read"}
             else:

@@ -29,18 +29,30 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.owner = 0
         self.running: subprocess.Popen[str] | None = None
+        self.inherited: subprocess.Popen[str] | None = None
 
     def answer(self, request: str) -> dict[str, str] | None:
         """Return the worker's answer, or None if the request has ended the worker."""
         with self.lock:
-            if self.running is None or self.owner != os.getpid() or self.running.poll() is not None:
+            if self.running is None or self.running.poll() is not None:
                 self._start()
             answer = self._ask(request)
             if answer is None:
-                self._stop()
+                self.stop()
             return answer
+
+    def stop(self) -> None:
+        """End the worker, if there is one."""
+        if self.running is not None:
+            self.running.kill()
+            self.running.communicate()
+        self.running = None
+
+    def forget(self) -> None:
+        """Leave the worker to the process that this one was forked from, whose threads may just have been using it."""
+        self.lock = threading.Lock()
+        self.running, self.inherited = None, self.running
 
     def _ask(self, request: str) -> dict[str, str] | None:
         assert self.running is not None and self.running.stdin is not None and self.running.stdout is not None
@@ -53,7 +65,6 @@ class _Process:
         return json.loads(line) if line else None
 
     def _start(self) -> None:
-        self.owner = os.getpid()
         self.running = subprocess.Popen(
             [sys.executable, "-P", str(WORKER)],
             stdin=subprocess.PIPE,
@@ -67,15 +78,10 @@ class _Process:
         if not self.running.stdout.readline():
             raise RuntimeError(f"{WORKER} did not start; what it wrote is above")
 
-    def _stop(self) -> None:
-        if self.running is not None and self.owner == os.getpid():
-            self.running.kill()
-            self.running.communicate()
-        self.running = None
-
 
 _process = _Process()
-atexit.register(_process._stop)
+atexit.register(_process.stop)
+os.register_at_fork(after_in_child=_process.forget)
 
 
 def render_template(template: str, messages: list[dict[str, Any]], generate: bool, variables: dict[str, Any]) -> str:

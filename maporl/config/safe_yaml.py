@@ -64,13 +64,14 @@ class _Loader(yaml.SafeLoader):
         self.sizes: dict[int, int] = {}  # by the id of a node: the nodes in it, aliases expanded
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        mark = self.peek_event().start_mark
         if self.check_event(yaml.AliasEvent):
-            mark, node = self.peek_event().start_mark, super().compose_node(parent, index)
+            node = super().compose_node(parent, index)
             if id(node) not in self.sizes:
                 raise yaml.constructor.ConstructorError(None, None, "an alias stands inside its own anchor", mark)
             self.nodes += self.sizes[id(node)]
         else:
-            before, mark = self.nodes, self.peek_event().start_mark
+            before = self.nodes
             self.nodes += 1
             self.depth += 1
             if self.depth > DEEPEST:
@@ -80,7 +81,7 @@ class _Loader(yaml.SafeLoader):
             self.sizes[id(node)] = self.nodes - before
         if self.nodes > MOST_NODES:
             what = f"more than {MOST_NODES} values, where each alias counts as what it stands for"
-            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, what, mark)
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:

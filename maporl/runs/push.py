@@ -149,8 +149,8 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
         if (run.folder / file).is_file():
             values = scrubber.values(json.loads((run.folder / file).read_text(encoding="utf-8")), file)
             contents[file] = json.dumps(values, indent=1).encode()
-    for path, file in files.items():
-        contents[path] = _public_text(file, path, name, scrubber) if file.name in TEXTS else file
+    for path, kept in files.items():
+        contents[path] = _public_text(kept, path, name, scrubber) if kept.name in TEXTS else kept
     bases = [
         n
         for n, s in config.get("agents", {}).items()
