@@ -262,7 +262,7 @@ SECRETS = {
     "bearer": "Bearer abcdefgh.ijklmnop", "password": "https://alice:s3cr3t@llm.corp/v1", "query": "https://x.org/v1?a=1&api_key=q1w2e3",
     "private": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
 }  # fmt: skip
-HIDDEN = [*(SECRETS[n] for n in ("hf", "openai", "github", "aws", "google", "slack", "jwt")), "abcdefgh.ijklmnop", "s3cr3t", "q1w2e3", "MIIEow", "environment-secret"]  # fmt: skip
+HIDDEN = [*(SECRETS[n] for n in ("hf", "openai", "github", "aws", "google", "slack", "jwt")), "abcdefgh.ijklmnop", "s3cr3t", "q1w2e3", "MIIEow", "environment-secret", "735914"]  # fmt: skip
 
 
 def readable(folder):
@@ -287,7 +287,13 @@ def test_no_secret_is_pushed_wherever_it_stands(run, tmp_path, monkeypatch):
         "api": {"model": "m", "base_url": "https://alice:s3cr3t@llm.corp/v1?api_key=q1w2e3#x"},
     }
     config["agents"]["fay"] = {
-        "engine_options": {"api_key": "environment-secret", "hf_token": "s3cr3t", "pad_token": "<pad>"}
+        "engine_options": {
+            "api_key": "environment-secret",
+            "hf_token": "s3cr3t",
+            "credentials": {"user": "s3cr3t"},
+            "password": 735914,
+            "pad_token": "<pad>",
+        }
     }
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
     lines = (copy / "dialogues.jsonl").read_text().splitlines()

@@ -78,6 +78,18 @@ def test_an_override_that_would_explode_is_refused_in_one_line(tmp_path, value):
         read_values(tmp_path / "config.yaml", [".".join(["a"] * 5_000) + "=1"])
 
 
+def test_thousands_of_faults_are_not_all_named():
+    values = yaml.safe_load(PLAIN) | {f"key{number}": "x" * 10_000 for number in range(3_000)} | {"k" * 10_000: 1}
+    with pytest.raises(ConfigError, match=r"; and 2991 more$") as raised:
+        parse_config(values)
+    assert len(str(raised.value)) < 10_000
+    with pytest.raises(ConfigError) as raised:
+        parse_config(
+            {**yaml.safe_load(PLAIN), "agents": {"ann": {"tiny": {"alphabet": "ab" * 10_000}, "engine": "x" * 10_000}}}
+        )
+    assert len(str(raised.value)) < 20_000
+
+
 def test_what_people_write_in_yaml_is_still_read():
     text = "lora: &lora {r: 8}\nagents: {ann: {lora: *lora}, bob: {lora: *lora}}\nrate: 1.0e-5\nnone: ~\nyes: true\nbig: 9223372036854775807\n"
     assert parse_yaml(text) == yaml.safe_load(text)
@@ -121,7 +133,7 @@ REACHES = {
     "agents.ann.chat_template": ["/etc/passwd", "secrets.txt", "{x}/here.jinja", "here"],
     "agents.ann.engine_options.trust_remote_code": [True],
     "agents.ann.lora.target_modules": ["(.*)*x", "(a|a)*$"],
-    "task.source": ["/home/me/data.jsonl", "data.jsonl", "data/private.json", "here", "../x", "file:///etc/passwd", "https://evil.example/d.jsonl"],
+    "task.source": ["text", "json", "/home/me/data.jsonl", "data.jsonl", "data/private.json", "here", "../x", "file:///etc/passwd", "https://evil.example/d.jsonl"],
     "task.eval_source": ["private.jsonl", "here"],
     "task.encoder": ["/home/me/encoder", "here", "./here"],
     "task.anything": ["/etc/passwd", "file:///etc/passwd", "https://evil.example/?q=", "notes.jsonl"],
@@ -252,10 +264,11 @@ EXPLOSIVE = {
     "a long range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big"),
     "a macro that calls itself": ("{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(0) }}", "RecursionError"),
     "deep parentheses": ("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "RecursionError"),
-    "a long text": ("{{ 'a' * 20000000 }}", "it renders 20000000 characters"),
+    "a long text": ("{{ 'a' * 20000000 }}", "it makes 20000000 characters"),
     "an escape": ("{{ ''.__class__.__mro__ }}", "SecurityError"),
     "a refusal": ("{{ raise_exception('no system\nmessages') }}", "TemplateError: no system messages"),
     "no template": ("{% for %}", "TemplateSyntaxError"),
+    "a long template": ("{# " + "x" * 2**20 + " #}", "it has 1048582 characters"),
 }  # fmt: skip
 
 
@@ -300,6 +313,13 @@ def test_a_team_with_an_explosive_template_is_refused_before_a_model_loads(tiny,
         ConfigError, match=r"agents\.ann: the chat template of .*MemoryError.*, or set agents\.ann\.chat_template"
     ):
         load_tokenizers(config)
+
+
+def test_several_templates_are_refused_where_none_is_for_chats(tiny):
+    tokenizer = tiny()[1]
+    tokenizer.chat_template = {"tool_use": "x", "rag": "y"}
+    with pytest.raises(ChatError, match="set one chat template"):
+        render(tokenizer, CHAT)
 
 
 def test_threads_and_forks_render_side_by_side(tiny):

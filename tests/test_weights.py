@@ -9,7 +9,14 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, BertConfig, BertModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    LlamaForCausalLM,
+)
 
 from maporl.config.schema import OpponentPool, VerifierSection
 from maporl.errors import ConfigError, UserError
@@ -152,9 +159,17 @@ def test_pickled_weights_are_not_read(tiny, folder):
         read_model(AutoModelForCausalLM, folder)
 
 
-def test_tied_embeddings_need_no_head_of_their_own(tiny, tmp_path):
-    from transformers import LlamaForCausalLM
+def test_compiled_code_for_attention_is_not_fetched(folder):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attn_implementation": "org/kernel"}))
+    for kind in (AutoModelForCausalLM, LlamaForCausalLM):
+        with pytest.raises(
+            WeightsError, match=r"attn_implementation='org/kernel', which is code from another repository"
+        ):
+            read_model(kind, folder)
 
+
+def test_tied_embeddings_need_no_head_of_their_own(tiny, tmp_path):
     config = tiny()[0].config
     config.tie_word_embeddings = True
     model = LlamaForCausalLM(config)
@@ -224,6 +239,22 @@ def test_an_adapter_that_is_cut_or_gone_is_refused(folder, adapter, name):
     (adapter / name).unlink()
     with pytest.raises(ConfigError, match=r"agents\.ann\.adapter: .*could not be loaded"):
         load_agent(model=str(folder), adapter=str(adapter))
+
+
+def test_an_adapter_that_is_pickled_or_names_a_module_is_refused(folder, adapter):
+    weights = load_file(adapter / "adapter_model.safetensors")
+    file = adapter / "adapter_config.json"
+    kept = file.read_text()
+    file.write_text(json.dumps(json.loads(kept) | {"megatron_config": {"a": 1}, "megatron_core": "antigravity"}))
+    with pytest.raises(ConfigError, match="names a module to import"):
+        load_agent(model=str(folder), adapter=str(adapter))
+    file.write_text(kept)
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save(weights, adapter / "adapter_model.bin")
+    with pytest.raises(ConfigError, match="pickled weights are not read"):
+        load_agent(model=str(folder), adapter=str(adapter))
+    with pytest.raises(CheckpointError, match="could not be loaded"):
+        load_weights(load_agent(model=str(folder), lora={}).model, "ann", adapter)
 
 
 def test_adapters_of_one_base_come_back_each_with_its_own_weights(tiny, tmp_path):

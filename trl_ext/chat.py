@@ -98,7 +98,12 @@ def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True)
     Raises:
         ChatError: the template is not valid, refuses the messages, or takes too much time or memory.
     """
-    template = tokenizer.get_chat_template()
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # several templates, and none for chats
+        raise ChatError(
+            f"{tokenizer.name_or_path!r}: {' '.join(str(error).split())[:200]}; set one chat template"
+        ) from None
     if template in OWN_TEMPLATES:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
     try:

@@ -17,8 +17,8 @@ MEMORY = 2 * 2**30
 """Bytes of address space. Before the first rendering about a tenth of it is in use."""
 SECONDS = 2.0
 """Processor time of a rendering. Real templates take a thousandth of a second."""
-MOST_CHARACTERS = 2**24
-"""Most characters of a rendered text. A context of a million tokens has about a quarter of that."""
+SPARE = 2**18
+"""Most characters of a rendered text, besides eight times the characters of the request."""
 
 
 def main() -> None:
@@ -36,11 +36,9 @@ def main() -> None:
         try:
             rendered: Any = render_jinja_template(conversations=[request.pop("messages")], **request)
             text = rendered[0][0]
-            if len(text) > MOST_CHARACTERS:
-                answer = {"error": f"it renders {len(text)} characters; at most {MOST_CHARACTERS} are read"}
-            else:
-                answer = {"text": text}
-            encoded = json.dumps(answer)
+            most = SPARE + 8 * len(line)
+            long = {"error": f"it makes {len(text)} characters of messages for which at most {most} are expected"}
+            encoded = json.dumps(long if len(text) > most else {"text": text})
         except Exception as error:  # a template can raise anything
             encoded = json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error)[:2000].split())[:300]}"})
         signal.setitimer(signal.ITIMER_PROF, 0)

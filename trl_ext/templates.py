@@ -17,6 +17,8 @@ from typing import Any
 from trl_ext.errors import UserError
 from trl_ext.template_worker import MEMORY, SECONDS
 
+LONGEST = 2**20
+"""Most characters of a template. Those of models with tools have about ten thousand."""
 WORKER = Path(__file__).with_name("template_worker.py")
 
 
@@ -93,6 +95,8 @@ def render_template(template: str, messages: list[dict[str, Any]], generate: boo
     Raises:
         TemplateFailed: the template is not valid, refuses the messages, or takes too much time or memory.
     """
+    if len(template) > LONGEST:
+        raise TemplateFailed(f"it has {len(template)} characters; at most {LONGEST} are read")
     # templates would show a missing value, such as the content of a call, as the word None
     given = [{key: value for key, value in message.items() if value is not None} for message in messages]
     request = {**variables, "messages": given, "chat_template": template, "add_generation_prompt": generate}

@@ -4,17 +4,21 @@ transformers and PEFT give random numbers to every tensor that a file lacks, and
 evaluated, or trained on, as if it were the model. Code that comes with a model is never run.
 """
 
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+from huggingface_hub import hf_hub_download
+from peft import PeftModel, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoConfig, PreTrainedModel
 
 from trl_ext.errors import UserError
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 SHOWN = 3
 """Most tensors that a message names."""
 
@@ -52,6 +56,7 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
     Raises:
         WeightsError: the model cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
+    _no_kernels(kind, source)
     # misshapen tensors are named here, and transformers would name them in its log only
     model, found = read_pretrained(
         kind, source, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True, **options
@@ -64,12 +69,27 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
     return model
 
 
+def _no_kernels(kind: Any, source: str | Path) -> None:
+    """Check that the configuration of a model does not name a repository with compiled code for its attention."""
+    config = read_pretrained(
+        kind.config_class if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else AutoConfig, source
+    )
+    parts = [config, *(part for name, part in vars(config).items() if name in config.sub_configs and part is not None)]
+    for part in parts:
+        if "/" in str(part._attn_implementation):
+            raise WeightsError(
+                f"{source}: its config.json sets attn_implementation={part._attn_implementation!r:.80}, which is code from another "
+                "repository; nothing of that kind is run here: remove the key in a copy of the folder"
+            )
+
+
 def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftModel:
     """Add the adapter in a folder or on the hub to a model, or to the ``PeftModel`` that other adapters share.
 
     Raises:
         WeightsError: it cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
+    _check_adapter(source)
     try:
         if isinstance(model, PeftModel):
             model.load_adapter(source, adapter_name=name, is_trainable=trainable)
@@ -81,6 +101,25 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
     return model
 
 
+def _check_adapter(source: str) -> None:
+    """Check that an adapter has its weights as safetensors, not pickled, and names no module for PEFT to import."""
+    try:
+        files = [Path(source) / name for name in ADAPTER_FILES]
+        if not Path(source).is_dir():
+            files = [Path(hf_hub_download(source, name)) for name in ADAPTER_FILES]
+        options = json.loads(files[0].read_text(encoding="utf-8"))
+    except Exception as error:  # as for models
+        raise WeightsError(_one_line(error, source)) from error
+    if not files[1].is_file():
+        raise WeightsError(
+            f"{source!r} could not be loaded (it has no {ADAPTER_FILES[1]}; pickled weights are not read)"
+        )
+    if not isinstance(options, dict) or options.get("megatron_config") is not None:
+        raise WeightsError(
+            f"{source!r} could not be loaded (its {ADAPTER_FILES[0]} names a module to import, or is not a mapping)"
+        )
+
+
 def load_adapter_weights(model: PeftModel, name: str, source: str | Path) -> None:
     """Load the weights in a folder or on the hub into the adapter ``name``, which exists.
 
@@ -88,7 +127,8 @@ def load_adapter_weights(model: PeftModel, name: str, source: str | Path) -> Non
         WeightsError: they cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
     try:
-        weights = load_peft_weights(str(source), device="cpu")
+        file = Path(source) / ADAPTER_FILES[1]
+        weights = load_file(file if Path(source).is_dir() else hf_hub_download(str(source), ADAPTER_FILES[1]))
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
     set_adapter_weights(model, name, weights, source)

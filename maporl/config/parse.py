@@ -20,6 +20,9 @@ from maporl.config.safe_yaml import DEEPEST, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 
+MOST_FAULTS = 10
+"""The faults of a configuration that a message names. A stranger's may have thousands."""
+
 
 def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
     """Read the plain values of a configuration, without checking them.
@@ -88,16 +91,18 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     """Build an instance of the dataclass ``kind`` from plain values.
 
     Raises:
-        ConfigError: values are wrong. The message begins with ``where`` and names all faults.
+        ConfigError: values are wrong. The message begins with ``where`` and names the first faults.
     """
     for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
-            raise ConfigError(f"{where}: unknown key {key!r}; {_nearest(kind, (key,))}")
+            raise ConfigError(f"{where}: unknown key {key!r:.80}; {_nearest(kind, (key,))}")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        lines = [_explain(kind, fault) for fault in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines))) from None
+        faults = error.errors()
+        lines = [_explain(kind, fault) for fault in faults[:MOST_FAULTS]]
+        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines)) + more) from None
 
 
 def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
@@ -167,8 +172,8 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True)
 def unknown(name: str, known: Any) -> str:
     """Return the message ``unknown 'x'; did you mean 'y'? known: ...``."""
     names = sorted(map(str, known))
-    near = difflib.get_close_matches(str(name), names, 1)
-    return f"unknown {name!r}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
+    near = difflib.get_close_matches(f"{name!s:.80}", names, 1)
+    return f"unknown {name!r:.80}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
 
 
 def _merge(under: dict, over: dict) -> dict:
@@ -220,7 +225,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _explain(kind: type, fault: Any) -> str:
-    location = ".".join(str(part) for part in fault["loc"])
+    location = ".".join(f"{part!s:.80}" for part in fault["loc"])
     if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):
@@ -253,7 +258,7 @@ def _nearest(kind: type, location: tuple) -> str:
             continue
         current = _dataclass_in(current) or current
     names = [f.name for f in dataclasses.fields(current)] if dataclasses.is_dataclass(current) else []
-    near = difflib.get_close_matches(str(location[-1]), names, 1)
+    near = difflib.get_close_matches(f"{location[-1]!s:.80}", names, 1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
 
 

@@ -53,7 +53,7 @@ class TinySection:
 
     def __post_init__(self):
         if len(set(self.alphabet)) != len(self.alphabet):
-            raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r}")
+            raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r:.200}")
         if self.hidden_size % self.heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by heads={self.heads}; change one of them"

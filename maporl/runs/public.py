@@ -108,6 +108,9 @@ class Scrubber:
 
     def config(self, value: Any, key: str = "", at: str = "config.yaml") -> Any:
         """Return a configuration's values without secrets and without paths of this machine."""
+        if _SECRET_KEY.search(key) and value and not isinstance(value, bool):
+            self._note(f"taken out: the value of {at}")
+            return TAKEN_OUT
         if isinstance(value, Mapping):
             return {
                 name: self.config(entry, str(name), f"{at}: {name}" if ": " not in at else f"{at}.{name}")
@@ -117,9 +120,6 @@ class Scrubber:
             return [self.config(entry, key, at) for entry in value]
         if not isinstance(value, str):
             return value
-        if _SECRET_KEY.search(key) and value:
-            self._note(f"taken out: the value of {at}")
-            return TAKEN_OUT
         public = value
         if key in ADDRESSES:
             public = _plain_address(value)

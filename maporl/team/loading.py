@@ -130,7 +130,7 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
     messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
     try:
         ids = encode_prompt(tokenizer, messages)
-    except ChatError as error:
+    except (ChatError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}, or set {where}.chat_template") from None
     size = None if section.model is None else getattr(_text_config(where, section.model), "vocab_size", None)
     highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)

@@ -61,7 +61,9 @@ def _reaches_out(key: str, value: Any, root: Path) -> bool:
             last in _NAMES and not _harmless(value, root)
         )
     if first == "task" or (first == "schedule" and "task" in middle):
-        return not _harmless(value, root) if last in _SOURCES else _looks_like_a_path(value)
+        if last in _SOURCES:  # a name without an organisation, such as text, would read the files of the present folder
+            return not _harmless(value, root) or "/" not in value
+        return _looks_like_a_path(value)
     if first == "reward" and "verifier" in middle:
         return "urls" in middle or (last == "model" and not _harmless(value, root))
     # a regular expression can be written so that it never ends

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,15 +107,21 @@ def read_record(source: str) -> dict[str, Any] | None:
     """What ``maporl verifier train`` wrote beside the weights in the folder ``source``; None for any other model.
 
     Raises:
-        VerifierError: the file is there but holds no JSON.
+        VerifierError: the file is there but holds no JSON, or its temperature is not a number above 0.
     """
     path = Path(source) / RECORD
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise VerifierError(f"{path}: not readable as JSON ({error}); train the verifier again") from error
+    temperature = record.get("temperature", 1.0) if isinstance(record, dict) else None
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise VerifierError(
+            f"{path}: expected a temperature above 0, got {temperature!r:.80}; train the verifier again"
+        )
+    return record
 
 
 def temperature_of(record: dict[str, Any] | None) -> float:
