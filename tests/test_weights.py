@@ -115,6 +115,15 @@ def test_a_configuration_of_another_depth_is_refused(folder, layers, words):
         read_model(AutoModelForCausalLM, folder)
 
 
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_text(file.read_text().replace('"hidden_size": 64', '"hidden_size": 64000'))])  # fmt: skip
+def test_a_checkpoint_is_read_by_the_configuration_of_its_model(tiny, folder, change):
+    """Without a ``config.json``, transformers would build a model of seven billion numbers."""
+    change(folder / "config.json")
+    model = tiny(seed=1)[0]
+    load_weights(model, None, folder)
+    assert torch.equal(model.state_dict()[LAYER], load_file(folder / "model.safetensors")[LAYER])
+
+
 def cut(file):
     file.write_bytes(file.read_bytes()[:-100])
 

@@ -11,6 +11,7 @@
 A checkpoint is written under a hidden name and renamed when it is complete.
 """
 
+import copy
 import errno
 import hashlib
 import json
@@ -306,7 +307,8 @@ def load_weights(model: Any, adapter: Any, folder: Path) -> None:
         if isinstance(model, PeftModel):
             load_adapter_weights(model, adapter, folder)
             return
-        loaded = read_model(type(model), folder, dtype=model.dtype)
+        # by its own configuration: without a config.json, a model of the default size would be built, perhaps of 7B
+        loaded = read_model(type(model), folder, config=copy.deepcopy(model.config), dtype=model.dtype)
         check_fit(model.state_dict(), loaded.state_dict(), folder)
     except WeightsError as error:
         raise CheckpointError(str(error)) from error

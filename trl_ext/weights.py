@@ -51,12 +51,13 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
         source: the folder, or the name on the hub.
         new: the first part of the names of tensors that may be new, such as ``score`` for the head of a verifier that
             starts from a base model. The files may then also hold heads that this model lacks. None allows neither.
-        options: further arguments of ``from_pretrained``.
+        options: further arguments of ``from_pretrained``. With ``config``, the folder's own ``config.json`` is not read.
 
     Raises:
         WeightsError: the model cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
-    _no_kernels(kind, source)
+    if "config" not in options:
+        _no_kernels(kind, source)
     # misshapen tensors are named here, and transformers would name them in its log only
     model, found = read_pretrained(
         kind, source, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True, **options
