@@ -178,6 +178,13 @@ def test_compiled_code_for_attention_is_not_fetched(folder):
             read_model(kind, folder)
 
 
+def test_an_absurd_number_of_layers_is_refused_before_they_are_built(folder):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 10**7}))
+    with pytest.raises(WeightsError, match="num_hidden_layers=10000000; at most 1000"):
+        read_model(AutoModelForCausalLM, folder)
+
+
 def test_tied_embeddings_need_no_head_of_their_own(tiny, tmp_path):
     config = tiny()[0].config
     config.tie_word_embeddings = True

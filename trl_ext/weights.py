@@ -19,6 +19,8 @@ from transformers import AutoConfig, PreTrainedModel
 from trl_ext.errors import UserError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+MOST_LAYERS = 1000
+"""The largest models have about 130. Building millions of layers would take hours, before any weight is missed."""
 SHOWN = 3
 """Most tensors that a message names."""
 
@@ -57,7 +59,7 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
         WeightsError: the model cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
     if "config" not in options:
-        _no_kernels(kind, source)
+        _check_config(kind, source)
     # misshapen tensors are named here, and transformers would name them in its log only
     model, found = read_pretrained(
         kind, source, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True, **options
@@ -70,17 +72,21 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
     return model
 
 
-def _no_kernels(kind: Any, source: str | Path) -> None:
-    """Check that the configuration of a model does not name a repository with compiled code for its attention."""
-    config = read_pretrained(
-        kind.config_class if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else AutoConfig, source
-    )
+def _check_config(kind: Any, source: str | Path) -> None:
+    """Check that a model's configuration names no repository with compiled code, and no absurd number of layers."""
+    own = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+    config = read_pretrained(kind.config_class if own else AutoConfig, source)
     parts = [config, *(part for name, part in vars(config).items() if name in config.sub_configs and part is not None)]
     for part in parts:
         if "/" in str(part._attn_implementation):
             raise WeightsError(
                 f"{source}: its config.json sets attn_implementation={part._attn_implementation!r:.80}, which is code from another "
                 "repository; nothing of that kind is run here: remove the key in a copy of the folder"
+            )
+        layers = part.to_dict().get("num_hidden_layers")
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise WeightsError(
+                f"{source}: its config.json sets num_hidden_layers={layers}; at most {MOST_LAYERS} are built"
             )
 
 
