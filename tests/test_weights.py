@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import AdaLoraConfig, IA3Config, LoraConfig, VeraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -255,6 +255,37 @@ def test_an_adapter_that_is_cut_or_gone_is_refused(folder, adapter, name):
     (adapter / name).unlink()
     with pytest.raises(ConfigError, match=r"agents\.ann\.adapter: .*could not be loaded"):
         load_agent(model=str(folder), adapter=str(adapter))
+
+
+KINDS = {
+    "LoRA": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    "DoRA": LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM"),
+    "with a whole layer": LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+    ),
+    "with embeddings": LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"], task_type="CAUSAL_LM"),
+    "with new tokens": LoraConfig(
+        r=2, target_modules=["q_proj"], trainable_token_indices=[1, 2], task_type="CAUSAL_LM"
+    ),
+    "VeRA": VeraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    "AdaLoRA": AdaLoraConfig(init_r=2, target_r=2, total_step=9, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    "IA3": IA3Config(target_modules=["q_proj"], feedforward_modules=[], task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_adapters_of_every_kind_are_read(tiny, tmp_path, kind):
+    """Some kinds have tensors that PEFT never saves, or that lie outside of the adapter."""
+    model, tokenizer = tiny()
+    saved = get_peft_model(model, KINDS[kind], adapter_name="cat")
+    save_policy_weights(saved, "cat", tokenizer, tmp_path)
+    read = read_adapter(tiny()[0], str(tmp_path), "ann", True).state_dict()
+    assert all(torch.equal(value, read[name.replace(".cat", ".ann")]) for name, value in saved.state_dict().items())
+    load_weights(saved, "cat", tmp_path)
+    names = [name for name in load_file(tmp_path / "adapter_model.safetensors") if "q_proj" in name or "vera_" in name]
+    edit(tmp_path / "adapter_model.safetensors", lambda tensors: tensors.pop(names[0]))
+    with pytest.raises(CheckpointError, match=r"1 are missing|could not be loaded"):
+        load_weights(saved, "cat", tmp_path)
 
 
 def test_an_adapter_that_is_pickled_or_names_a_module_is_refused(folder, adapter):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from peft import PeftModel, set_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
@@ -151,7 +151,10 @@ def set_adapter_weights(model: PeftModel, name: str, weights: dict[str, torch.Te
         result: Any = set_peft_model_state_dict(model, weights, adapter_name=name)
     except (RuntimeError, KeyError) as error:  # misshapen, or a module that is trained as a whole is missing
         raise WeightsError(_one_line(error, source)) from error
-    missing = [key for key in result.missing_keys if name in key.split(".")]  # PEFT lists the base model's tensors too
+    # PEFT's list has the base model's tensors too, and tensors of an adapter that are never saved
+    lacking = any(name in key.split(".") for key in result.missing_keys)
+    saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False) if lacking else {}
+    missing = saved.keys() - weights.keys()
     _refuse(source, missing, result.unexpected_keys, [], _not_finite(weights))
 
 
