@@ -383,9 +383,12 @@ def test_a_link_in_the_place_of_a_file_of_the_team_is_refused(run, tmp_path, nam
         push(copy, "org/team", dry_run=True)
 
 
-def test_a_text_of_the_team_that_cannot_be_read_is_named(run, tmp_path):
+@pytest.mark.parametrize(
+    "name, text", [("config.json", b"\xff{"), ("config.json", b"{"), ("README.md", b"---\nbase_model: &a [*a]\n---\n")]
+)
+def test_a_text_of_the_team_that_cannot_be_read_is_named(run, tmp_path, name, text):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    (copy / "final/bob/config.json").write_bytes(b"\xff{")
-    with pytest.raises(RunError, match=r"final/bob/config\.json: cannot be read"):
+    (copy / "final/bob" / name).write_bytes(text)
+    with pytest.raises(RunError, match=rf"final/bob/{name}: cannot be read"):
         push(copy, "org/team", dry_run=True)

@@ -181,17 +181,17 @@ def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:
     Raises:
         RunError: the file cannot be read as text, or as JSON if its name ends so.
     """
+    policy = file.parent.name
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".json":
-            values = scrubber.config(json.loads(text), at=path)
-            return json.dumps(values, indent=2).encode()
-    except ValueError as error:
+            return json.dumps(scrubber.config(json.loads(text), at=path), indent=2).encode()
+        text = scrubber.text(text, path)
+        if file.name == "README.md":
+            text = re.sub(r"^(?:base_model:.*\n)(?:- .*\n)*", _hub_names, text, flags=re.MULTILINE)
+            text = text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")')
+    except (ValueError, yaml.YAMLError) as error:
         raise RunError(f"{file}: cannot be read ({first_line(error)}); mend it, or save the team again") from None
-    text, policy = scrubber.text(text, path), file.parent.name
-    if file.name == "README.md":
-        text = re.sub(r"^(?:base_model:.*\n)(?:- .*\n)*", _hub_names, text, flags=re.MULTILINE)
-        text = text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")')
     return text.encode()
 
 
