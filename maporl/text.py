@@ -1,7 +1,9 @@
-"""Makes texts of models and people safe to show on a page and in a terminal."""
+"""Makes texts of models and people safe to show on a page and in a terminal, and checks texts with placeholders."""
 
 import re
+import string
 import unicodedata
+from collections.abc import Collection
 from typing import Any
 
 LONGEST = 20_000
@@ -76,3 +78,17 @@ def _seen(character: str) -> str:
     kind = unicodedata.category(character)
     joins = character in "\u200c\u200d"  # emoji and some scripts need these characters
     return character if joins or kind.startswith("Z") else f"\u27e6U+{code:04X}\u27e7"
+
+
+def check_placeholders(text: str, allowed: Collection[str]) -> None:
+    """Check that ``text`` has no placeholders for ``str.format`` but the names in ``allowed``, in braces.
+
+    ``str.format`` also reads attributes, and widths of which a few characters cost gigabytes.
+
+    Raises:
+        ValueError: it has another one, or one with an attribute, an index, a conversion or a format.
+    """
+    for _, name, form, conversion in string.Formatter().parse(text):
+        if name is not None and (name not in allowed or form or conversion):
+            shown = f"{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}"
+            raise ValueError(f"{{{shown:.60}}}; two braces, as in {{{{a}}}}, stand for one")

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
 from maporl.rewards.verifier.encoding import TooLong, encode
 from maporl.rewards.verifier.model import Verifier
 from maporl.tasks.base import Task
 from maporl.types import Example, Message
 from reward_server.schemas import ItemError, ModelInfo
+from trl_ext.chat import ChatError
 
 MOST_TOKENS = 2**17
 """The most tokens of a chat for a model that names no context."""
@@ -69,8 +68,8 @@ class VerifierScorer:
             ids = encode(self.verifier.tokenizer, chat, self.longest)
         except TooLong as error:
             return ItemError(code="too_long", message=str(error))
-        except (TemplateError, ValueError) as error:
-            return ItemError(code="cannot_be_rendered", message=f"the model's chat template refuses it: {error}")
+        except ChatError as error:
+            return ItemError(code="cannot_be_rendered", message=str(error))
         if not ids:
             return ItemError(code="cannot_be_rendered", message="the model's chat template makes nothing of it")
         return Prepared(len(ids), ids)

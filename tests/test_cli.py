@@ -153,7 +153,7 @@ UNFIT = {
     "training.eval_strategy=sometimes": "eval_strategy",
     "agents.ann.tiny.alphabet='01234'": "agents.ann.tiny.alphabet: questions have characters",
     "agents.ann.chat_template=nowhere.jinja": "agents.ann.chat_template: 'nowhere.jinja' cannot be read as a file",
-    "agents.ann.chat_template='{{ broken('": "agents.ann: its chat template cannot render",
+    "agents.ann.chat_template='{{ broken('": "agents.ann: the chat template of",
     f"protocol.later='{'{question}' * 60}'": "agents.ann: a prompt of turn 2 has at least 245 tokens",
 }
 

@@ -120,7 +120,7 @@ BAD = {
     "protocol that is not a name": ({"protocol": {"name": ["debate"]}}, r"protocol\.name"),
     "task that is not a name": ({"task": {"name": ["toy_sum"]}}, r"task\.name: expected one of "),
     "template without operands": ({"task": {"name": "toy_sum", "template": "{a}"}}, r"template: expected a text with both \{a\} and \{b\}"),
-    "template with other braces": ({"task": {"name": "toy_sum", "template": "{a}{b}{c}"}}, r"template: .* got '\{a\}\{b\}\{c\}' \(KeyError"),
+    "template with other braces": ({"task": {"name": "toy_sum", "template": "{a}{b}{c}"}}, r"template: .* got '\{a\}\{b\}\{c\}' \(ValueError"),
     "critic without adapter": ({"agents": {"ann": {"tiny": {}, "critic": "adapter"}}}, r"'adapter' needs a LoRA"),
     "shared weights that differ": (
         {"agents": {"ann": {"tiny": {}, "policy": "p"}, "bob": {"tiny": {"layers": 1}, "policy": "p"}}},

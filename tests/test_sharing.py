@@ -252,3 +252,143 @@ def test_eval_and_play_take_a_runs_folder(run):
         app, ["play", str(run), "--as", "bob", "-o", str(Path(run).parent / "played")], input="1\n2\n"
     )
     assert result.exit_code == 0 and "You are bob, beside ann, cat, dan: " in result.output, result.output
+
+
+# -- what does not leave this machine --------------------------------------------------------------------------------
+
+SECRETS = {
+    "hf": "hf_" + "aB3" * 10, "openai": "sk-proj-" + "x9Y" * 10, "github": "ghp_" + "q" * 30, "aws": "AKIA" + "Z" * 16,
+    "google": "AIza" + "k" * 35, "slack": "xoxb-123456789-abc", "jwt": "eyJhbGciOi.eyJzdWIiOi12.SflKxwRJSM",
+    "bearer": "Bearer abcdefgh.ijklmnop", "password": "https://alice:s3cr3t@llm.corp/v1", "query": "https://x.org/v1?a=1&api_key=q1w2e3",
+    "private": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
+}  # fmt: skip
+HIDDEN = [*(SECRETS[n] for n in ("hf", "openai", "github", "aws", "google", "slack", "jwt")), "abcdefgh.ijklmnop", "s3cr3t", "q1w2e3", "MIIEow", "environment-secret", "735914"]  # fmt: skip
+
+
+def readable(folder):
+    """All texts of a pushed team, with the data in the page."""
+    texts = {
+        str(p.relative_to(folder)): p.read_text()
+        for p in folder.rglob("*")
+        if p.is_file() and p.suffix not in (".safetensors", ".png")
+    }
+    return texts | {"the page's data": json.dumps(data_of(texts["report.html"]))}
+
+
+def test_no_secret_is_pushed_wherever_it_stands(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "environment-secret")
+    copy, every = tmp_path / "run", "\n".join([*SECRETS.values(), "environment-secret"])
+    shutil.copytree(run, copy)
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["protocol"]["opening"] = every + "{question}"
+    config["agents"]["bob"]["system"] = every
+    config["agents"]["eve"] = {
+        "engine": "openai",
+        "api": {"model": "m", "base_url": "https://alice:s3cr3t@llm.corp/v1?api_key=q1w2e3#x"},
+    }
+    config["agents"]["fay"] = {
+        "engine_options": {
+            "api_key": "environment-secret",
+            "hf_token": "s3cr3t",
+            "credentials": {"user": "s3cr3t"},
+            "password": 735914,
+            "pad_token": "<pad>",
+        }
+    }
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = (copy / "dialogues.jsonl").read_text().splitlines()
+    record = json.loads(lines[0])
+    record["utterances"][0]["text"] = record["example"]["question"] = every
+    (copy / "dialogues.jsonl").write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    for name in ("ann-turn1/README.md", "bob/chat_template.jinja"):
+        (copy / "final" / name).write_text((copy / "final" / name).read_text() + every)
+    file = copy / "final/bob/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"note": every}))
+    file = copy / "evaluation_after.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"note": every}))
+    notes = unpacked(copy, tmp_path / "out")
+    for name, text in readable(tmp_path / "out").items():
+        assert not [secret for secret in HIDDEN if secret in text], name
+    assert not [secret for secret in HIDDEN if secret in "\n".join(notes)]
+    for note in (
+        "taken out: what looks like a secret, 'hf_a'..., in config.yaml: protocol.opening",
+        "taken out: the value of config.yaml: agents.fay.engine_options.api_key",
+        "taken out: the value of an environment variable, in report.html",
+        "taken out: what looks like a secret, 'sk-p'..., in bob/tokenizer_config.json: note",
+    ):
+        assert note in notes, notes
+    pushed = yaml.safe_load((tmp_path / "out/config.yaml").read_text())
+    assert pushed["agents"]["eve"]["api"]["base_url"] == "https://llm.corp/v1"
+    assert pushed["agents"]["fay"]["engine_options"]["pad_token"] == "<pad>", "a token of a vocabulary is not a secret"
+
+
+def test_no_path_of_this_machine_is_pushed(run, tmp_path, monkeypatch):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/base").mkdir(parents=True)
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    paths = {
+        "source": "/srv/corp/private.jsonl", "eval_source": "file:///srv/corp/held-out.jsonl", "encoder": "/srv/corp/encoder",
+    }  # fmt: skip
+    config["task"] |= paths
+    config["schedule"] = {"curriculum": [{"update": 2, "task": {"source": "../corp/harder.jsonl"}}]}
+    config["reward"]["verifier"] = {"model": "models/base", "urls": ["http://10.0.0.5:8501", "file:///srv/corp/x"]}
+    config["agents"]["ann"]["system"] = f"Look into {tmp_path}/notes and {Path.home()}/x."
+    config["agents"]["bob"]["engine_options"] = {"anything": "/srv/corp/cache", "command": "/think {question}"}
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    notes = unpacked(copy, tmp_path / "out")
+    for name, text in readable(tmp_path / "out").items():
+        assert not [path for path in ("/srv/corp", "../corp", str(tmp_path), f"{Path.home()}/x") if path in text], name
+    pushed = yaml.safe_load((tmp_path / "out/config.yaml").read_text())
+    assert [pushed["task"][key] for key in paths] == ["private.jsonl", "held-out.jsonl", "encoder"]
+    assert pushed["reward"]["verifier"] == {"model": "base", "urls": ["http://10.0.0.5:8501", "x"]}
+    assert pushed["agents"]["bob"]["engine_options"]["command"] == "/think {question}"
+    assert "taken out: /srv/corp/encoder" in notes
+
+
+def test_only_the_files_of_a_team_are_pushed(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    final = copy / "final"
+    for name in (".env", "bob/.env", "bob/notes.txt", "bob/optimizer.safetensors", "bob/pytorch_model.bin", "bob/own.py", "bob/model.safetensors.bak", "bob/.git/config", "bob/deep/model.safetensors", "zoe/model.safetensors"):  # fmt: skip
+        (final / name).parent.mkdir(parents=True, exist_ok=True)
+        (final / name).write_text("private")
+    (final / "bob/dangling.txt").symlink_to("/nowhere")
+    (final / "bob/passwd").symlink_to("/etc/passwd")
+    (final / "bob/home").symlink_to(Path.home())
+    before, _ = pack(read_run(run), "org/team")
+    contents, notes = pack(read_run(copy), "org/team")
+    assert contents.keys() == before.keys()
+    kinds = {path.name for path in map(Path, contents)}
+    assert kinds == {
+        "README.md", "config.yaml", "report.html", "evaluation_before.json", "evaluation_after.json", "config.json", "model.safetensors",
+        "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "value_head.safetensors",
+        "adapter_config.json", "adapter_model.safetensors",
+    }  # fmt: skip
+    left_out = {note for note in notes if note.startswith("left out: ")}
+    assert left_out == {f"left out: final/{name}" for name in (
+        ".env", "zoe", "bob/.env", "bob/notes.txt", "bob/optimizer.safetensors", "bob/pytorch_model.bin", "bob/own.py", "bob/.git/config",
+        "bob/model.safetensors.bak", "bob/deep/model.safetensors", "bob/dangling.txt", "bob/passwd", "bob/home",
+    )}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["final", "final/bob", "final/bob/model.safetensors", "final/bob/tokenizer_config.json", "final/bob/README.md", "evaluation_after.json"])  # fmt: skip
+def test_a_link_in_the_place_of_a_file_of_the_team_is_refused(run, tmp_path, name):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    place = (copy / name).rename(tmp_path / "elsewhere")
+    (copy / name).symlink_to(place)
+    with pytest.raises(RunError, match=rf"{copy / name}: is a link, and what it leads to may not be the team's"):
+        push(copy, "org/team", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "name, text", [("config.json", b"\xff{"), ("config.json", b"{"), ("README.md", b"---\nbase_model: &a [*a]\n---\n")]
+)
+def test_a_text_of_the_team_that_cannot_be_read_is_named(run, tmp_path, name, text):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "final/bob" / name).write_bytes(text)
+    with pytest.raises(RunError, match=rf"final/bob/{name}: cannot be read"):
+        push(copy, "org/team", dry_run=True)

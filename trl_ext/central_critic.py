@@ -10,12 +10,12 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import get_scheduler
 from trl.trainer import disable_dropout_in_model
 
-from trl_ext.checkpoint import read_optimizer, save_optimizer
+from trl_ext.checkpoint import load_head, load_weights, read_optimizer, save_optimizer
 from trl_ext.distributed import WorldError
 from trl_ext.forward import base_of, trunk_of
 from trl_ext.learner import NonFiniteError
@@ -100,9 +100,13 @@ class CentralCritic:
         save_optimizer(self.strategy.optimizer_state(), self.strategy.optimizer_groups(), folder, more)
 
     def load(self, folder: Path) -> None:
-        """Read what :meth:`save` wrote into ``folder``."""
-        self.model.load_state_dict(type(self.model).from_pretrained(folder / "model").state_dict())
-        self.head.load_state_dict(load_file(folder / "value_head.safetensors"))
+        """Read what :meth:`save` wrote into ``folder``.
+
+        Raises:
+            CheckpointError: the weights cannot be read, or they are not those of this critic.
+        """
+        load_weights(self.model, None, folder / "model")
+        load_head(self.head, folder)
         state, record = read_optimizer(folder)
         self.strategy.load_optimizer_state(state, record["groups"])
         self.scheduler.load_state_dict(record["scheduler"])

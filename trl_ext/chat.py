@@ -9,6 +9,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.plain_text import Tokenizer, control_tokens, encode_pieces, new_mark
+from trl_ext.templates import TemplateFailed, render_template
 
 Message = dict[str, str]
 
@@ -26,6 +27,15 @@ FALLBACK_TEMPLATE = (
 
 These words are ordinary text, so a line of a message that begins with one of them is indented by a space.
 """
+
+CONCATENATION_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""The messages one after the other. An assistant message ends with EOS. Models that are built on the spot have it."""
+
+OWN_TEMPLATES = (FALLBACK_TEMPLATE, CONCATENATION_TEMPLATE)
+"""The templates of this package, which need no process of their own."""
 
 
 class ChatError(UserError, ValueError):
@@ -86,8 +96,25 @@ def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True)
     """Return the text of ``messages`` by the chat template.
 
     ``generate`` adds the opening of the next assistant message.
+
+    Raises:
+        ChatError: the template is not valid, refuses the messages, or takes too much time or memory.
     """
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # several templates, and none for chats
+        raise ChatError(
+            f"{tokenizer.name_or_path!r}: {' '.join(str(error).split())[:200]}; set one chat template"
+        ) from None
+    if template in OWN_TEMPLATES:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    try:
+        return render_template(template, messages, generate, tokenizer.special_tokens_map)
+    except TemplateFailed as error:
+        roles = ", ".join(message["role"] for message in messages[:4])
+        raise ChatError(
+            f"the chat template of {tokenizer.name_or_path!r} cannot render {roles} messages ({error}); use another template"
+        ) from None
 
 
 def encode_chat(tokenizer: Tokenizer, messages: list[Message], generate: bool = False) -> list[int]:

@@ -11,6 +11,7 @@
 A checkpoint is written under a hidden name and renamed when it is complete.
 """
 
+import copy
 import errno
 import hashlib
 import json
@@ -25,8 +26,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from trl_ext import distributed
 from trl_ext.atomic import new_folder
@@ -34,6 +36,7 @@ from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.learner import Learner
 from trl_ext.sharding import State
+from trl_ext.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
 
 MANIFEST = "MANIFEST.json"
 logger = logging.getLogger(__name__)
@@ -282,7 +285,7 @@ def load_learner(learner: Learner, folder: Path) -> None:
             active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
             load_weights(learner.value_model, active, folder / "critic")
         if learner.value_head is not None:
-            learner.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+            load_head(learner.value_head, folder)
     state, record = read_optimizer(folder)
     saved, groups = record["groups"], learner.strategy.optimizer_groups()
     # older checkpoints have the critic's head in one group with the critic's other weights
@@ -298,17 +301,30 @@ def load_weights(model: Any, adapter: Any, folder: Path) -> None:
     """Load weights that :func:`save_policy_weights` wrote into a model, or into one of its adapters.
 
     Raises:
-        CheckpointError: the saved adapter has weights that the model's adapter lacks.
+        CheckpointError: the weights cannot be read, or they are not exactly those of the model or of the adapter.
     """
-    if isinstance(model, PeftModel):
-        result: Any = set_peft_model_state_dict(model, load_peft_weights(str(folder)), adapter_name=adapter)
-        if result.unexpected_keys:
-            raise CheckpointError(
-                f"{folder}: the adapter has weights that {adapter!r} lacks: {result.unexpected_keys[:3]}"
-            )
-        return
-    loaded = type(model).from_pretrained(folder, dtype=model.dtype)
+    try:
+        if isinstance(model, PeftModel):
+            load_adapter_weights(model, adapter, folder)
+            return
+        # by its own configuration: without a config.json, a model of the default size would be built, perhaps of 7B
+        loaded = read_model(type(model), folder, config=copy.deepcopy(model.config), dtype=model.dtype)
+        check_fit(model.state_dict(), loaded.state_dict(), folder)
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from error
     model.load_state_dict(loaded.state_dict())
+
+
+def load_head(head: nn.Module, folder: Path) -> None:
+    """Load the critic's head that was saved in ``folder``.
+
+    Raises:
+        CheckpointError: it cannot be read, or it is not a head of this shape.
+    """
+    try:
+        load_tensors(head, folder / "value_head.safetensors")
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from error
 
 
 # -- random states ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ fit each other is checked by :mod:`maporl.validation`.
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from maporl.config.files import configuration_files, recipe_files
+from maporl.config.safe_yaml import DEEPEST, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+
+MOST_FAULTS = 10
+"""The faults of a configuration that a message names. A stranger's may have thousands."""
 
 
 def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
@@ -35,7 +39,7 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
         if str(path) not in recipes and len(file.parts) == 1:
             raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
         file = recipes.get(str(path), file)
-    return _apply(read_yaml(file), overrides or [])
+    return apply_overrides(read_yaml(file), overrides or [])
 
 
 def json_schema() -> dict[str, Any]:
@@ -87,16 +91,18 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     """Build an instance of the dataclass ``kind`` from plain values.
 
     Raises:
-        ConfigError: values are wrong. The message begins with ``where`` and names all faults.
+        ConfigError: values are wrong. The message begins with ``where`` and names the first faults.
     """
     for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
-            raise ConfigError(f"{where}: unknown key {key!r}; {_nearest(kind, (key,))}")
+            raise ConfigError(f"{where}: unknown key {key!r:.80}; {_nearest(kind, (key,))}")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        lines = [_explain(kind, fault) for fault in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines))) from None
+        faults = error.errors()
+        lines = [_explain(kind, fault) for fault in faults[:MOST_FAULTS]]
+        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines)) + more) from None
 
 
 def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
@@ -118,13 +124,14 @@ def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mappi
     return parts
 
 
-def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_yaml(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True) -> dict[str, Any]:
     """Return the mapping in a YAML file, with the values of the file that it ``extends``.
 
-    ``overlays`` are the files that extend this one.
+    ``overlays`` are the files that extend this one. ``extends=False`` is for the ``config.yaml`` of a run or a team,
+    which is whole. If a stranger wrote it, it could name any file here.
 
     Raises:
-        ConfigError: the file is missing, is not a YAML mapping, has a key twice, or extends itself.
+        ConfigError: the file is missing, is not a YAML mapping, has a key twice, extends itself, or may not extend.
     """
     if path.resolve() in overlays:
         raise ConfigError(
@@ -141,8 +148,7 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise ConfigError(f"{path}: no such configuration file{hint}")
     try:
-        with path.open(encoding="utf-8") as stream:  # YAML's errors name the stream's file
-            values = yaml.load(stream, Loader=_Loader)
+        values = parse_yaml(read_yaml_text(path), str(path))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         hint = "; indent with spaces" if "'\\t'" in str(error) else ""
         raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}{hint}") from None
@@ -155,23 +161,19 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
     parent = values.pop("extends", None)
     if not isinstance(parent, str | None):
         raise ConfigError(f"{path}: extends: expected the name of one file, got {parent!r:.80}")
+    if parent and not extends:
+        raise ConfigError(
+            f"{path}: extends={parent!r:.60}: the configuration of a run or a team is whole and may name no other file; "
+            "remove the key, or give the file itself as the configuration"
+        )
     return _merge(read_yaml(path.parent / parent, (*overlays, path.resolve())), values) if parent else values
 
 
 def unknown(name: str, known: Any) -> str:
     """Return the message ``unknown 'x'; did you mean 'y'? known: ...``."""
     names = sorted(map(str, known))
-    near = difflib.get_close_matches(str(name), names, 1)
-    return f"unknown {name!r}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
-
-
-class _Loader(yaml.SafeLoader):
-    def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+    near = difflib.get_close_matches(f"{name!s:.80}", names, 1)
+    return f"unknown {name!r:.80}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
 
 
 def _merge(under: dict, over: dict) -> dict:
@@ -194,15 +196,24 @@ def _merge(under: dict, over: dict) -> dict:
     return merged
 
 
-def _apply(values: dict, overrides: list[str]) -> dict:
+def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
+    """Return ``values`` with the values of ``overrides``, which are ``a.b=c`` with YAML values.
+
+    Raises:
+        ConfigError: an override cannot be read.
+    """
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise ConfigError(f"--set {override}: expected key=value, for example --set training.learning_rate=1e-4")
+            raise ConfigError(
+                f"--set {override:.80}: expected key=value, for example --set training.learning_rate=1e-4"
+            )
+        if path.count(".") >= DEEPEST:
+            raise ConfigError(f"--set {override:.80}: the key has more than {DEEPEST} parts; no option lies that deep")
         try:
-            nested: Any = yaml.safe_load(text)
+            nested: Any = parse_yaml(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--set {override}: the value is not readable as YAML: {_one_line(error)}") from None
+            raise ConfigError(f"--set {override:.80}: the value is not readable as YAML: {_one_line(error)}") from None
         for key in reversed(path.split(".")):
             nested = {key: nested}
         values = _merge(values, nested)
@@ -214,7 +225,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _explain(kind: type, fault: Any) -> str:
-    location = ".".join(str(part) for part in fault["loc"])
+    location = ".".join(f"{part!s:.80}" for part in fault["loc"])
     if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):
@@ -247,7 +258,7 @@ def _nearest(kind: type, location: tuple) -> str:
             continue
         current = _dataclass_in(current) or current
     names = [f.name for f in dataclasses.fields(current)] if dataclasses.is_dataclass(current) else []
-    near = difflib.get_close_matches(str(location[-1]), names, 1)
+    near = difflib.get_close_matches(f"{location[-1]!s:.80}", names, 1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
 
 

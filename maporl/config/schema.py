@@ -4,6 +4,7 @@ PPO's own options are in :mod:`trl_ext.ppo_options`. ``configs/ppo/base.yaml`` s
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from maporl.config.engines import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
+from maporl.text import check_placeholders
 from trl_ext.ppo_options import Decoding, LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
@@ -51,7 +53,7 @@ class TinySection:
 
     def __post_init__(self):
         if len(set(self.alphabet)) != len(self.alphabet):
-            raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r}")
+            raise ValueError(f"alphabet: expected every character once, got {self.alphabet!r:.200}")
         if self.hidden_size % self.heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by heads={self.heads}; change one of them"
@@ -250,12 +252,28 @@ class VerifierSection:
             raise ValueError("learn_every: only a verifier in this process can learn; give 'model' and no 'urls'")
 
 
+def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:
+    try:
+        check_placeholders(prompt, allowed)
+    except ValueError as error:
+        raise ValueError(f"prompt: it may use {sorted(allowed)} in braces, but has {error}") from None
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"pattern: {pattern!r:.80} is not a regular expression ({error})") from None
+    if groups != 1:
+        raise ValueError(f"pattern: expected one group in parentheses, which holds the verdict, got {groups}")
+
+
 @dataclass(frozen=True, config=STRICT)
 class JudgeSection:
     """The options of the reward source ``judge``: an agent of the team scores every answer.
 
     ``prompt`` may use ``{question}``, ``{answer}`` and ``{reference}``. The reward is the last number that ``pattern``
     finds, divided by ``largest``. A verdict without a number gives ``unreadable``, or stops the run if that is None.
+
+    Raises:
+        ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
     """
 
     agent: str
@@ -266,6 +284,9 @@ class JudgeSection:
     largest: Annotated[float, Field(gt=0)] = 10.0
     unreadable: Finite | None = None
 
+    def __post_init__(self):
+        _check_judging(self.prompt, {"question", "answer", "reference"}, self.pattern)
+
 
 @dataclass(frozen=True, config=STRICT)
 class ArenaSection:
@@ -273,6 +294,9 @@ class ArenaSection:
 
     ``prompt`` may use ``{question}``, ``{first}`` and ``{second}``. The last A or B that ``pattern`` finds is
     preferred.
+
+    Raises:
+        ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
     """
 
     agent: str
@@ -281,6 +305,9 @@ class ArenaSection:
         "'Better: B'."
     )
     pattern: str = r"[Bb]etter:\s*([AB])"
+
+    def __post_init__(self):
+        _check_judging(self.prompt, {"question", "first", "second"}, self.pattern)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -4,6 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 from maporl.errors import ConfigError
+from maporl.text import check_placeholders
 from maporl.types import Ask, Example, Utterance
 
 Play = Generator[list[Ask], list[Utterance], Any]
@@ -115,8 +116,8 @@ def check_template(name: str, text: str, allowed: set[str], needed: set[str] | N
         ValueError: the text has another placeholder, cannot be formatted, or lacks a placeholder that it needs.
     """
     try:
-        text.format(**dict.fromkeys(allowed, ""))
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        check_placeholders(text, allowed)
+    except ValueError as error:
         raise ValueError(f"{name}: it may use {sorted(allowed)} in braces, but has {error}") from None
     for part in sorted(needed or ()):
         if text.format(**dict.fromkeys(allowed, "")) == text.format(**(dict.fromkeys(allowed, "") | {part: "?"})):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from maporl.config.safe_yaml import parse_yaml, read_yaml_text
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
@@ -276,7 +277,7 @@ def _yaml(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = parse_yaml(read_yaml_text(file), str(file))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
     content = content if isinstance(content, dict) else {}

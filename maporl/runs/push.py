@@ -1,28 +1,26 @@
 """Upload whole teams to the hub: each policy's adapter or model, the configuration, and a card with the results."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
+from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import RunError
 from maporl.report.failures import failures
 from maporl.report.page import payload, render, results
 from maporl.report.read import Run, read_run
 from maporl.report.story import story
+from maporl.runs.public import ADDRESSES, TEXTS, Scrubber, must_not_be_links, team_files
 from maporl.team.pretrained import first_line
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
-TEXTS = (".json", ".md", ".jinja", ".txt")
-PATHS = ("model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "folder")
-ADDRESSES = ("base_url", "urls")
-"""The keys of a configuration whose values may be addresses in the machine's network."""
 
 _CARD = """---
 {data}
@@ -80,8 +78,8 @@ class Pushed:
 def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
     """Upload the team of a finished run to the hub as ``name``.
 
-    Other files of the repository stay. Paths of this machine, and credentials in addresses, are taken out of the
-    configuration, the cards and the report.
+    Other files of the repository stay. Only the files that a team consists of are uploaded. Paths of this machine, and
+    what looks like a secret, are taken out of the configuration, the cards and the report.
 
     Args:
         run: the run's folder.
@@ -90,7 +88,8 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
         dry_run: whether to upload nothing, and only to return what would be uploaded.
 
     Raises:
-        RunError: the run has not ended, ``name`` is not a name on the hub, or the upload failed.
+        RunError: the run has not ended, a file of the team is a link, ``name`` is not a name on the hub, or the upload
+            failed.
     """
     try:
         validate_repo_id(name)
@@ -124,35 +123,40 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
 def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     """Return the repository's content by path, and the notes for the user.
 
-    The content of a path is bytes, or a file that is uploaded as it is.
+    The content of a path is bytes, or a file that is uploaded as it is. Only files that a team consists of are in it
+    (:mod:`maporl.runs.public`). Secrets and paths of this machine are taken out of all texts.
 
     Raises:
-        RunError: the run has no final weights.
+        RunError: the run has no final weights, or a file of the team is a link.
     """
     final = run.folder / "final"
-    policies = sorted(path.name for path in final.iterdir() if path.is_dir())
-    if not policies:
-        raise RunError(f"{final}: holds no policy; push a run that has ended")
-    places: dict[str, str] = {}
-    config = _public({**run.config, "output_dir": name.split("/")[1]}, places)
+    must_not_be_links(final, *(run.folder / file for file in EVALUATIONS), *(p for p in final.iterdir() if p.is_dir()))
+    policies = _policies(run, final)
+    files, left_out = team_files(final, policies)
+    scrubber = Scrubber(run.folder)
+    config = scrubber.config({**run.config, "output_dir": name.split("/")[1]})
     for section in config.get("agents", {}).values():
         if section.get("engine") == "vllm":  # the server belongs to whoever trained the team
             section |= {"engine": "transformers", "vllm": None}
     shown = dataclasses.replace(run, config=config)
+    page = scrubber.values(payload([shown]), "report.html")
     contents: dict[str, bytes | Path] = {
         "config.yaml": yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode(),
-        "report.html": render(payload([shown])).encode(),
-        "README.md": card(shown, name, policies).encode(),
+        "report.html": render(page).encode(),
+        "README.md": scrubber.text(card(shown, name, policies), "README.md").encode(),
     }
-    contents |= {file: run.folder / file for file in EVALUATIONS if (run.folder / file).is_file()}
-    for file in (file for policy in policies for file in sorted((final / policy).rglob("*")) if file.is_file()):
-        contents[str(file.relative_to(final))] = _public_text(file, name, places) if file.suffix in TEXTS else file
+    for file in EVALUATIONS:
+        if (run.folder / file).is_file():
+            values = scrubber.values(json.loads((run.folder / file).read_text(encoding="utf-8")), file)
+            contents[file] = json.dumps(values, indent=1).encode()
+    for path, kept in files.items():
+        contents[path] = _public_text(kept, path, name, scrubber) if kept.name in TEXTS else kept
     bases = [
         n
         for n, s in config.get("agents", {}).items()
-        if s.get("model") in places.values() and (s.get("lora") or not s.get("trainable", True))
+        if s.get("model") in scrubber.places.values() and (s.get("lora") or not s.get("trainable", True))
     ]
-    notes = [f"taken out: {place}" for place in places]
+    notes = [*scrubber.notes, *(f"left out: final/{path}" for path in left_out)]
     notes += [
         f"agents.{n}: its base is a folder of this machine; who loads the team must give agents.{n}.model"
         for n in bases
@@ -161,40 +165,39 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     return contents, [*notes, f"everybody can read: the {run.recorded} recorded dialogues, in report.html"]
 
 
-def _public(value: Any, places: dict[str, str], key: str = "") -> Any:
-    """Return ``value`` without paths of this machine and without credentials in addresses.
+def _policies(run: Run, final: Path) -> list[str]:
+    """Return the names of the folders in ``final`` that are policies of the run's agents."""
+    named = [str((section or {}).get("policy") or name) for name, section in run.agents().items()]
+    ours = re.compile(f"({'|'.join(map(re.escape, named))})(-turn\\d+|-first|-rest)?")
+    policies = sorted(path.name for path in final.iterdir() if path.is_dir() and ours.fullmatch(path.name))
+    if not policies:
+        raise RunError(f"{final}: holds no policy of {named}; push a run that has ended")
+    return policies
 
-    The last part of a path stays. ``places`` collects each replaced value and its replacement.
+
+def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:
+    """Return a policy's text file without secrets and local paths, and with the policy's new address.
+
+    Raises:
+        RunError: the file cannot be read as text, or as JSON if its name ends so.
     """
-    if isinstance(value, dict):
-        return {name: _public(entry, places, name) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_public(entry, places, key) for entry in value]
-    public = value
-    if key in ADDRESSES and isinstance(value, str):
-        parts = urlsplit(value)
-        public = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    elif key in PATHS and isinstance(value, str) and value.startswith(("/", "~")):
-        public = Path(value).name
-    if public != value:
-        places[value] = public
-    return public
-
-
-def _public_text(file: Path, name: str, places: dict[str, str]) -> bytes:
-    """Return a policy's text file without the ``places``, and with the policy's new address."""
-    text, policy = file.read_text(encoding="utf-8"), file.parent.name
-    for place in sorted(places, key=len, reverse=True):
-        text = text.replace(place, places[place])
-    if file.name == "README.md":
-        text = re.sub(r"^(?:base_model:.*\n)(?:- .*\n)*", _hub_names, text, flags=re.MULTILINE)
-        text = text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")')
+    policy = file.parent.name
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".json":
+            return json.dumps(scrubber.config(json.loads(text), at=path), indent=2).encode()
+        text = scrubber.text(text, path)
+        if file.name == "README.md":
+            text = re.sub(r"^(?:base_model:.*\n)(?:- .*\n)*", _hub_names, text, flags=re.MULTILINE)
+            text = text.replace(f'"{policy}")', f'"{name}", subfolder="{policy}")')
+    except (ValueError, yaml.YAMLError) as error:
+        raise RunError(f"{file}: cannot be read ({first_line(error)}); mend it, or save the team again") from None
     return text.encode()
 
 
 def _hub_names(found: re.Match[str]) -> str:
     """Return the front matter's base models that may be on the hub."""
-    bases = yaml.safe_load(found[0])["base_model"]
+    bases = parse_yaml(found[0])["base_model"]
     known = [base for base in ([bases] if isinstance(bases, str) else bases or []) if _hub_name(base)]
     return yaml.safe_dump({"base_model": known}) if known else ""
 

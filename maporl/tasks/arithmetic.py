@@ -8,6 +8,7 @@ from typing import Literal
 
 from maporl.tasks.base import Task
 from maporl.tasks.grading import canonical, final_answer, number
+from maporl.text import check_placeholders
 from maporl.types import Example, Grade
 
 _SYMBOL = {"sum": "+", "times": "*"}
@@ -43,6 +44,7 @@ class Arithmetic(Task):
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
         try:
+            check_placeholders(self.template, ("a", "b", "op"))
             put = [self.template.format(a=a, b=b, op="+") for a, b in ((0, 0), (0, 1), (1, 0))]
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(

@@ -4,20 +4,35 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from maporl.tasks.base import TaskError
+
 MAX_TOKENS = 128
 """Longer texts are cut, because the all-* encoders of sentence-transformers were trained on no more tokens."""
 
 
 class SentenceEncoder:
-    """Embeds a text as the mean of a transformer's last hidden states over its tokens, scaled to length 1."""
+    """Embeds a text as the mean of a transformer's last hidden states over its tokens, scaled to length 1.
+
+    Args:
+        name: the encoder's hub name or folder.
+
+    Raises:
+        TaskError: it cannot be loaded, or its weights are not complete.
+    """
 
     def __init__(self, name: str):
         import torch
         from transformers import AutoModel, AutoTokenizer
 
+        from trl_ext.weights import WeightsError, read_model, read_pretrained
+
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.tokenizer = AutoTokenizer.from_pretrained(name)
-        self.model = AutoModel.from_pretrained(name, dtype=torch.float32).to(self.device).eval()
+        try:
+            self.tokenizer = read_pretrained(AutoTokenizer, name)
+            # the pooler is not read, and many encoders come without one
+            self.model = read_model(AutoModel, name, new="pooler", dtype=torch.float32).to(self.device).eval()
+        except WeightsError as error:
+            raise TaskError(f"task.encoder: {error}; give the hub name or folder of a sentence encoder") from error
         self.max_tokens = min(MAX_TOKENS, self.tokenizer.model_max_length)
         self._references: dict[str, Any] = {}
 
@@ -55,5 +70,9 @@ class SentenceEncoder:
 
 @functools.cache
 def load_encoder(name: str) -> SentenceEncoder:
-    """The encoder ``name`` (hub name or folder), loaded at the first call."""
+    """The encoder ``name`` (hub name or folder), loaded at the first call.
+
+    Raises:
+        TaskError: it cannot be loaded, or its weights are not complete.
+    """
     return SentenceEncoder(name)

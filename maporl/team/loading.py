@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import constants
-from jinja2 import TemplateError
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
@@ -19,7 +18,9 @@ from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.chat import FALLBACK_TEMPLATE, Tokenizer, context_of, encode_prompt
+from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
+from trl_ext.forward import base_of
+from trl_ext.weights import WeightsError, read_adapter, read_model, read_pretrained
 
 
 def policy_names(agent: str, section: AgentSection, turns: int) -> tuple[str, ...]:
@@ -129,11 +130,8 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
     messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
     try:
         ids = encode_prompt(tokenizer, messages)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: its chat template cannot render {', '.join(m['role'] for m in messages)} messages "
-            f"({type(error).__name__}: {' '.join(str(error).split())}); mend the template, or set {where}.chat_template"
-        ) from None
+    except (ChatError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}, or set {where}.chat_template") from None
     size = None if section.model is None else getattr(_text_config(where, section.model), "vocab_size", None)
     highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)
     if size is not None and highest >= size:
@@ -189,30 +187,38 @@ def _load_policy(
     agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: Bases, weights: bool
 ) -> PreTrainedModel | PeftModel:
     """Load the model of a policy. Policies with a LoRA on the same model and dtype share its base."""
-    key = base_key(section)
-    if section.tiny is None and key in bases and (section.lora or section.adapter):
-        return _add_adapter(bases[key], policy, section)
-    base = build_tiny_model(section.tiny, tokenizer) if section.tiny else _load_base(agent, section, weights)
-    if section.lora is None and section.adapter is None:
+    key, adapted = base_key(section), bool(section.lora or section.adapter)
+    if section.tiny is not None:
+        base: Any = build_tiny_model(section.tiny, tokenizer)
+    elif adapted and key in bases:
+        base = bases[key]
+    else:
+        base = _load_base(agent, section, weights)
+    if not adapted:
         return base
-    model = _first_adapter(base, policy, section)
+    model = _add_adapter(base, agent, policy, section)
     if section.tiny is None:
         bases[key] = model
     return model
 
 
-def _first_adapter(model: PreTrainedModel, policy: str, section: AgentSection) -> PeftModel:
+def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, section: AgentSection) -> PeftModel:
+    """Add the adapter of a policy to its base model, or to the other adapters on it."""
+    parts = {part for name, _ in base_of(base).named_parameters() for part in name.split(".")}
+    if policy in parts | {"base_model", "base_layer"} or policy.startswith("lora_"):
+        raise ConfigError(
+            f"agents.{agent}: {policy!r} is also the name of a part of its model, and PEFT would take one for the other; give "
+            f"it another name, or set agents.{agent}.policy"
+        )
     if section.adapter is not None:
-        return PeftModel.from_pretrained(model, section.adapter, adapter_name=policy, is_trainable=section.trainable)
-    return get_peft_model(model, _lora_config(section), adapter_name=policy)
-
-
-def _add_adapter(model: PeftModel, policy: str, section: AgentSection) -> PeftModel:
-    if section.adapter is not None:
-        model.load_adapter(section.adapter, adapter_name=policy, is_trainable=section.trainable)
-    else:
-        model.add_adapter(policy, _lora_config(section))
-    return model
+        try:
+            return read_adapter(base, section.adapter, policy, section.trainable)
+        except WeightsError as error:
+            raise ConfigError(f"agents.{agent}.adapter: {error}") from error
+    if isinstance(base, PeftModel):
+        base.add_adapter(policy, _lora_config(section))
+        return base
+    return get_peft_model(base, _lora_config(section), adapter_name=policy)
 
 
 def _lora_config(section: AgentSection) -> LoraConfig:
@@ -221,8 +227,10 @@ def _lora_config(section: AgentSection) -> LoraConfig:
 
 
 def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedModel:
+    where = f"agents.{agent}.model"
     if not weights:
-        return AutoModelForCausalLM.from_config(_from_pretrained(AutoConfig, section.model, f"agents.{agent}.model"))
+        config = _from_pretrained(AutoConfig, section.model, where)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     options: dict[str, Any] = {"dtype": section.dtype}
     if section.load_in_4bit:
         options["quantization_config"] = BitsAndBytesConfig(
@@ -230,20 +238,21 @@ def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedMo
         )
     if section.load_in_8bit:
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
-    return _from_pretrained(AutoModelForCausalLM, section.model, f"agents.{agent}.model", **options)
+    return _from_pretrained(AutoModelForCausalLM, section.model, where, read_model, **options)
 
 
-_OFFLINE = " that is in the cache: HF_HUB_OFFLINE is set, so nothing is downloaded"
+_OFFLINE = "; HF_HUB_OFFLINE is set, so nothing is downloaded"
 
 
-def _from_pretrained(kind: Any, source: str | None, where: str, **options: Any) -> Any:
+def _from_pretrained(
+    kind: Any, source: str | None, where: str, read: Callable[..., Any] = read_pretrained, **options: Any
+) -> Any:
     try:
-        return kind.from_pretrained(source, **options)
-    except (OSError, ValueError, ImportError) as error:  # ImportError: bitsandbytes is not installed
-        first_line = str(error).strip().split("\n")[0]
+        return read(kind, str(source), **options)
+    except WeightsError as error:
         raise ConfigError(
-            f"{where}: {source!r} could not be loaded as {kind.__name__} ({first_line}); give a folder saved by "
-            f"save_pretrained, or the hub name of a causal language model{_OFFLINE if constants.HF_HUB_OFFLINE else ''}"
+            f"{where}: {error}; expected a folder saved by save_pretrained, or the hub name of a causal language model"
+            f"{_OFFLINE if constants.HF_HUB_OFFLINE else ''}"
         ) from error
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from maporl.schedules import OpponentPool
 from maporl.team.team import Policy, Team
+from trl_ext.weights import check_fit, read_tensors
 
 
 class PastPolicies:
@@ -63,9 +64,15 @@ class PastPolicies:
             save_file(weights, folder / f"snapshot-{number}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Load the snapshots that :meth:`save` wrote to ``folder``."""
-        count = len(list(folder.glob("snapshot-*.safetensors")))
-        self.snapshots = [load_file(folder / f"snapshot-{number}.safetensors") for number in range(count)]
+        """Load the snapshots that :meth:`save` wrote to ``folder``.
+
+        Raises:
+            WeightsError: a snapshot cannot be read, or it is not one of this policy.
+        """
+        files = [folder / f"snapshot-{number}.safetensors" for number in range(len(list(folder.glob("snapshot-*"))))]
+        self.snapshots, own = [read_tensors(file) for file in files], self.current_weights()
+        for file, snapshot in zip(files, self.snapshots, strict=True):
+            check_fit(own, snapshot, file)
 
     def current_weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of the policy's weights as they are now, on the CPU."""

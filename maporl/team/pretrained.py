@@ -8,12 +8,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from maporl.config import Config, parse_config, read_values
+from maporl.config import Config, parse_config, read_yaml
+from maporl.config.parse import apply_overrides
 from maporl.errors import RunError
 from maporl.protocols import turns_of
 from maporl.team.agents import Policy
 from maporl.team.checks import check_agents
 from maporl.team.loading import policy_names
+from maporl.team.pulled import reach_of
 from trl_ext.checkpoint import load_weights
 
 
@@ -50,59 +52,32 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     """Return the configuration of the team ``name``, and its folder.
 
     Fully trained models are read from their own folders there, so the models that they started from are not needed. With
-    ``restate: base_model`` they are, because they restate answers. A configuration from the hub may not refer to
-    anything outside its repository.
+    ``restate: base_model`` they are, because they restate answers. A configuration from the hub may name things on the
+    hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may name anything.
 
     Raises:
         RunError: no such team exists, or its configuration refers to something outside its folder.
         ConfigError: this version cannot read its configuration.
     """
-    folder = find_run(name)
+    folder, local = find_run(name), Path(name).is_dir()
     file, root = folder / "config.yaml", weights_of(folder)
-    values = read_values(file, list(overrides))
+    values = apply_overrides(read_yaml(file, extends=False), overrides)
+    parse_config(values, str(file))  # the types are right from here on
     started_from = values.get("restate") == "base_model"
-    for agent, section in (values.get("agents") or {}).items():
+    for agent, section in values["agents"].items():
         own = root / ((section or {}).get("policy") or agent)
         alone = section and not started_from and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
         if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
-            section |= {"model": str(own), "tokenizer": None, "chat_template": None}
-    config = parse_config(values, str(file))
-    check_agents(config, str(file))
-    local = Path(name).is_dir()
-    if not local and (reach := _reaches_out(config, root)):
+            # its tokenizer's chat template was saved with the options in it
+            section |= {"model": str(own), "tokenizer": None, "chat_template": None, "template_options": {}}
+    if not local and (reach := reach_of(values, apply_overrides({}, overrides), root)):
         raise RunError(
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
-            f"override it, or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
+            f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
         )
+    config = parse_config(values, str(file))
+    check_agents(config, str(file))
     return dataclasses.replace(config, output_dir=str(folder) if local else Path(str(name)).name), folder
-
-
-def _reaches_out(config: Config, root: Path) -> str:
-    """Return the first option that names an address or a path, or an empty text without such an option."""
-    for name, section in config.agents.items():
-        paths = {key: getattr(section, key) for key in ("model", "tokenizer", "adapter", "chat_template")}
-        for key, value in paths.items():
-            if (
-                value is not None
-                and Path(value).parent != root
-                and (_is_path(value) or (key == "chat_template" and value != "fallback"))
-            ):
-                return f"agents.{name}.{key}={value!r:.60}"
-        for key in ("api", "vllm"):
-            if getattr(section, key) is not None:
-                return f"agents.{name}.{key}"
-    for key in ("source", "eval_source"):
-        if _is_path(str(config.task.get(key) or "")):
-            return f"task.{key}={config.task[key]!r:.60}"
-    verifier = config.reward.verifier
-    if verifier is not None and (verifier.urls or _is_path(verifier.model or "")):
-        return "reward.verifier"
-    return ""
-
-
-def _is_path(value: str) -> bool:
-    """Return whether ``value`` names a path of this machine rather than a name on the hub."""
-    return value.startswith(("/", "~", ".", "file:")) or "\\" in value or ".." in Path(value).parts
 
 
 def check_complete(config: Config, folder: Path) -> None:
@@ -123,6 +98,9 @@ def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
     """Load the weights of each policy from the folder of its name in ``policies``, if the run ``folder`` has one.
 
     Frozen policies are not saved. They have at most the weights that a warm start left, in ``initial/``.
+
+    Raises:
+        CheckpointError: the weights cannot be read, or they are not exactly those of their policy.
     """
     for name, policy in policies.items():
         own = next((path for path in (weights_of(folder) / name, folder / "initial" / name) if path.is_dir()), None)

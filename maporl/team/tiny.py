@@ -14,12 +14,7 @@ from transformers import (
 )
 
 from maporl.config.schema import TinySection
-
-TEMPLATE = (
-    "{% for message in messages %}{{ message.content }}"
-    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-)
-"""The messages one after the other. An assistant message ends with EOS."""
+from trl_ext.chat import CONCATENATION_TEMPLATE
 
 
 def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
@@ -37,7 +32,7 @@ def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="<eos>",
         unk_token="<unk>",
-        chat_template=TEMPLATE,
+        chat_template=CONCATENATION_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 

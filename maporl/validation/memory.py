@@ -11,6 +11,7 @@ from maporl.config.schema import AgentSection, Config, TinySection
 from maporl.protocols import turns_of
 from maporl.team.loading import policy_names
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from trl_ext.weights import read_pretrained
 
 LIBRARIES = 0.55e9
 """Bytes of a CPU process that has imported torch, transformers, PEFT and TRL."""
@@ -128,7 +129,7 @@ def _shape(name: str | None, tiny: TinySection | None, wanted: str) -> Shape:
         if tiny is not None:
             model: Any = build_tiny_model(tiny, build_tiny_tokenizer(tiny))
         else:
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(name)))
+            model = AutoModelForCausalLM.from_config(read_pretrained(AutoConfig, str(name)), trust_remote_code=False)
     text = model.config.get_text_config()
     dtype = model.dtype if wanted == "auto" else getattr(torch, wanted)
     heads = text.num_attention_heads

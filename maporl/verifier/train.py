@@ -39,6 +39,7 @@ from maporl.verifier.options import TrainOptions
 from trl_ext.atomic import new_folder
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.forward import base_of
+from trl_ext.weights import WeightsError, read_model, read_pretrained
 
 PLOT = "reliability.png"
 _DTYPES = {False: torch.float32, True: torch.bfloat16}
@@ -152,14 +153,12 @@ def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
         ConfigError: the chat template cannot be read.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(options.model)
-        dtype = _DTYPES[options.bf16]
-        model = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=1, dtype=dtype)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().split("\n")[0]
+        tokenizer = read_pretrained(AutoTokenizer, options.model)
+        kind, dtype = AutoModelForSequenceClassification, _DTYPES[options.bf16]
+        model = read_model(kind, options.model, new="score", num_labels=1, dtype=dtype)
+    except WeightsError as error:
         raise VerifierError(
-            f"--model {options.model!r} could not be loaded ({first_line}); give a folder saved by save_pretrained, or the "
-            "hub name of a causal language model"
+            f"--model {error}; expected a folder saved by save_pretrained, or the hub name of a causal language model"
         ) from error
     if options.chat_template is not None:
         tokenizer.chat_template = read_chat_template(options.chat_template, "--chat-template")

@@ -253,17 +253,22 @@ class VLLM:
     under that name.
 
     Raises:
-        ConfigError: ``reward.verifier`` names no model.
+        ConfigError: ``reward.verifier`` names no model, or its tokenizer cannot be read.
         VerifierError: the folder's record is damaged.
     """
 
     def __init__(self, section: VerifierSection):
         from transformers import AutoTokenizer
 
+        from trl_ext.weights import WeightsError, read_pretrained
+
         if section.model is None:
             raise ConfigError("reward.verifier: api vllm needs 'model', whose tokenizer encodes the chats; add it")
         self.model = section.model
-        self.tokenizer = AutoTokenizer.from_pretrained(section.model)
+        try:
+            self.tokenizer = read_pretrained(AutoTokenizer, section.model)
+        except WeightsError as error:
+            raise ConfigError(f"reward.verifier.model: {error}; its tokenizer encodes the chats") from error
         self.temperature = temperature_of(read_record(section.model))
 
     def body(self, request_id: str, chats: Sequence[list[Message]]) -> dict[str, Any]:

@@ -2,18 +2,20 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from maporl.errors import UserError
 from maporl.rewards.verifier.encoding import encode
 from maporl.types import Message
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
+from trl_ext.weights import WeightsError, read_model, read_pretrained
 
 RECORD = "verifier.json"
 """The file beside the weights of a trained verifier: its ``temperature``, its data and its measures."""
@@ -51,16 +53,15 @@ class Verifier:
             VerifierError: it cannot be loaded, or it is another kind of model.
         """
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            model: Any = AutoModelForSequenceClassification.from_pretrained(source, dtype=dtype, use_safetensors=True)
-        except (OSError, ValueError) as error:
-            first_line = str(error).strip().split("\n")[0]
+            tokenizer = read_pretrained(AutoTokenizer, source)
+            outputs = read_pretrained(AutoConfig, source).num_labels
+            if outputs != 1:
+                raise VerifierError(f"{source!r} has {outputs} outputs; expected a model with one")
+            model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype)
+        except WeightsError as error:
             raise VerifierError(
-                f"{source!r} could not be loaded ({first_line}); give the folder or hub name of a sequence-classification "
-                "model with one output"
+                f"{error}; expected the folder or hub name of a sequence-classification model with one output"
             ) from error
-        if model.config.num_labels != 1:
-            raise VerifierError(f"{source!r} has {model.config.num_labels} outputs; expected a model with one")
         try:
             check_tokenizer(tokenizer, repr(source))
         except ChatError as error:
@@ -106,15 +107,21 @@ def read_record(source: str) -> dict[str, Any] | None:
     """What ``maporl verifier train`` wrote beside the weights in the folder ``source``; None for any other model.
 
     Raises:
-        VerifierError: the file is there but holds no JSON.
+        VerifierError: the file is there but holds no JSON, or its temperature is not a number above 0.
     """
     path = Path(source) / RECORD
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise VerifierError(f"{path}: not readable as JSON ({error}); train the verifier again") from error
+    temperature = record.get("temperature", 1.0) if isinstance(record, dict) else None
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise VerifierError(
+            f"{path}: expected a temperature above 0, got {temperature!r:.80}; train the verifier again"
+        )
+    return record
 
 
 def temperature_of(record: dict[str, Any] | None) -> float:

@@ -1,0 +1,127 @@
+"""Read YAML that a stranger may have written, in bounded time and memory. Imports no torch.
+
+YAML lets a few hundred bytes stand for gigabytes (aliases of aliases) and nests without end, and Python refuses or
+crawls over integers of thousands of digits. Configurations come from the hub and from other people's folders, so every
+YAML text of this package is read here.
+"""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 2**20
+MOST_NODES = 50_000
+"""Most values of a text, where each alias counts as many as it stands for. The longest configuration here has 200."""
+DEEPEST = 50
+LONGEST_NUMBER = 400
+"""Most characters of a number. Base-60 integers of YAML 1.1 would otherwise take quadratic time."""
+LARGEST = 2**63
+_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp")
+
+
+def parse_yaml(text: str, name: str = "the text") -> Any:
+    """Return the plain values of a YAML text. ``name`` is the text's name in errors.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML, has a key twice, holds anything but plain values, or is too large, too
+            deep, or too large when its aliases are expanded.
+    """
+    if len(text) > MOST_BYTES:
+        raise yaml.YAMLError(f"{len(text)} characters; expected at most {MOST_BYTES}")
+    loader = _Loader(text)
+    loader.name = name
+    try:
+        return loader.get_single_data()
+    except (ValueError, OverflowError) as error:  # of a date that does not exist
+        raise yaml.YAMLError(f"{name}: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def read_yaml_text(path: Path) -> str:
+    """Return the text of a YAML file, of which at most one byte more than :data:`MOST_BYTES` is read.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+        yaml.YAMLError: it is too large.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise yaml.YAMLError(f"more than {MOST_BYTES} bytes; a configuration has a few thousand")
+    return content.decode("utf-8")
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts what it composes, before anything is built of it."""
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.nodes = self.depth = 0
+        self.sizes: dict[int, int] = {}  # by the id of a node: the nodes in it, aliases expanded
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        mark = self.peek_event().start_mark
+        if self.check_event(yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if id(node) not in self.sizes:
+                raise yaml.constructor.ConstructorError(None, None, "an alias stands inside its own anchor", mark)
+            self.nodes += self.sizes[id(node)]
+        else:
+            before = self.nodes
+            self.nodes += 1
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise yaml.constructor.ConstructorError(None, None, f"nested more than {DEEPEST} deep", mark)
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            self.sizes[id(node)] = self.nodes - before
+        if self.nodes > MOST_NODES:
+            what = f"more than {MOST_NODES} values, where each alias counts as what it stands for"
+            raise yaml.constructor.ConstructorError(None, None, what, mark)
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in _PLAIN:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the tag {node.tag!r:.60} is not a plain value", node.start_mark
+            )
+        return super().construct_object(node, deep)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r:.80} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: Any) -> int | float:
+        """The number of a scalar.
+
+        Raises:
+            yaml.YAMLError: it has too many digits.
+        """
+        whole = node.tag.endswith(":int")
+        if len(node.value) <= LONGEST_NUMBER:
+            number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+            if not whole or -LARGEST <= number < LARGEST:
+                return number
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"a number of {len(node.value)} characters, {node.value[:20]}...; at most 63 bits are read",
+            node.start_mark,
+        )
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)

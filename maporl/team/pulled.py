@@ -1,0 +1,91 @@
+"""What the configuration of a team from the hub may name: things on the hub, and nothing of the user's machine.
+
+Such a configuration is a stranger's. It could read the user's files into prompts, send dialogues and API keys to a
+server of its author's, or load a folder that happens to lie here. Imports no torch.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from maporl.config.schema import ArenaSection, JudgeSection
+
+_ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(:[\w.-]+)?")
+_FILE = re.compile(r"\.(jsonl?|tar\.gz|tgz|csv|txt|parquet|zip|ya?ml|jinja)$", re.IGNORECASE)
+_NAMES = ("model", "tokenizer", "adapter")
+_SOURCES = ("source", "eval_source", "encoder")
+_SERVERS = ("api", "vllm", "engine_options")
+
+
+def reach_of(values: Mapping[str, Any], given: Mapping[str, Any], root: Path) -> str:
+    """Return the first option with which the author of a configuration could reach out, as ``key=value``, or "".
+
+    Args:
+        values: the configuration's plain values, with the user's own in them.
+        given: the user's own values among these. They may name whatever the user likes.
+        root: the folder with the team's weights, whose folders the configuration may name.
+    """
+    own = dict(_leaves(given))
+    for key, value in _leaves(values):
+        if not (key in own and own[key] == value) and _reaches_out(key, value, root):
+            return f"{key}={value!r:.60}"
+    return ""
+
+
+def _leaves(values: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value but mappings and lists, with its dotted key."""
+    if isinstance(values, Mapping | list | tuple):
+        parts = values.items() if isinstance(values, Mapping) else enumerate(values)
+        for name, part in parts:
+            yield from _leaves(part, f"{at}.{name}" if at else str(name))
+    else:
+        yield at, values
+
+
+def _reaches_out(key: str, value: Any, root: Path) -> bool:
+    parts = key.split(".")
+    first, middle, last = parts[0], parts[1:-1], parts[-1]
+    if value is None:
+        return False
+    if first == "agent_defaults":  # a whole configuration has none
+        return True
+    if first == "agents" and middle:
+        if (middle[1:2] and middle[1] in _SERVERS) or last in _SERVERS:
+            return True
+        if last == "chat_template":
+            return _is_file(value)
+        if last == "target_modules":  # PEFT takes a text for a regular expression, and one can be written to never end
+            return value != "all-linear" and re.fullmatch(r"[\w.]+", str(value)) is None
+        return (last == "engine" and value not in ("transformers", "human")) or (
+            last in _NAMES and not _harmless(value, root)
+        )
+    if first == "task" or (first == "schedule" and "task" in middle):
+        if last in _SOURCES:  # a name without an organisation, such as text, would read the files of the present folder
+            return not _harmless(value, root) or "/" not in value
+        return _looks_like_a_path(value)
+    if first == "reward" and "verifier" in middle:
+        return "urls" in middle or (last == "model" and not _harmless(value, root))
+    # a regular expression can be written so that it never ends
+    return first == "reward" and last == "pattern" and value not in (JudgeSection.pattern, ArenaSection.pattern)
+
+
+def _harmless(value: Any, root: Path) -> bool:
+    """Whether ``value`` is a name on the hub with no file here, or a folder beside the team's weights."""
+    if not isinstance(value, str):
+        return False
+    named = _ON_THE_HUB.fullmatch(value) is not None and not _FILE.search(value) and ".." not in value
+    return (named and not Path(value).exists()) or (Path(value).is_absolute() and Path(value).parent == root)
+
+
+def _is_file(template: Any) -> bool:
+    """Whether a chat template is the path of a file, as :func:`maporl.team.loading.read_chat_template` takes it."""
+    return template != "fallback" and (
+        not isinstance(template, str) or "{" not in template or template.endswith(".jinja")
+    )
+
+
+def _looks_like_a_path(value: Any) -> bool:
+    if not isinstance(value, str) or any(character.isspace() for character in value):
+        return False
+    return value.startswith(("/", "~", ".", "file:")) or "\\" in value or "://" in value or bool(_FILE.search(value))

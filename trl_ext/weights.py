@@ -1,0 +1,242 @@
+"""Read models, adapters and heads, and refuse weights that are not all there.
+
+transformers and PEFT give random numbers to every tensor that a file lacks, and only warn. A damaged file would then be
+evaluated, or trained on, as if it were the model. Code that comes with a model is never run.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from trl_ext.errors import UserError
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+MOST_LAYERS = 1000
+"""The largest models have about 130. Building millions of layers would take hours, before any weight is missed."""
+SHOWN = 3
+"""Most tensors that a message names."""
+
+
+class WeightsError(UserError, ValueError):
+    """Weights that cannot be read, or do not fit their model: some are missing, left over, misshapen or not finite."""
+
+
+def read_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
+    """Return ``kind.from_pretrained(source)``: a configuration, a tokenizer, or what ``options`` ask for.
+
+    No code from ``source`` is run. Without ``trust_remote_code=False``, transformers would ask on the terminal.
+
+    Raises:
+        WeightsError: it cannot be read. The message is one line.
+    """
+    try:
+        return kind.from_pretrained(source, trust_remote_code=False, **options)
+    except Exception as error:  # the libraries raise nearly every kind of error for a damaged file
+        raise WeightsError(_one_line(error, source)) from error
+
+
+def read_model(kind: Any, source: str | Path, new: str | None = None, **options: Any) -> Any:
+    """Return the model in a folder or on the hub, after checking that the files hold exactly its tensors.
+
+    Tied weights, and tensors that transformers itself knows to be superfluous, need no check.
+
+    Args:
+        kind: the class with ``from_pretrained``.
+        source: the folder, or the name on the hub.
+        new: the first part of the names of tensors that may be new, such as ``score`` for the head of a verifier that
+            starts from a base model. The files may then also hold heads that this model lacks. None allows neither.
+        options: further arguments of ``from_pretrained``. With ``config``, the folder's own ``config.json`` is not read.
+
+    Raises:
+        WeightsError: the model cannot be read, or tensors are missing, left over, misshapen or not finite.
+    """
+    if "config" not in options:
+        _check_config(kind, source)
+    # misshapen tensors are named here, and transformers would name them in its log only
+    model, found = read_pretrained(
+        kind, source, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True, **options
+    )
+    own = {name.split(".")[0] for name in model.state_dict()} | {model.base_model_prefix}
+    missing = [name for name in found["missing_keys"] if new is None or name.split(".")[0] != new]
+    left_over = [name for name in found["unexpected_keys"] if new is None or name.split(".")[0] in own]
+    misshapen = [f"{name} {list(there)} for {list(wanted)}" for name, there, wanted in found["mismatched_keys"]]
+    _refuse(source, missing, left_over, misshapen, _not_finite(dict(model.named_parameters())))
+    return model
+
+
+def _check_config(kind: Any, source: str | Path) -> None:
+    """Check that a model's configuration names no repository with compiled code, and no absurd number of layers."""
+    own = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+    config = read_pretrained(kind.config_class if own else AutoConfig, source)
+    parts = [config, *(part for name, part in vars(config).items() if name in config.sub_configs and part is not None)]
+    for part in parts:
+        if "/" in str(part._attn_implementation):
+            raise WeightsError(
+                f"{source}: its config.json sets attn_implementation={part._attn_implementation!r:.80}, which is code from another "
+                "repository; nothing of that kind is run here: remove the key in a copy of the folder"
+            )
+        layers = part.to_dict().get("num_hidden_layers")
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise WeightsError(
+                f"{source}: its config.json sets num_hidden_layers={layers}; at most {MOST_LAYERS} are built"
+            )
+
+
+def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftModel:
+    """Add the adapter in a folder or on the hub to a model, or to the ``PeftModel`` that other adapters share.
+
+    Raises:
+        WeightsError: it cannot be read, or tensors are missing, left over, misshapen or not finite.
+    """
+    _check_adapter(source)
+    try:
+        if isinstance(model, PeftModel):
+            model.load_adapter(source, adapter_name=name, is_trainable=trainable)
+        else:
+            model = PeftModel.from_pretrained(model, source, adapter_name=name, is_trainable=trainable)
+    except Exception as error:  # as for models
+        raise WeightsError(_one_line(error, source)) from error
+    load_adapter_weights(model, name, source)
+    return model
+
+
+def _check_adapter(source: str) -> None:
+    """Check that an adapter has its weights as safetensors, not pickled, and names no module for PEFT to import."""
+    try:
+        files = [Path(source) / name for name in ADAPTER_FILES]
+        if not Path(source).is_dir():
+            files = [Path(hf_hub_download(source, name)) for name in ADAPTER_FILES]
+        options = json.loads(files[0].read_text(encoding="utf-8"))
+    except Exception as error:  # as for models
+        raise WeightsError(_one_line(error, source)) from error
+    if not files[1].is_file():
+        raise WeightsError(
+            f"{source!r} could not be loaded (it has no {ADAPTER_FILES[1]}; pickled weights are not read)"
+        )
+    if not isinstance(options, dict) or options.get("megatron_config") is not None:
+        raise WeightsError(
+            f"{source!r} could not be loaded (its {ADAPTER_FILES[0]} names a module to import, or is not a mapping)"
+        )
+
+
+def load_adapter_weights(model: PeftModel, name: str, source: str | Path) -> None:
+    """Load the weights in a folder or on the hub into the adapter ``name``, which exists.
+
+    Raises:
+        WeightsError: they cannot be read, or tensors are missing, left over, misshapen or not finite.
+    """
+    try:
+        file = Path(source) / ADAPTER_FILES[1]
+        weights = load_file(file if Path(source).is_dir() else hf_hub_download(str(source), ADAPTER_FILES[1]))
+    except Exception as error:  # as for models
+        raise WeightsError(_one_line(error, source)) from error
+    set_adapter_weights(model, name, weights, source)
+
+
+def set_adapter_weights(model: PeftModel, name: str, weights: dict[str, torch.Tensor], source: str | Path) -> None:
+    """Load ``weights``, which come from ``source``, into the adapter ``name``.
+
+    Raises:
+        WeightsError: tensors are missing, left over, misshapen or not finite.
+    """
+    try:
+        result: Any = set_peft_model_state_dict(model, weights, adapter_name=name)
+    except (RuntimeError, KeyError) as error:  # misshapen, or a module that is trained as a whole is missing
+        raise WeightsError(_one_line(error, source)) from error
+    # PEFT's list has the base model's tensors too, and tensors of an adapter that are never saved
+    lacking = any(name in key.split(".") for key in result.missing_keys)
+    saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False) if lacking else {}
+    missing = saved.keys() - weights.keys()
+    _refuse(source, missing, result.unexpected_keys, [], _not_finite(weights))
+
+
+def load_tensors(module: nn.Module, file: Path) -> None:
+    """Load the tensors of a safetensors file into ``module``, which has exactly these.
+
+    Raises:
+        WeightsError: the file cannot be read, or tensors are missing, left over, misshapen or not finite.
+    """
+    weights = read_tensors(file)
+    check_fit(module.state_dict(), weights, file)
+    module.load_state_dict(weights)
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        WeightsError: the file is missing or damaged, or a tensor is not finite.
+    """
+    try:
+        weights = load_file(file)
+    except Exception as error:  # safetensors has an error type of its own
+        raise WeightsError(_one_line(error, file)) from error
+    _refuse(file, [], [], [], _not_finite(weights))
+    return weights
+
+
+def check_fit(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], source: str | Path) -> None:
+    """Check that ``weights``, which come from ``source``, have the names and shapes of a model's ``own`` tensors.
+
+    Raises:
+        WeightsError: tensors are missing, left over or misshapen.
+    """
+    misshapen = [
+        f"{name} {list(weights[name].shape)} for {list(own[name].shape)}"
+        for name in own.keys() & weights.keys()
+        if own[name].shape != weights[name].shape
+    ]
+    _refuse(source, own.keys() - weights.keys(), weights.keys() - own.keys(), misshapen, [])
+
+
+def _not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors with NaN or infinite numbers. A sum is faster than a mask, and finds most are fine."""
+    floating = {n: t for n, t in tensors.items() if t.is_floating_point() and t.device.type != "meta"}
+    suspects = [name for name, tensor in floating.items() if not bool(torch.isfinite(tensor.sum(dtype=torch.float32)))]
+    return [name for name in suspects if not bool(torch.isfinite(floating[name].float()).all())]
+
+
+def _refuse(
+    source: str | Path,
+    missing: Collection[str],
+    left_over: Collection[str],
+    misshapen: Collection[str],
+    not_finite: Collection[str],
+) -> None:
+    """Raise an error that names the first tensors of each kind, if there are any."""
+    kinds = {
+        "are missing": missing,
+        "belong to no part of this model": left_over,
+        "have another shape": misshapen,
+        "hold NaN or infinite numbers": not_finite,
+    }
+    faults = [
+        f"{len(names)} {what} ({', '.join(sorted(names)[:SHOWN])}{', ...' if len(names) > SHOWN else ''})"
+        for what, names in kinds.items()
+        if names
+    ]
+    if faults:
+        raise WeightsError(
+            f"{source}: its weights are not those of this model: of its tensors {'; '.join(faults)}; nothing is filled in "
+            "with random numbers: copy or download the folder again, or use another one"
+        )
+
+
+def _one_line(error: Exception, source: str | Path) -> str:
+    """Return the message for a library's ``error``, without its further paragraphs."""
+    text = str(error).strip()
+    if "custom code" in text or "trust_remote_code" in text:
+        return (
+            f"{source}: needs code from its own folder, and such code is never run here; use a model of an architecture "
+            "that transformers has, or build it in Python and pass it on"
+        )
+    first = " ".join(text.split("\n")[0 if "size mismatch" not in text else 1 :][:1] or [""]).strip()
+    return f"{str(source)!r} could not be loaded ({type(error).__name__}: {first[:300]})"
