@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from maporl.storage.jsonl import DamagedRecord
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.types import Dialogue, Example, Stop, Utterance, from_record, to_record
+from trl_ext.jsonl import DamagedRecord
 
 
 def test_a_dialogue_is_written_once_and_reads_back_equal(tmp_path):

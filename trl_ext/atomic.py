@@ -27,7 +27,7 @@ def replace_file(file: Path, text: str) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-    _flush(file.parent)
+    flush(file.parent)
 
 
 @contextmanager
@@ -48,16 +48,16 @@ def new_folder(target: Path, main: bool = True) -> Iterator[Path]:
         yield partial
         if main:
             for path in [*partial.rglob("*"), partial]:
-                _flush(path)
+                flush(path)
             partial.rename(target)
-            _flush(target.parent)
+            flush(target.parent)
     except BaseException:
         if main:
             shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -12,7 +12,6 @@ A checkpoint is written under a hidden name and renamed when it is complete.
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -31,16 +30,12 @@ from safetensors.torch import load_file, save_file
 from trl_ext import distributed
 from trl_ext.atomic import new_folder
 from trl_ext.chat import Tokenizer
-from trl_ext.errors import UserError
 from trl_ext.learner import Learner
+from trl_ext.manifest import MANIFEST, CheckpointError, DamagedCheckpoint, verify, write_manifest
+from trl_ext.set_aside import set_aside
 from trl_ext.sharding import State
 
-MANIFEST = "MANIFEST.json"
 logger = logging.getLogger(__name__)
-
-
-class CheckpointError(UserError, RuntimeError):
-    """A checkpoint is missing, incomplete or damaged, or it belongs to another run."""
 
 
 # -- the folder ---------------------------------------------------------------------------------------------------
@@ -111,74 +106,120 @@ def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     save_file(tensors, partial / "rng.safetensors")
     state = {**state, "rng": numbers}
     (partial / "state.json").write_text(json.dumps(state, indent=1))
-    files = {str(p.relative_to(partial)): _digest(p) for p in sorted(partial.rglob("*")) if p.is_file()}
-    (partial / MANIFEST).write_text(json.dumps(files, indent=1))
+    write_manifest(partial)
 
 
 def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
-    """Load the checkpoint ``folder`` and return its ``state.json``.
-
-    This verifies every file, then loads weights, optimizers, schedulers, ``others`` and random states.
+    """Verify every file of the checkpoint ``folder``, load it, and return its ``state.json``.
 
     Raises:
         CheckpointError: the checkpoint is incomplete or damaged, or it lacks a policy of ``learners``.
     """
     verify(folder)
+    return load_checkpoint(folder, learners, others)
+
+
+def load_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
+    """Load a verified checkpoint and return its ``state.json``.
+
+    This loads weights, optimizers, schedulers, ``others`` and random states.
+
+    Raises:
+        CheckpointError: the checkpoint lacks a policy of ``learners``, or one of ``others``.
+    """
+    for kind, wanted in (("policies", learners), ("others", others or {})):
+        found = sorted(p.name for p in (folder / kind).iterdir()) if (folder / kind).is_dir() else []
+        if missing := [name for name in wanted if name not in found]:
+            raise CheckpointError(f"{folder}: holds {kind} {found}, but this run needs {missing[0]!r} too")
     for name, learner in learners.items():
-        if not (folder / "policies" / name).is_dir():
-            found = sorted(p.name for p in (folder / "policies").iterdir())
-            raise CheckpointError(f"{folder}: holds policies {found}, but this run has a policy {name!r}")
         load_learner(learner, folder / "policies" / name)
     for name, other in (others or {}).items():
         other.load(folder / "others" / name)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     set_random_state((load_file(folder / "rng.safetensors"), state["rng"]))
     return state
 
 
-def verify(folder: Path) -> None:
-    """Check every file of a checkpoint against the hashes in its manifest.
-
-    Raises:
-        CheckpointError: the manifest or a file is missing, or a file is damaged.
-    """
-    if not (folder / MANIFEST).is_file():
-        raise CheckpointError(f"{folder}: no {MANIFEST}, so this is not a whole checkpoint; use another one")
-    for name, digest in json.loads((folder / MANIFEST).read_text()).items():
-        path = folder / name
-        if not path.is_file() or _digest(path) != digest:
-            raise CheckpointError(f"{folder}: {name} is missing or damaged; use another checkpoint")
+def read_state(folder: Path) -> dict:
+    """Return the content of a checkpoint's ``state.json``."""
+    return json.loads((folder / "state.json").read_text())
 
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    return sorted((p for p in found if (p / MANIFEST).is_file()), key=lambda p: int(p.name.split("-")[1]))
+    return [folder for folder in numbered_checkpoints(output_dir) if (folder / MANIFEST).is_file()]
+
+
+def numbered_checkpoints(output_dir: Path) -> list[Path]:
+    """Return everything in ``output_dir`` that has the name of a checkpoint, complete or not, oldest first."""
+    found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", p.name)]
+    return sorted(found, key=_number)
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
+
+
+def is_in(output_dir: Path, checkpoint: Path) -> bool:
+    """Return whether ``checkpoint`` is one of the checkpoints in ``output_dir``."""
+    return any(path.resolve() == checkpoint.resolve() for path in numbered_checkpoints(output_dir))
 
 
 def newest_whole(folders: list[Path]) -> Path:
     """Return the last of ``folders`` that is undamaged. A warning names each damaged checkpoint.
 
     Raises:
-        CheckpointError: every checkpoint is damaged.
+        CheckpointError: every checkpoint is damaged, or a newer one cannot be read or has a file that it should not have.
     """
     for folder in reversed(folders):
         try:
             verify(folder)
-        except CheckpointError as error:
+        except DamagedCheckpoint as error:
             logger.warning("%s; going on from an older one", error)
         else:
             return folder
     raise CheckpointError(
-        f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); start the run again"
+        f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); nothing was changed. Restore one from a "
+        "backup, or start the run again in another folder"
     )
 
 
+def set_later_aside(output_dir: Path, resumed: Path, step: int, why: str) -> list[Path]:
+    """Rename the checkpoints in ``output_dir`` that a run would write again when it resumes from ``resumed``.
+
+    The newest one is renamed first, so that a run that is killed in between can resume from the newest that is left.
+
+    Args:
+        output_dir: the run's folder.
+        resumed: the checkpoint that the run resumes from.
+        step: the number of its update.
+        why: what the names of the others end with.
+
+    Returns:
+        The checkpoints under their new names.
+
+    Raises:
+        OSError: a checkpoint cannot be renamed.
+    """
+    same = resumed.resolve()
+    later = [p for p in numbered_checkpoints(output_dir) if _number(p) >= step and p.resolve() != same]
+    return [set_aside(path, why) for path in reversed(later)]
+
+
 def remove_old(output_dir: Path, keep: int | None) -> None:
-    """Remove the oldest checkpoints beyond the last ``keep`` (``save_total_limit``). None keeps all of them."""
-    if keep is not None and keep > 0:
-        for folder in list_checkpoints(output_dir)[:-keep]:
-            shutil.rmtree(folder)
+    """Remove the oldest checkpoints beyond the last ``keep`` (``save_total_limit``). None keeps all of them.
+
+    A checkpoint that cannot be removed stays, and a warning names it.
+    """
+    if keep is None or keep <= 0:
+        return
+    for folder in list_checkpoints(output_dir)[:-keep]:
+        hidden = folder.with_name(f".partial-{folder.name}")  # half a checkpoint must not have a checkpoint's name
+        try:
+            folder.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:  # the new checkpoint is written, so the run can go on
+            logger.warning("%s: could not be removed (%s); remove it by hand", folder, error)
 
 
 # -- one learner --------------------------------------------------------------------------------------------------
@@ -354,11 +395,3 @@ def set_random_state(state: RandomState) -> None:
 
 def _contiguous(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value.contiguous() for key, value in state.items()}
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()

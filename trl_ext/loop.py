@@ -1,5 +1,6 @@
 """The loop of PPO over any number of learners. :class:`trl_ext.PPOv2Trainer` and trainers of teams share it."""
 
+import logging
 import math
 import signal
 import sys
@@ -18,26 +19,34 @@ from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import (
     CheckpointError,
     Saved,
-    list_checkpoints,
+    is_in,
+    load_checkpoint,
     newest_whole,
+    numbered_checkpoints,
     random_state,
-    read_checkpoint,
+    read_state,
     remove_old,
     save_policy,
+    set_later_aside,
     set_random_state,
     write_checkpoint,
 )
+from trl_ext.fingerprint import check_data, fingerprint, remember_data
 from trl_ext.forward import base_of
 from trl_ext.interruptions import Discarded, Interrupted, Interruptions
 from trl_ext.learner import Learner
 from trl_ext.learning import Learning
+from trl_ext.manifest import verify
 from trl_ext.metrics import Clock, Metrics, peak_memory
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import shuffled_indices
+from trl_ext.run_lock import RunLock
+from trl_ext.set_aside import ABANDONED, DAMAGED, check_records, set_records_aside
 from trl_ext.sharding import check_bases
 from trl_ext.update_batch import UpdateBatch
 
 COMPLETIONS = "completions.jsonl"
+logger = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch", bound=UpdateBatch)
 
@@ -53,7 +62,8 @@ class PPOLoop(Trainer, Generic[Batch]):
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
     :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
-    :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others` and :meth:`start_or_resume`.
+    :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
+    :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
     args: Any  # a PPOv2Config; setup fills in its batch counts
@@ -126,13 +136,24 @@ class PPOLoop(Trainer, Generic[Batch]):
         """Run all updates and return the last update's metrics.
 
         Args:
-            resume_from_checkpoint: a checkpoint folder, or True for the newest checkpoint in ``args.output_dir``.
+            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest whole
+                checkpoint there. What the folder holds of later updates is renamed, and not lost.
 
         Raises:
-            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run.
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data have
+                changed.
+            FolderInUse: another process trains in the output folder.
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
         """
+        lock = RunLock(self.folder)
+        distributed.on_main(lock.acquire)
+        try:
+            return self._train(resume_from_checkpoint)
+        finally:
+            lock.release()
+
+    def _train(self, resume_from_checkpoint: str | bool | None) -> Metrics:
         self.start_or_resume(resume_from_checkpoint)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         metrics: Metrics = {}
@@ -322,43 +343,96 @@ class PPOLoop(Trainer, Generic[Batch]):
         return self.folder / f"checkpoint-{self.state.global_step}"
 
     def start_or_resume(self, wanted: str | bool | None) -> None:
-        """Hook: count the updates of the run, and load the checkpoint that is ``wanted``.
+        """Count the updates of the run, and load the checkpoint that is ``wanted``.
 
-        ``wanted`` is a folder, or True for the newest checkpoint. None or False starts a new run.
+        ``wanted`` is a folder, or True for the newest whole checkpoint. None or False starts a new run. Everything that
+        can be known to fail is checked before anything is loaded or renamed.
 
         Raises:
-            CheckpointError: the checkpoint is missing, or its seed differs, or the output folder of a new run holds
-                records of an earlier run.
+            CheckpointError: the checkpoint is missing or damaged, or its seed or its data differ, or the output folder of a
+                new run holds records of an earlier run.
         """
         args = self.args
         self.state.max_steps = args.num_total_batches
         self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
         self.state.compute_steps(args, self.state.max_steps)
         self.state.train_batch_size = args.per_device_train_batch_size
-        existing = list_checkpoints(self.folder)
-        if not wanted:
-            self._check_new(existing)
+        folder = distributed.on_main(lambda: self._checked(wanted))
+        if folder is None:
             return
-        if wanted is True and not existing:
-            raise CheckpointError(f"{args.output_dir}: no whole checkpoint to resume from; start without resuming")
-        folder = newest_whole(existing) if wanted is True else Path(wanted)
-        state = read_checkpoint(folder, self.learners, self.checkpoint_others())
-        if state["seed"] != args.seed:
-            raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {args.seed}")
-        self.restore_state(state)
+        self.restore_state(load_checkpoint(folder, self.learners, self.checkpoint_others()))
+        distributed.on_main(lambda: self._leave_branch(folder, DAMAGED if wanted is True else ABANDONED))
 
-    def _check_new(self, checkpoints: list[Path]) -> None:
-        """Raise if the output folder of a new run holds records of an earlier run."""
-        if self.state.global_step:
-            return
+    def _checked(self, wanted: str | bool | None) -> Path | None:
+        """Return the verified checkpoint to resume from, or None if the run starts. The main process calls this."""
+        if not wanted:
+            if not self.state.global_step:
+                self.must_be_new()
+                remember_data(self.folder, self._fingerprints())
+            return None
+        existing = numbered_checkpoints(self.folder)
+        if wanted is True and not existing:
+            raise CheckpointError(f"{self.folder}: no whole checkpoint to resume from; start without resuming")
+        folder = newest_whole(existing) if wanted is True else self._named(wanted)
+        seed = read_state(folder)["seed"]
+        if seed != self.args.seed:
+            raise CheckpointError(f"{folder}: was made with seed {seed}, this run has seed {self.args.seed}")
+        data = self._fingerprints()
+        check_data(folder.parent, data)
+        if is_in(self.folder, folder):
+            for file in self.record_files():
+                check_records(file)
+        else:
+            self.must_be_new()
+        remember_data(self.folder, data)
+        return folder
+
+    def _named(self, wanted: str) -> Path:
+        folder = Path(wanted) if Path(wanted).is_dir() else self.folder / wanted
+        verify(folder)
+        return folder
+
+    def _fingerprints(self) -> dict[str, dict]:
+        return {name: fingerprint(rows) for name, rows in self.data_sets().items()}
+
+    def _leave_branch(self, resumed: Path, why: str) -> None:
+        """Set aside what the output folder holds of updates after the present one, and say so in one line."""
+        step = self.state.global_step
+        # the order matters: a process that is killed in between leaves a run that can resume from its newest checkpoint
+        moved = self.set_results_aside() if step < self.state.max_steps else []
+        moved += set_later_aside(self.folder, resumed, step, why)
+        records = [set_records_aside(file, step) for file in self.record_files() if file.exists()]
+        if moved := [*moved, *filter(None, records)]:
+            names = ", ".join(path.name for path in moved)
+            logger.warning("%s: resumes after update %d; what came later was set aside: %s", self.folder, step, names)
+
+    def data_sets(self) -> dict[str, Any]:
+        """Hook: return the data sets that must be the same when the run resumes, by the names that errors use."""
+        sets = {"train_dataset": self.train_dataset, "eval_dataset": self.eval_dataset}
+        return {name: rows for name, rows in sets.items() if rows is not None}
+
+    def record_files(self) -> list[Path]:
+        """Hook: return the JSONL files in the output folder whose records have the number of an update as ``step``."""
+        return [self.folder / COMPLETIONS]
+
+    def set_results_aside(self) -> list[Path]:
+        """Hook: rename what an earlier run wrote at its end, and return the new paths. By default there is nothing."""
+        return []
+
+    def must_be_new(self) -> None:
+        """Hook: check that the output folder holds no records of an earlier run. An override ends with ``super()``'s.
+
+        Raises:
+            CheckpointError: it holds records or checkpoints.
+        """
         if (self.folder / COMPLETIONS).exists():
             raise CheckpointError(
-                f"{self.args.output_dir}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
+                f"{self.folder}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
                 "choose another output_dir"
             )
-        if checkpoints:
+        if checkpoints := numbered_checkpoints(self.folder):
             raise CheckpointError(
-                f"{self.args.output_dir}: holds {checkpoints[-1].name} of an earlier run, which would be mixed up with this "
+                f"{self.folder}: holds {checkpoints[-1].name} of an earlier run, which would be mixed up with this "
                 "one; pass resume_from_checkpoint=True to go on with it, or choose another output_dir"
             )
 

@@ -1,0 +1,129 @@
+"""Let one process at a time train in a folder. Two of them would mix their records. Imports no torch.
+
+The lock is that of the operating system on the file ``.lock``. The system takes it back when the process ends, however it
+ends, so a run that was killed leaves nothing to clean up. A second file names the process for people.
+"""
+
+import errno
+import json
+import logging
+import os
+import socket
+import time
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+from filelock import FileLock, Timeout
+
+from trl_ext.atomic import replace_file
+from trl_ext.errors import UserError
+
+LOCK, OWNER = ".lock", ".lock-owner.json"
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+logger = logging.getLogger(__name__)
+
+
+class FolderInUse(UserError, RuntimeError):
+    """Another process trains in the folder."""
+
+
+class RunLock:
+    """The right to write a run into ``folder``, as a context manager or by :meth:`acquire` and :meth:`release`.
+
+    A thread that has the lock may acquire it again. A process's children do not need it.
+
+    A network file system may keep locks within each host, or have none at all. The first acquisition then warns if a
+    process on another host has not ended in order, or if there are no locks.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._first = False
+
+    def acquire(self) -> None:
+        """Take the lock without waiting. The folder is created if it is missing.
+
+        Raises:
+            FolderInUse: another process has the lock.
+            OSError: the folder cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock_in(self.folder.resolve())
+        first = not lock.is_locked
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise FolderInUse(
+                f"{self.folder}: {_owner(self.folder) or 'another process'} trains here, and two runs in one folder would "
+                "mix their records; wait for it or stop it, or choose another output_dir"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            if isinstance(error, OSError) and error.errno not in _WITHOUT_LOCKS:
+                raise
+            logger.warning(
+                "%s: its file system has no locks (%s); see to it that no other process trains here", self.folder, error
+            )
+        if first:
+            self._warn_of_other_hosts()
+            replace_file(self.folder / OWNER, json.dumps(_this_process()))
+            self._first = True
+
+    def release(self) -> None:
+        """Give the lock back. Nothing happens if it was not taken."""
+        if self._first:
+            (self.folder / OWNER).unlink(missing_ok=True)
+            self._first = False
+        _lock_in(self.folder.resolve()).release()
+
+    def _warn_of_other_hosts(self) -> None:
+        last = _read_owner(self.folder)
+        if last and last["host"] != socket.gethostname():
+            logger.warning(
+                "%s: %s trained here last and did not end in order; if it still runs, stop it, because not every network "
+                "file system shows the locks of other hosts",
+                self.folder,
+                _owner(self.folder),
+            )
+
+    def __enter__(self) -> "RunLock":
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def is_leftover(path: Path) -> bool:
+    """Return whether ``path`` is a lock's file, or a hidden file or folder that a killed process was writing."""
+    return path.name in (LOCK, OWNER) or path.name.startswith(".partial-")
+
+
+def holds_something(folder: Path) -> bool:
+    """Return whether ``folder`` exists and holds more than leftovers of processes that were killed at their start."""
+    return folder.exists() and not all(is_leftover(path) for path in folder.iterdir())
+
+
+@cache
+def _lock_in(folder: Path) -> FileLock:
+    return FileLock(folder / LOCK)
+
+
+def _this_process() -> dict[str, str | int]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+
+def _owner(folder: Path) -> str:
+    """Return the words that name the process that has or had the lock, or an empty text if its record is unreadable."""
+    owner = _read_owner(folder)
+    return f"process {owner['pid']} on {owner['host']} (since {owner['since']})" if owner else ""
+
+
+def _read_owner(folder: Path) -> dict[str, str | int]:
+    try:
+        found = json.loads((folder / OWNER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.keys() >= _this_process().keys() else {}
