@@ -1,72 +1,22 @@
 """Kills, signals, damaged checkpoints and full disks. A resumed run equals an undisturbed one."""
 
 import dataclasses
-import json
 import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import processes
 import pytest
-from safetensors.torch import load_file
+from tiny_run import UPDATES, assert_same_end, config_of, end_of, start
 
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run
-from maporl.validation.load import from_dict
 from trl_ext.checkpoint import CheckpointError, list_checkpoints, newest_whole
-
-UPDATES = 8
-
-
-def config_of(folder, updates=UPDATES, **training):
-    return from_dict(
-        {
-            "output_dir": str(folder),
-            "task": {"name": "toy_sum", "largest": 9},
-            "agent_defaults": {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}},
-            "agents": {"ann": {}, "bob": {}},
-            "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}"},
-            "warm_start": {"steps": 3},
-            "updates": updates,
-            "ppo": {"response_length": 3, "num_ppo_epochs": 2, "temperature": 1.0},
-            "training": {
-                "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-2,
-                "save_steps": 1, "save_total_limit": 2, **training,
-            },
-            "evaluation": {"questions": 0},
-            "seed": 3,
-        }
-    )  # fmt: skip
-
-
-def end_of(folder):
-    """What a finished run leaves: its weights, and its records without times."""
-    weights = {
-        str(p.relative_to(folder)): load_file(p) for name in ("final", f"checkpoint-{UPDATES}") for p in sorted((folder / name).rglob("*.safetensors"))
-    }  # fmt: skip
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocked = ("time/", "tokens_per_second", "memory/")
-    kept = [{k: v for k, v in record.items() if not k.startswith(clocked)} for record in records]
-    return weights, kept, (folder / "dialogues.jsonl").read_text()
-
-
-def assert_same_end(one, other):
-    (weights, records, dialogues), (other_weights, other_records, other_dialogues) = one, other
-    assert records == other_records and dialogues == other_dialogues
-    assert weights.keys() == other_weights.keys() and len(weights) > 6
-    for name, tensors in weights.items():
-        for key, value in tensors.items():
-            assert value.equal(other_weights[name][key]), f"{name}: {key}"
-
-
-def start(folder, config, *options):
-    file = folder / "config.yaml"
-    file.write_text(to_yaml(config))
-    return processes.start(["-m", "maporl", "train", file, "-q", *options])
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +145,78 @@ def test_checkpoints_beyond_the_limit_are_removed(tmp_path):
     folder = tmp_path / "run"
     run.train(config_of(folder, updates=4, save_total_limit=3), resume=False, quiet=True)
     assert sorted(p.name for p in Path(folder).glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
+
+
+def begin_killed(tmp_path, config, number, *options):
+    """Start a run that is killed just before its ``number``-th change to its folder; whether it was killed."""
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    words = [processes.ROOT / "tests/killed_at.py", number, config.output_dir, "train", file, "-q", *options]
+    done = processes.run(words)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+def go_on(tmp_path, config):
+    """Go on with a killed run as a user would, who is told which way: resumed, or started again."""
+    resumed = start(tmp_path, config, "--resume")
+    _, shown = resumed.communicate(300)
+    if resumed.returncode and "holds no run to resume; start without --resume" in shown:
+        again = start(tmp_path, config)
+        _, shown = again.communicate(300)
+        assert again.returncode == 0, shown
+    else:
+        assert resumed.returncode == 0, shown
+
+
+@pytest.mark.parametrize("number", [1, 4, 6])
+def test_a_run_killed_while_it_takes_its_folder_can_be_begun_or_gone_on_with(tmp_path, number):
+    """Before its folder, before its configuration has its name, and before its data are remembered."""
+    config = config_of(tmp_path / "run", 1, {"warm_start": {"steps": 0}})
+    assert begin_killed(tmp_path, config, number)
+    go_on(tmp_path, config)
+    assert (tmp_path / "run/final").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_each_change_to_its_folder_ends_as_a_calm_one(tmp_path):
+    updates, sections = 2, {"evaluation": {"questions": 4}}
+    calm = config_of(tmp_path / "calm", updates, sections)
+    run.train(calm, resume=False, quiet=True)
+    kills = 0
+    for number in range(1, 10_000):
+        folder = tmp_path / str(number) / "run"
+        folder.parent.mkdir()
+        config = config_of(folder, updates, sections)
+        if not begin_killed(folder.parent, config, number):
+            break
+        kills += 1
+        go_on(folder.parent, config)
+        assert_same_end(end_of(folder, updates), end_of(tmp_path / "calm", updates))
+    assert kills > 40
+    print(f"{kills} kills")
+
+
+@pytest.mark.slow
+def test_a_resume_from_an_older_checkpoint_killed_before_each_change_can_be_gone_on_with(tmp_path):
+    updates, sections = 4, {"evaluation": {"questions": 4}}
+    calm = tmp_path / "calm/run"
+    run.train(config_of(calm, updates, sections, save_total_limit=9), resume=False, quiet=True)
+    kills = 0
+    for number in range(1, 10_000):
+        folder = tmp_path / str(number) / "run"
+        shutil.copytree(calm, folder)
+        shutil.rmtree(folder / "final")
+        (folder / "checkpoint-4/MANIFEST.json").unlink()
+        (folder / "checkpoint-3/policies/bob/model.safetensors").write_bytes(b"")
+        config = config_of(folder, updates, sections, save_total_limit=9)
+        (folder / "config.yaml").write_text(to_yaml(config))
+        if not begin_killed(folder.parent, config, number, "--resume"):
+            break
+        kills += 1
+        go_on(folder.parent, config)
+        assert_same_end(end_of(folder, updates), end_of(calm, updates))
+        gone = {"checkpoint-3.damaged", "checkpoint-4.damaged", "metrics.jsonl.abandoned", "dialogues.jsonl.abandoned"}
+        assert gone <= {path.name for path in folder.iterdir()}
+    assert kills > 10
+    print(f"{kills} kills")

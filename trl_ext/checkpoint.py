@@ -206,6 +206,27 @@ def set_later_aside(output_dir: Path, resumed: Path, step: int, why: str) -> lis
     return [set_aside(path, why) for path in reversed(later)]
 
 
+def check_space(folder: Path, size: int) -> None:
+    """Check that ``size`` bytes can be written into ``folder``, which exists.
+
+    Quotas are not seen, and other programs may need the space later.
+
+    Raises:
+        CheckpointError: there is less space.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise CheckpointError(
+            f"{folder}: a checkpoint takes {size / 1e9:.2f} GB or more, but {free / 1e9:.2f} GB are free; free some space, or "
+            "choose another output_dir"
+        )
+
+
+def size_of(checkpoint: Path) -> int:
+    """Return the bytes of all files of a checkpoint."""
+    return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+
+
 def remove_old(output_dir: Path, keep: int | None) -> None:
     """Remove the oldest checkpoints beyond the last ``keep`` (``save_total_limit``). None keeps all of them.
 

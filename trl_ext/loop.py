@@ -19,6 +19,7 @@ from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import (
     CheckpointError,
     Saved,
+    check_space,
     is_in,
     load_checkpoint,
     newest_whole,
@@ -29,6 +30,7 @@ from trl_ext.checkpoint import (
     save_policy,
     set_later_aside,
     set_random_state,
+    size_of,
     write_checkpoint,
 )
 from trl_ext.fingerprint import check_data, fingerprint, remember_data
@@ -368,6 +370,7 @@ class PPOLoop(Trainer, Generic[Batch]):
         if not wanted:
             if not self.state.global_step:
                 self.must_be_new()
+                self._check_space(self._trained_bytes())
                 remember_data(self.folder, self._fingerprints())
             return None
         existing = numbered_checkpoints(self.folder)
@@ -384,8 +387,18 @@ class PPOLoop(Trainer, Generic[Batch]):
                 check_records(file)
         else:
             self.must_be_new()
+        self._check_space(size_of(folder))
         remember_data(self.folder, data)
         return folder
+
+    def _check_space(self, size: int) -> None:
+        if self.args.save_strategy != "no":
+            check_space(self.folder, size)
+
+    def _trained_bytes(self) -> int:
+        """Return the bytes of all weights that are trained, which a checkpoint takes at the least."""
+        trained = {id(p): p for own in self.learners.values() for p in own.model.parameters() if p.requires_grad}
+        return sum(p.numel() * p.element_size() for p in trained.values())
 
     def _named(self, wanted: str) -> Path:
         folder = Path(wanted) if Path(wanted).is_dir() else self.folder / wanted

@@ -8,6 +8,7 @@ from maporl.errors import UserError
 from maporl.types import Dialogue, to_record
 from trl_ext import distributed
 from trl_ext.jsonl import whole_lines
+from trl_ext.run_lock import holds_something
 from trl_ext.set_aside import ABANDONED, set_aside, set_records_aside
 
 RESULTS = ("final", "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
@@ -16,6 +17,16 @@ RESULTS = ("final", "evaluation_after.json", "evaluation_after.jsonl", "crosspla
 
 class RunExists(UserError, RuntimeError):
     """The output folder holds another run."""
+
+
+def must_be_empty(folder: Path) -> None:
+    """Check that an output ``folder`` is missing or empty. What a process left that was killed does not count.
+
+    Raises:
+        RunExists: it holds something.
+    """
+    if holds_something(folder):
+        raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
 
 
 class RunFolder:
