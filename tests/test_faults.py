@@ -1,6 +1,10 @@
 """Kills, signals, damaged checkpoints and full disks. A resumed run equals an undisturbed one."""
 
 import dataclasses
+import errno
+import io
+import itertools
+import json
 import logging
 import os
 import random
@@ -14,9 +18,11 @@ import processes
 import pytest
 from tiny_run import UPDATES, assert_same_end, config_of, end_of, start
 
+import trl_ext.checkpoint
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run
-from trl_ext.checkpoint import CheckpointError, list_checkpoints, newest_whole
+from trl_ext.checkpoint_folder import list_checkpoints, newest_whole
+from trl_ext.manifest import CheckpointError, verify
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +226,104 @@ def test_a_resume_from_an_older_checkpoint_killed_before_each_change_can_be_gone
         assert gone <= {path.name for path in folder.iterdir()}
     assert kills > 10
     print(f"{kills} kills")
+
+
+class Failing:
+    """Lets the ``number``-th write to a folder fail with ``code``, and every later one, as a disk that stays full does."""
+
+    def __init__(self, folder, number, code):
+        self.folder, self.number, self.code, self.seen = str(folder), number, code, 0
+
+    def patched(self, function):
+        def failing(path, *arguments, **options):
+            reads = function is io.open and set(arguments[0] if arguments else options.get("mode", "r")) <= set("rbt")
+            if not reads and str(path).startswith(self.folder):
+                self.seen += 1
+                if self.seen >= self.number:
+                    raise OSError(self.code, os.strerror(self.code), str(path))
+            return function(path, *arguments, **options)
+
+        return failing
+
+    def install(self, patch):
+        patch.setattr(io, "open", self.patched(io.open))  # what pathlib opens files with
+        patch.setattr("builtins.open", self.patched(io.open))
+        patch.setattr(trl_ext.checkpoint, "save_file", self.save(trl_ext.checkpoint.save_file))
+
+    def save(self, function):
+        check = self.patched(lambda path, *_: None)
+
+        def failing(tensors, path, *arguments):
+            check(path)
+            return function(tensors, path, *arguments)
+
+        return failing
+
+
+def fails_and_goes_on(tmp_path, calm, updates, number, code):
+    """Whether the run ended with an error, after which it went on as if there had been none."""
+    folder = tmp_path / f"{code}-{number}" / "run"
+    config = config_of(folder, updates, {"warm_start": {"steps": 0}})
+    with pytest.MonkeyPatch.context() as patch:
+        Failing(folder, number, code).install(patch)
+        try:
+            run.train(config, resume=False, quiet=True)
+            return False
+        except (OSError, CheckpointError) as error:
+            assert str(folder) in str(error), f"{error!r} does not name the file"
+    begun = (folder / "config.yaml").exists()
+    for whole in list_checkpoints(folder):
+        verify(whole)
+    run.train(config, resume=begun, quiet=True)
+    assert_same_end(end_of(folder, updates), calm)
+    return True
+
+
+@pytest.mark.parametrize("code, number", [(errno.ENOSPC, 9), (errno.EROFS, 22)])
+def test_a_disk_that_fails_costs_no_finished_work(tmp_path, code, number):
+    """Full, or read-only from some moment on."""
+    run.train(config_of(tmp_path / "calm", 2, {"warm_start": {"steps": 0}}), resume=False, quiet=True)
+    assert fails_and_goes_on(tmp_path, end_of(tmp_path / "calm", 2), 2, number, code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_at_any_write_costs_no_finished_work(tmp_path, code):
+    run.train(config_of(tmp_path / "calm", 2, {"warm_start": {"steps": 0}}), resume=False, quiet=True)
+    calm, failed = end_of(tmp_path / "calm", 2), 0
+    while fails_and_goes_on(tmp_path, calm, 2, failed + 1, code):
+        failed += 1
+    assert failed > 30
+    print(f"{failed} writes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [100, 500, 2_000, 5_000, 10_000, 20_000, 40_000, 60_000, 100_000, 150_000])
+def test_a_full_disk_of_any_size_ends_the_run_in_one_line_and_it_goes_on(tmp_path, size):
+    """The kernel's limit on the size of a file, from the second update on."""
+    folder = tmp_path / "run"
+    config = config_of(folder, 60)
+    process = start(tmp_path, config)
+    wait_for(folder / "metrics.jsonl", 2, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    _, shown = process.communicate(timeout=300)
+    if process.returncode:
+        assert process.returncode == 1 and shown.startswith("error: ") and len(shown.splitlines()) == 1, shown
+        resumed = start(tmp_path, config, "--resume")
+        _, shown = resumed.communicate(timeout=300)
+        assert resumed.returncode == 0, shown
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [*range(1, 61)]
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(tmp_path, monkeypatch):
+    run.train(config_of(tmp_path / "calm", 2), resume=False, quiet=True)
+    now = itertools.count(2e9, -3600.0)
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    folder = tmp_path / "run"
+    run.train(config_of(folder, 2), resume=False, quiet=True)
+    shutil.rmtree(folder / "final")
+    for checkpoint in list_checkpoints(folder):
+        os.utime(checkpoint, (0, 2e9 - int(checkpoint.name[-1])))  # the newest has the oldest time
+    (folder / "checkpoint-2/state.json").write_text("{}")
+    run.train(config_of(folder, 2), resume=True, quiet=True)
+    assert_same_end(end_of(folder, 2), end_of(tmp_path / "calm", 2))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext.checkpoint import list_checkpoints, newest_whole, remove_old, set_later_aside
+from trl_ext.checkpoint_folder import list_checkpoints, newest_whole, remove_old, set_later_aside
 from trl_ext.manifest import MANIFEST, CheckpointError, DamagedCheckpoint, verify, write_manifest
 from trl_ext.set_aside import set_aside
 
@@ -54,6 +54,7 @@ MANIFESTS = {
     "another hash": lambda m: m | {"state.json": HASH},
     "a missing file": lambda m: m | {"policies/ann/config.json": HASH},
     "a folder as file": lambda m: m | {"policies/ann": HASH},
+    "an escape for the terminal": lambda m: m | {"\x1b[2J": HASH},
     "itself": lambda m: m | {MANIFEST: HASH},
     "a file outside": lambda m: m | {"../secret": HASH},
     "an absolute file": lambda m: m | {"/etc/hostname": HASH},
@@ -101,7 +102,7 @@ def test_a_file_that_the_manifest_does_not_list_stops_the_resume_and_no_older_ch
     older, newer = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
     (newer / name).write_text("x")
     with pytest.raises(
-        CheckpointError, match=rf"holds {name}, which is not in its MANIFEST\.json; move the file"
+        CheckpointError, match=rf"holds '{name}', which is not in its MANIFEST\.json; move the file"
     ) as told:
         newest_whole([older, newer])
     assert not isinstance(told.value, DamagedCheckpoint)

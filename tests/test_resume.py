@@ -20,9 +20,10 @@ from maporl.runs.claim import claim, must_be_free
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.tasks import TaskError
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.checkpoint import CheckpointError, list_checkpoints
-from trl_ext.fingerprint import DATA, DataChanged, fingerprint
+from trl_ext.checkpoint_folder import list_checkpoints
+from trl_ext.fingerprint import DATA, DataChanged, check_data, fingerprint
 from trl_ext.jsonl import DamagedRecord
+from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import FolderInUse, RunLock
 
 UPDATES = 4
@@ -404,7 +405,7 @@ def test_rows_that_json_cannot_hold_or_that_are_drawn_at_random_do_not_stop_a_re
 def test_a_folder_whose_run_was_killed_before_it_began_can_be_used(tmp_path, left):
     folder = tmp_path / "run"
     folder.mkdir()
-    for name in {"empty configuration": ["config.yaml"], "a lock": [".lock", ".lock-owner.json"],
+    for name in {"empty configuration": ["config.yaml"], "a lock": [".lock", ".lock-owner"],
                  "half a configuration": [".partial-123-config.yaml"]}.get(left, []):  # fmt: skip
         (folder / name).write_text("")
     with pytest.raises(CheckpointError, match=r"holds no run to resume; start without --resume"):
@@ -447,3 +448,24 @@ def test_a_disk_without_room_for_a_checkpoint_is_said_before_training(ended, tmp
                 with pytest.raises(CheckpointError, match=r"GB or more, but 0\.00 GB are free; free some space"):
                     trainer.train(resume_from_checkpoint=wanted)
     assert "checkpoint-4" in names(ended)
+
+
+def test_a_checkpoint_under_another_number_is_refused_because_the_run_would_write_that_number(ended):
+    (ended / "checkpoint-4").rename(ended / "checkpoint-7")
+    with pytest.raises(CheckpointError, match=r"checkpoint-7: is of update 4; give it that number"):
+        resumed_trainer(ended).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_on_another_disk_is_gone_on_from_through_its_link(calm, ended, tmp_path):
+    (ended / "checkpoint-2").rename(tmp_path / "moved")
+    (ended / "checkpoint-2").symlink_to(tmp_path / "moved")
+    (ended / "checkpoint-9").symlink_to("checkpoint-9")  # a link to itself
+    resumed_trainer(ended).train(resume_from_checkpoint="checkpoint-2")
+    assert steps(ended / "metrics.jsonl") == [1, 2, 3, 4] and "checkpoint-9.abandoned" in names(ended)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"gsm8k, train": 3}', '{"gsm8k, train": {"rows": 3}}'])
+def test_damaged_fingerprints_are_said(tmp_path, text):
+    (tmp_path / DATA).write_text(text)
+    with pytest.raises(DataChanged, match=r"is damaged, .* remove it to go on"):
+        check_data(tmp_path, {"gsm8k, train": fingerprint([1])})

@@ -36,12 +36,13 @@ def holder(tmp_path):
 def test_a_second_process_is_told_who_trains_and_a_killed_one_leaves_the_folder_free(tmp_path, holder, caplog):
     folder = tmp_path / "run"
     with pytest.raises(
-        FolderInUse, match=rf"run: process {holder.pid} on {socket.gethostname()} \(since 20.*trains here"
+        FolderInUse, match=rf"run: process {holder.pid} on {socket.gethostname()} \(since 20.*writes here"
     ):
         RunLock(folder).acquire()
-    (folder / OWNER).write_text("{")  # the name is for people, and the lock is the system's
-    with pytest.raises(FolderInUse, match="run: another process trains here"):
-        RunLock(folder).acquire()
+    for text in ("{", "[]", "{}", json.dumps({"pid": 1, "host": "\x1b[2J", "since": ""})):
+        (folder / OWNER).write_text(text)  # the name is for people, and the lock is the system's
+        with pytest.raises(FolderInUse, match="run: another process writes here"):
+            RunLock(folder).acquire()
     holder.kill()
     holder.wait()
     with RunLock(folder):
@@ -84,7 +85,7 @@ def test_a_run_of_another_host_that_did_not_end_in_order_is_named(tmp_path, capl
     folder.mkdir()
     (folder / OWNER).write_text(json.dumps({"pid": 77, "host": "elsewhere", "since": "yesterday"}))
     with RunLock(folder):
-        assert "process 77 on elsewhere (since yesterday) trained here last and did not end in order" in caplog.text
+        assert "process 77 on elsewhere (since yesterday) wrote here last and did not end in order" in caplog.text
     caplog.clear()
     with RunLock(folder):
         assert not caplog.records
@@ -97,7 +98,7 @@ def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monke
 
     monkeypatch.setattr(FileLock, "acquire", acquire)
     with RunLock(tmp_path / "run"):
-        assert "its file system has no locks" in caplog.text and "no other process trains here" in caplog.text
+        assert "its file system has no locks" in caplog.text and "no other process writes here" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ def test_two_that_train_into_one_folder_are_told_apart_before_training(tiny, tmp
     locked = folder if what == "sft" else tmp_path / ".partial-training-out"
 
     def other():
-        with pytest.raises(FolderInUse, match="trains here") as told:
+        with pytest.raises(FolderInUse, match="writes here") as told:
             if what == "sft":
                 train_supervised(from_dict(CONFIG), Team([Agent("ann", *tiny())]), [], folder)
             else:

@@ -58,6 +58,7 @@ def new_folder(target: Path, main: bool = True) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
+    """Wait until the file or the folder ``path`` is on the disk: the content of a file, the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -13,11 +13,8 @@ A checkpoint is written under a hidden name and renamed when it is complete.
 
 import errno
 import json
-import logging
 import os
 import random
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,13 +27,10 @@ from safetensors.torch import load_file, save_file
 from trl_ext import distributed
 from trl_ext.atomic import new_folder
 from trl_ext.chat import Tokenizer
+from trl_ext.checkpoint_folder import discard
 from trl_ext.learner import Learner
-from trl_ext.manifest import MANIFEST, CheckpointError, DamagedCheckpoint, verify, write_manifest
-from trl_ext.set_aside import set_aside
+from trl_ext.manifest import CheckpointError, verify, write_manifest
 from trl_ext.sharding import State
-
-logger = logging.getLogger(__name__)
-
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
@@ -74,7 +68,7 @@ def write_checkpoint(
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
     if distributed.is_main():
         for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
-            shutil.rmtree(left)
+            discard(left)
     try:
         with new_folder(target, distributed.is_main()) as partial:
             for name, learner in learners.items():
@@ -125,12 +119,11 @@ def load_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[
     This loads weights, optimizers, schedulers, ``others`` and random states.
 
     Raises:
-        CheckpointError: the checkpoint lacks a policy of ``learners``, or one of ``others``.
+        CheckpointError: the checkpoint lacks a policy of ``learners``.
     """
-    for kind, wanted in (("policies", learners), ("others", others or {})):
-        found = sorted(p.name for p in (folder / kind).iterdir()) if (folder / kind).is_dir() else []
-        if missing := [name for name in wanted if name not in found]:
-            raise CheckpointError(f"{folder}: holds {kind} {found}, but this run needs {missing[0]!r} too")
+    found = sorted(p.name for p in (folder / "policies").iterdir())
+    if missing := [name for name in learners if name not in found]:
+        raise CheckpointError(f"{folder}: holds policies {found}, but this run has a policy {missing[0]!r}")
     for name, learner in learners.items():
         load_learner(learner, folder / "policies" / name)
     for name, other in (others or {}).items():
@@ -143,104 +136,6 @@ def load_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[
 def read_state(folder: Path) -> dict:
     """Return the content of a checkpoint's ``state.json``."""
     return json.loads((folder / "state.json").read_text())
-
-
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first."""
-    return [folder for folder in numbered_checkpoints(output_dir) if (folder / MANIFEST).is_file()]
-
-
-def numbered_checkpoints(output_dir: Path) -> list[Path]:
-    """Return everything in ``output_dir`` that has the name of a checkpoint, complete or not, oldest first."""
-    found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", p.name)]
-    return sorted(found, key=_number)
-
-
-def _number(checkpoint: Path) -> int:
-    return int(checkpoint.name.split("-")[1])
-
-
-def is_in(output_dir: Path, checkpoint: Path) -> bool:
-    """Return whether ``checkpoint`` is one of the checkpoints in ``output_dir``."""
-    return any(path.resolve() == checkpoint.resolve() for path in numbered_checkpoints(output_dir))
-
-
-def newest_whole(folders: list[Path]) -> Path:
-    """Return the last of ``folders`` that is undamaged. A warning names each damaged checkpoint.
-
-    Raises:
-        CheckpointError: every checkpoint is damaged, or a newer one cannot be read or has a file that it should not have.
-    """
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-        except DamagedCheckpoint as error:
-            logger.warning("%s; going on from an older one", error)
-        else:
-            return folder
-    raise CheckpointError(
-        f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); nothing was changed. Restore one from a "
-        "backup, or start the run again in another folder"
-    )
-
-
-def set_later_aside(output_dir: Path, resumed: Path, step: int, why: str) -> list[Path]:
-    """Rename the checkpoints in ``output_dir`` that a run would write again when it resumes from ``resumed``.
-
-    The newest one is renamed first, so that a run that is killed in between can resume from the newest that is left.
-
-    Args:
-        output_dir: the run's folder.
-        resumed: the checkpoint that the run resumes from.
-        step: the number of its update.
-        why: what the names of the others end with.
-
-    Returns:
-        The checkpoints under their new names.
-
-    Raises:
-        OSError: a checkpoint cannot be renamed.
-    """
-    same = resumed.resolve()
-    later = [p for p in numbered_checkpoints(output_dir) if _number(p) >= step and p.resolve() != same]
-    return [set_aside(path, why) for path in reversed(later)]
-
-
-def check_space(folder: Path, size: int) -> None:
-    """Check that ``size`` bytes can be written into ``folder``, which exists.
-
-    Quotas are not seen, and other programs may need the space later.
-
-    Raises:
-        CheckpointError: there is less space.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise CheckpointError(
-            f"{folder}: a checkpoint takes {size / 1e9:.2f} GB or more, but {free / 1e9:.2f} GB are free; free some space, or "
-            "choose another output_dir"
-        )
-
-
-def size_of(checkpoint: Path) -> int:
-    """Return the bytes of all files of a checkpoint."""
-    return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-
-
-def remove_old(output_dir: Path, keep: int | None) -> None:
-    """Remove the oldest checkpoints beyond the last ``keep`` (``save_total_limit``). None keeps all of them.
-
-    A checkpoint that cannot be removed stays, and a warning names it.
-    """
-    if keep is None or keep <= 0:
-        return
-    for folder in list_checkpoints(output_dir)[:-keep]:
-        hidden = folder.with_name(f".partial-{folder.name}")  # half a checkpoint must not have a checkpoint's name
-        try:
-            folder.rename(hidden)
-            shutil.rmtree(hidden)
-        except OSError as error:  # the new checkpoint is written, so the run can go on
-            logger.warning("%s: could not be removed (%s); remove it by hand", folder, error)
 
 
 # -- one learner --------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def verify(folder: Path) -> None:
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); make it readable") from error
     if unlisted := sorted(_files(folder) - listed.keys()):
         raise CheckpointError(
-            f"{folder}: holds {unlisted[0]}, which is not in its {MANIFEST}; move the file somewhere else, or use another "
+            f"{folder}: holds {unlisted[0]!r}, which is not in its {MANIFEST}; move the file somewhere else, or use another "
             "checkpoint"
         )
 
@@ -77,8 +77,8 @@ def _read_manifest(folder: Path) -> dict[str, str]:
 
 def _is_entry(name: str, digest: object) -> bool:
     path = PurePosixPath(name)
-    inside = not path.is_absolute() and ".." not in path.parts and name != MANIFEST
-    return inside and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
+    plain = name.isprintable() and not path.is_absolute() and ".." not in path.parts and name != MANIFEST
+    return plain and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 
 
 def _files(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Let one process at a time train in a folder. Two of them would mix their records. Imports no torch.
+"""Let one process at a time write a run into a folder. Two of them would mix their records. Imports no torch.
 
 The lock is that of the operating system on the file ``.lock``. The system takes it back when the process ends, however it
 ends, so a run that was killed leaves nothing to clean up. A second file names the process for people.
@@ -19,13 +19,13 @@ from filelock import FileLock, Timeout
 from trl_ext.atomic import replace_file
 from trl_ext.errors import UserError
 
-LOCK, OWNER = ".lock", ".lock-owner.json"
+LOCK, OWNER = ".lock", ".lock-owner"
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 logger = logging.getLogger(__name__)
 
 
 class FolderInUse(UserError, RuntimeError):
-    """Another process trains in the folder."""
+    """Another process writes a run into the folder."""
 
 
 class RunLock:
@@ -34,7 +34,7 @@ class RunLock:
     A thread that has the lock may acquire it again. A process's children do not need it.
 
     A network file system may keep locks within each host, or have none at all. The first acquisition then warns if a
-    process on another host has not ended in order, or if there are no locks.
+    process on another host has not ended in order, or if locks are missing.
     """
 
     def __init__(self, folder: Path):
@@ -55,14 +55,14 @@ class RunLock:
             lock.acquire(timeout=0)
         except Timeout:
             raise FolderInUse(
-                f"{self.folder}: {_owner(self.folder) or 'another process'} trains here, and two runs in one folder would "
-                "mix their records; wait for it or stop it, or choose another output_dir"
+                f"{self.folder}: {_owner(self.folder) or 'another process'} writes here, and two in one folder would mix "
+                "their records; wait for it or stop it, or choose another folder"
             ) from None
         except (OSError, NotImplementedError) as error:
             if isinstance(error, OSError) and error.errno not in _WITHOUT_LOCKS:
                 raise
             logger.warning(
-                "%s: its file system has no locks (%s); see to it that no other process trains here", self.folder, error
+                "%s: its file system has no locks (%s); see to it that no other process writes here", self.folder, error
             )
         if first:
             self._warn_of_other_hosts()
@@ -80,7 +80,7 @@ class RunLock:
         last = _read_owner(self.folder)
         if last and last["host"] != socket.gethostname():
             logger.warning(
-                "%s: %s trained here last and did not end in order; if it still runs, stop it, because not every network "
+                "%s: %s wrote here last and did not end in order; if it still runs, stop it, because not every network "
                 "file system shows the locks of other hosts",
                 self.folder,
                 _owner(self.folder),
@@ -126,4 +126,5 @@ def _read_owner(folder: Path) -> dict[str, str | int]:
         found = json.loads((folder / OWNER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and found.keys() >= _this_process().keys() else {}
+    known = isinstance(found, dict) and found.keys() >= _this_process().keys()
+    return found if known and all(str(value).isprintable() for value in found.values()) else {}

@@ -9,8 +9,8 @@ from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import replace_file
-from trl_ext.checkpoint import CheckpointError
 from trl_ext.fingerprint import DATA, check_data, fingerprint, remember_data
+from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import holds_something, is_leftover
 
 CONFIG = "config.yaml"
@@ -40,7 +40,7 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
         must_be_free(folder)
     data = {name: fingerprint(task) for name, task in _tasks(config).items()}
     if resume:
-        check_data(folder, data)
+        data = check_data(folder, data) | data
     else:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)

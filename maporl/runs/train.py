@@ -14,7 +14,7 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext import distributed
 from trl_ext.atomic import new_folder, replace_file
-from trl_ext.checkpoint import numbered_checkpoints
+from trl_ext.checkpoint_folder import numbered_checkpoints
 from trl_ext.run_lock import RunLock
 
 
