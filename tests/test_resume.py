@@ -328,8 +328,9 @@ def test_data_that_moved_are_the_same_and_changed_data_can_be_gone_on_with_on_pu
     )
     settings = data_config(folder, file)
     run.train(settings, resume=True, quiet=True)
-    shutil.rmtree(folder / "final")
     written(file, CHANGED["fewer rows"])
+    run.train(settings, resume=True, quiet=True)  # it has ended, so that nothing reads the data
+    shutil.rmtree(folder / "final")
     with pytest.raises(DataChanged):
         run.train(settings, resume=True, quiet=True)
     (folder / DATA).unlink()
@@ -469,3 +470,10 @@ def test_damaged_fingerprints_are_said(tmp_path, text):
     (tmp_path / DATA).write_text(text)
     with pytest.raises(DataChanged, match=r"is damaged, .* remove it to go on"):
         check_data(tmp_path, {"gsm8k, train": fingerprint([1])})
+
+
+def test_what_a_kill_left_of_a_rewind_is_removed(ended):
+    for name in (".partial-77-metrics.jsonl", ".partial-77-metrics.jsonl.abandoned"):
+        (ended / name).write_text("half")
+    resumed_trainer(ended).train(resume_from_checkpoint="checkpoint-3")
+    assert not list(ended.glob(".partial-*"))

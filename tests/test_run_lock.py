@@ -11,7 +11,7 @@ import threading
 import pytest
 from filelock import FileLock
 
-from trl_ext.run_lock import OWNER, FolderInUse, RunLock, holds_something
+from trl_ext.run_lock import OWNER, FolderInUse, RunLock, UnwritableFolder, holds_something
 
 HOLD = """
 import sys
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path, monkeypat
         raise PermissionError(errno.EACCES, "Permission denied", "the folder")
 
     monkeypatch.setattr(FileLock, "acquire", acquire)
-    with pytest.raises(PermissionError):
+    with pytest.raises(UnwritableFolder, match=r"run: cannot be written \(Permission denied\); change its permissions"):
         RunLock(tmp_path / "run").acquire()
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):

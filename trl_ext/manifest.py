@@ -41,16 +41,17 @@ def verify(folder: Path) -> None:
         DamagedCheckpoint: the manifest or a file is missing or damaged.
         CheckpointError: a file cannot be read, or the manifest does not list it. It could change what is loaded.
     """
-    listed = _read_manifest(folder)
     try:
+        listed = _read_manifest(folder)
         for name, digest in listed.items():
             if not (folder / name).is_file() or _digest(folder / name) != digest:
                 raise DamagedCheckpoint(f"{folder}: {name} is missing or damaged; use another checkpoint")
+        unlisted = sorted(_files(folder) - listed.keys())
     except OSError as error:
         if error.errno in _BROKEN_DISK:
             raise DamagedCheckpoint(f"{error.filename}: {error.strerror}; use another checkpoint") from error
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); make it readable") from error
-    if unlisted := sorted(_files(folder) - listed.keys()):
+    if unlisted:
         raise CheckpointError(
             f"{folder}: holds {unlisted[0]!r}, which is not in its {MANIFEST}; move the file somewhere else, or use another "
             "checkpoint"

@@ -21,11 +21,16 @@ from trl_ext.errors import UserError
 
 LOCK, OWNER = ".lock", ".lock-owner"
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 logger = logging.getLogger(__name__)
 
 
 class FolderInUse(UserError, RuntimeError):
     """Another process writes a run into the folder."""
+
+
+class UnwritableFolder(UserError, OSError):
+    """The folder of a run cannot be written."""
 
 
 class RunLock:
@@ -46,8 +51,18 @@ class RunLock:
 
         Raises:
             FolderInUse: another process has the lock.
-            OSError: the folder cannot be written.
+            UnwritableFolder: the folder cannot be written.
         """
+        try:
+            self._acquire()
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            raise UnwritableFolder(
+                f"{self.folder}: cannot be written ({error.strerror}); change its permissions, or choose another folder"
+            ) from error
+
+    def _acquire(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = _lock_in(self.folder.resolve())
         first = not lock.is_locked

@@ -40,6 +40,8 @@ def set_records_aside(file: Path, step: int) -> Path | None:
         DamagedRecord: a line that is not the last one is damaged, or has no step.
         OSError: a file cannot be read or written.
     """
+    for left in file.parent.glob(f".partial-*-{file.name}*"):  # of a process that was killed while it did this
+        left.unlink()
     kept: list[str] = []
     later: list[str] = []
     content, start = file.read_bytes(), 0

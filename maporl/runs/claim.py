@@ -36,6 +36,8 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
             raise CheckpointError(
                 f"{folder}: its run was started with another configuration ({changed}); resume with the same one"
             )
+        if has_ended(folder, config):
+            return
     else:
         must_be_free(folder)
     data = {name: fingerprint(task) for name, task in _tasks(config).items()}
@@ -44,6 +46,12 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     else:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)
+
+
+def has_ended(folder: Path, config: Config) -> bool:
+    """Return whether the run in ``folder`` has its final weights, and their evaluation if it has one."""
+    evaluated = not config.evaluation.questions or (folder / "evaluation_after.json").exists()
+    return evaluated and (folder / "final").is_dir()
 
 
 def must_hold_run(folder: Path) -> None:
