@@ -11,7 +11,6 @@
 A checkpoint is written under a hidden name and renamed when it is complete.
 """
 
-import errno
 import json
 import os
 import random
@@ -25,7 +24,7 @@ from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 from trl_ext import distributed
-from trl_ext.atomic import new_folder
+from trl_ext.atomic import NoSpace, new_folder
 from trl_ext.chat import Tokenizer
 from trl_ext.checkpoint_folder import discard
 from trl_ext.learner import Learner
@@ -75,21 +74,11 @@ def write_checkpoint(
                 save_learner(learner, partial / "policies" / name)
             if distributed.is_main():
                 _complete(partial, state, others or {})
-    except Exception as error:
-        if not out_of_space(error):
-            raise
+    except NoSpace as error:
         raise CheckpointError(
-            f"{target}: no space to write it ({error}); it was removed, older checkpoints are whole. Free some space, "
-            "lower save_total_limit, and resume"
+            f"{error}; older checkpoints are whole. Lower save_total_limit if you can, and resume"
         ) from error
     distributed.barrier()
-
-
-def out_of_space(error: BaseException) -> bool:
-    """Return whether a write failed because the disk is full, or because a quota or size limit was reached."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    # safetensors raises its own error type, which contains the system's message
-    return getattr(error, "errno", None) in full or any(os.strerror(n) in str(error) for n in full)
 
 
 def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
