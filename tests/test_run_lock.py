@@ -3,15 +3,18 @@
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from trl_ext.run_lock import OWNER, FolderInUse, RunLock, UnwritableFolder, holds_something
+from trl_ext.run_lock import LOCK, OWNER, FolderInUse, RunLock, UnwritableFolder, holds_something
 
 HOLD = """
 import sys
@@ -111,3 +114,34 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path, monkeypat
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):
         RunLock(tmp_path / "file").acquire()
+
+
+def test_a_lock_that_is_a_link_leaves_the_linked_file_alone(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
+    with pytest.raises(UnwritableFolder, match=r"\.lock: is a link"):
+        RunLock(tmp_path / "run").acquire()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_full_disk_at_the_lock_leaves_it_free(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trl_ext.run_lock.replace_file", full)
+        with pytest.raises(OSError, match="No space"):
+            RunLock(tmp_path / "run").acquire()
+    test_a_thread_may_take_it_again_and_another_thread_may_not(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users")
+def test_another_user_who_may_write_the_folder_may_resume_its_run(tmp_path):
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o777)
+    code = HOLD.replace("sys.stdin.read()", "").replace("RunLock(", "import os; os.setuid(int(sys.argv[2])); RunLock(")
+    for user in ("65534", "65533"):
+        done = subprocess.run([sys.executable, "-c", code, folder, user], capture_output=True, text=True)
+        assert done.stdout == "held\n", done.stderr
+    shutil.rmtree(folder)

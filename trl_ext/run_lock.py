@@ -64,6 +64,8 @@ class RunLock:
 
     def _acquire(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / LOCK).is_symlink():  # old versions of filelock would empty the file that it leads to
+            raise UnwritableFolder(f"{self.folder / LOCK}: is a link, and a lock is a file; remove it")
         lock = _lock_in(self.folder.resolve())
         first = not lock.is_locked
         try:
@@ -81,7 +83,11 @@ class RunLock:
             )
         if first:
             self._warn_of_other_hosts()
-            replace_file(self.folder / OWNER, json.dumps(_this_process()))
+            try:
+                replace_file(self.folder / OWNER, json.dumps(_this_process()))
+            except BaseException:
+                lock.release()
+                raise
             self._first = True
 
     def release(self) -> None:
@@ -123,7 +129,7 @@ def holds_something(folder: Path) -> bool:
 
 @cache
 def _lock_in(folder: Path) -> FileLock:
-    return FileLock(folder / LOCK)
+    return FileLock(folder / LOCK, mode=0o666)  # whoever may write the folder may resume its run
 
 
 def _this_process() -> dict[str, str | int]:

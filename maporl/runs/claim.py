@@ -11,7 +11,7 @@ from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import replace_file
 from trl_ext.fingerprint import DATA, check_data, fingerprint, remember_data
 from trl_ext.manifest import CheckpointError
-from trl_ext.run_lock import holds_something, is_leftover
+from trl_ext.run_lock import LOCK, holds_something, is_leftover
 
 CONFIG = "config.yaml"
 UNTRAINED = {"evaluation_before.json", "evaluation_before.jsonl"}
@@ -83,7 +83,7 @@ def release(folder: Path) -> None:
     """Empty the folder of a run that failed before it trained anything, so that a corrected run can use the folder."""
     if not _rest(folder) <= {CONFIG, DATA, *UNTRAINED}:
         return
-    for path in folder.iterdir():
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):  # the lock last: until then nobody begins
         if path.is_dir():
             shutil.rmtree(path)
         else:
