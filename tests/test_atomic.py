@@ -1,10 +1,11 @@
 """Files and folders are there whole or not at all."""
 
+import errno
 import os
 
 import pytest
 
-from trl_ext.atomic import new_folder, replace_file
+from trl_ext.atomic import NoSpace, new_folder, replace_file
 
 
 def names(folder):
@@ -57,6 +58,24 @@ def test_a_folder_that_is_not_completed_is_removed(tmp_path, error):
             raise error
 
     with pytest.raises(error):
+        write()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "x"),
+        OSError(errno.EDQUOT, "x"),
+        RuntimeError(f"I/O error: {os.strerror(errno.ENOSPC)} (28)"),
+    ],
+)
+def test_a_full_disk_is_named_in_one_line(tmp_path, error):
+    def write():
+        with new_folder(tmp_path / "final"):
+            raise error
+
+    with pytest.raises(NoSpace, match=r"final: no space to write it .* it was removed\. Free some space"):
         write()
     assert names(tmp_path) == []
 

@@ -147,6 +147,21 @@ def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
+def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_rest_aside(alone, tmp_path):
+    args = {"save_steps": 1}
+    trained(tmp_path, 2, args=args)
+    weights, records = trained(tmp_path, 2, resume="checkpoint-1", args=args)
+    for key, value in alone.weights.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert [r["step"] for r in records] == [1, 2, 3, 3]
+    aside = sorted(path.name for path in (tmp_path / "run").glob("*.abandoned*"))
+    assert aside == [
+        "checkpoint-2.abandoned", "checkpoint-3.abandoned", "dialogues.jsonl.abandoned", "metrics.jsonl.abandoned",
+    ]  # fmt: skip
+    refused = launch(tmp_path, 2, resume="checkpoint-7", args=args)
+    assert refused.returncode == 1 and "checkpoint-7: no MANIFEST.json" in refused.stderr
+
+
 def test_a_checkpoint_of_two_processes_goes_on_in_one(alone, tmp_path):
     pytest.importorskip("deepspeed")
     trained(tmp_path / "two", 2, STRATEGIES["Zero-3"], args={"use_cpu": False, "total_episodes": 16})

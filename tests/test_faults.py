@@ -1,72 +1,28 @@
 """Kills, signals, damaged checkpoints and full disks. A resumed run equals an undisturbed one."""
 
 import dataclasses
+import errno
+import io
+import itertools
 import json
 import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import processes
 import pytest
-from safetensors.torch import load_file
+from tiny_run import UPDATES, assert_same_end, config_of, end_of, start
 
+import trl_ext.checkpoint
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run
-from maporl.validation.load import from_dict
-from trl_ext.checkpoint import CheckpointError, list_checkpoints, newest_whole
-
-UPDATES = 8
-
-
-def config_of(folder, updates=UPDATES, **training):
-    return from_dict(
-        {
-            "output_dir": str(folder),
-            "task": {"name": "toy_sum", "largest": 9},
-            "agent_defaults": {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}},
-            "agents": {"ann": {}, "bob": {}},
-            "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}"},
-            "warm_start": {"steps": 3},
-            "updates": updates,
-            "ppo": {"response_length": 3, "num_ppo_epochs": 2, "temperature": 1.0},
-            "training": {
-                "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "use_cpu": True, "learning_rate": 1e-2,
-                "save_steps": 1, "save_total_limit": 2, **training,
-            },
-            "evaluation": {"questions": 0},
-            "seed": 3,
-        }
-    )  # fmt: skip
-
-
-def end_of(folder):
-    """What a finished run leaves: its weights, and its records without times."""
-    weights = {
-        str(p.relative_to(folder)): load_file(p) for name in ("final", f"checkpoint-{UPDATES}") for p in sorted((folder / name).rglob("*.safetensors"))
-    }  # fmt: skip
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocked = ("time/", "tokens_per_second", "memory/")
-    kept = [{k: v for k, v in record.items() if not k.startswith(clocked)} for record in records]
-    return weights, kept, (folder / "dialogues.jsonl").read_text()
-
-
-def assert_same_end(one, other):
-    (weights, records, dialogues), (other_weights, other_records, other_dialogues) = one, other
-    assert records == other_records and dialogues == other_dialogues
-    assert weights.keys() == other_weights.keys() and len(weights) > 6
-    for name, tensors in weights.items():
-        for key, value in tensors.items():
-            assert value.equal(other_weights[name][key]), f"{name}: {key}"
-
-
-def start(folder, config, *options):
-    file = folder / "config.yaml"
-    file.write_text(to_yaml(config))
-    return processes.start(["-m", "maporl", "train", file, "-q", *options])
+from trl_ext.checkpoint_folder import list_checkpoints, newest_whole
+from trl_ext.manifest import CheckpointError, verify
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +151,176 @@ def test_checkpoints_beyond_the_limit_are_removed(tmp_path):
     folder = tmp_path / "run"
     run.train(config_of(folder, updates=4, save_total_limit=3), resume=False, quiet=True)
     assert sorted(p.name for p in Path(folder).glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
+
+
+def begin_killed(tmp_path, config, number, *options):
+    """Start a run that is killed just before its ``number``-th change to its folder; whether it was killed."""
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    words = [processes.ROOT / "tests/killed_at.py", number, config.output_dir, "train", file, "-q", *options]
+    done = processes.run(words)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+def go_on(config):
+    """Go on with a killed run as a user would, who is told which way: resumed, or started again."""
+    try:
+        run.train(config, resume=True, quiet=True)
+    except CheckpointError as error:
+        assert "holds no run to resume; start without --resume" in str(error)
+        run.train(config, resume=False, quiet=True)
+
+
+@pytest.mark.parametrize("number", [1, 4, 6])
+def test_a_run_killed_while_it_takes_its_folder_can_be_begun_or_gone_on_with(tmp_path, number):
+    """Before its folder, before its configuration has its name, and before its data are remembered."""
+    config = config_of(tmp_path / "run", 1, {"warm_start": {"steps": 0}})
+    assert begin_killed(tmp_path, config, number)
+    go_on(config)
+    assert (tmp_path / "run/final").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_each_change_to_its_folder_ends_as_a_calm_one(tmp_path):
+    updates, sections = 2, {"evaluation": {"questions": 4}}
+    calm = config_of(tmp_path / "calm", updates, sections)
+    run.train(calm, resume=False, quiet=True)
+    kills = 0
+    for number in range(1, 10_000):
+        folder = tmp_path / str(number) / "run"
+        folder.parent.mkdir()
+        config = config_of(folder, updates, sections)
+        if not begin_killed(folder.parent, config, number):
+            break
+        kills += 1
+        go_on(config)
+        assert_same_end(end_of(folder, updates), end_of(tmp_path / "calm", updates))
+    assert kills > 40
+    print(f"{kills} kills")
+
+
+@pytest.mark.slow
+def test_a_resume_from_an_older_checkpoint_killed_before_each_change_can_be_gone_on_with(tmp_path):
+    updates, sections = 4, {"evaluation": {"questions": 4}}
+    calm = tmp_path / "calm/run"
+    run.train(config_of(calm, updates, sections, save_total_limit=9), resume=False, quiet=True)
+    kills = 0
+    for number in range(1, 10_000):
+        folder = tmp_path / str(number) / "run"
+        shutil.copytree(calm, folder)
+        shutil.rmtree(folder / "final")
+        (folder / "checkpoint-4/MANIFEST.json").unlink()
+        (folder / "checkpoint-3/policies/bob/model.safetensors").write_bytes(b"")
+        config = config_of(folder, updates, sections, save_total_limit=9)
+        (folder / "config.yaml").write_text(to_yaml(config))
+        if not begin_killed(folder.parent, config, number, "--resume"):
+            break
+        kills += 1
+        go_on(config)
+        assert_same_end(end_of(folder, updates), end_of(calm, updates))
+        gone = {"checkpoint-3.damaged", "checkpoint-4.damaged", "metrics.jsonl.abandoned", "dialogues.jsonl.abandoned"}
+        assert gone <= {path.name for path in folder.iterdir()}
+    assert kills > 10
+    print(f"{kills} kills")
+
+
+class Failing:
+    """Lets the ``number``-th write to a folder fail with ``code``, and every later one, as a disk that stays full does."""
+
+    def __init__(self, folder, number, code):
+        self.folder, self.number, self.code, self.seen = str(folder), number, code, 0
+
+    def patched(self, function):
+        def failing(path, *arguments, **options):
+            reads = function is io.open and set(arguments[0] if arguments else options.get("mode", "r")) <= set("rbt")
+            if not reads and str(path).startswith(self.folder):
+                self.seen += 1
+                if self.seen >= self.number:
+                    raise OSError(self.code, os.strerror(self.code), str(path))
+            return function(path, *arguments, **options)
+
+        return failing
+
+    def install(self, patch):
+        patch.setattr(io, "open", self.patched(io.open))  # what pathlib opens files with
+        patch.setattr("builtins.open", self.patched(io.open))
+        patch.setattr(trl_ext.checkpoint, "save_file", self.save(trl_ext.checkpoint.save_file))
+
+    def save(self, function):
+        check = self.patched(lambda path, *_: None)
+
+        def failing(tensors, path, *arguments):
+            check(path)
+            return function(tensors, path, *arguments)
+
+        return failing
+
+
+def fails_and_goes_on(tmp_path, calm, updates, number, code):
+    """Whether the run ended with an error, after which it went on as if there had been none."""
+    folder = tmp_path / f"{code}-{number}" / "run"
+    config = config_of(folder, updates, {"warm_start": {"steps": 0}})
+    with pytest.MonkeyPatch.context() as patch:
+        Failing(folder, number, code).install(patch)
+        try:
+            run.train(config, resume=False, quiet=True)
+            return False
+        except (OSError, CheckpointError) as error:
+            assert str(folder) in str(error), f"{error!r} does not name the file"
+    begun = (folder / "config.yaml").exists()
+    for whole in list_checkpoints(folder):
+        verify(whole)
+    run.train(config, resume=begun, quiet=True)
+    assert_same_end(end_of(folder, updates), calm)
+    return True
+
+
+@pytest.mark.parametrize("code, number", [(errno.ENOSPC, 9), (errno.EROFS, 22)])
+def test_a_disk_that_fails_costs_no_finished_work(tmp_path, code, number):
+    """Full, or read-only from some moment on."""
+    run.train(config_of(tmp_path / "calm", 2, {"warm_start": {"steps": 0}}), resume=False, quiet=True)
+    assert fails_and_goes_on(tmp_path, end_of(tmp_path / "calm", 2), 2, number, code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_at_any_write_costs_no_finished_work(tmp_path, code):
+    run.train(config_of(tmp_path / "calm", 2, {"warm_start": {"steps": 0}}), resume=False, quiet=True)
+    calm, failed = end_of(tmp_path / "calm", 2), 0
+    while fails_and_goes_on(tmp_path, calm, 2, failed + 1, code):
+        failed += 1
+    assert failed > 30
+    print(f"{failed} writes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [100, 500, 2_000, 5_000, 10_000, 20_000, 40_000, 60_000, 100_000, 150_000])
+def test_a_full_disk_of_any_size_ends_the_run_in_one_line_and_it_goes_on(tmp_path, size):
+    """The kernel's limit on the size of a file, from the second update on."""
+    folder = tmp_path / "run"
+    config = config_of(folder, 60)
+    process = start(tmp_path, config)
+    wait_for(folder / "metrics.jsonl", 2, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    _, shown = process.communicate(timeout=300)
+    if process.returncode:
+        assert process.returncode == 1 and shown.startswith("error: ") and len(shown.splitlines()) == 1, shown
+        resumed = start(tmp_path, config, "--resume")
+        _, shown = resumed.communicate(timeout=300)
+        assert resumed.returncode == 0, shown
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [*range(1, 61)]
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(tmp_path, monkeypatch):
+    run.train(config_of(tmp_path / "calm", 2), resume=False, quiet=True)
+    now = itertools.count(2e9, -3600.0)
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    folder = tmp_path / "run"
+    run.train(config_of(folder, 2), resume=False, quiet=True)
+    shutil.rmtree(folder / "final")
+    for checkpoint in list_checkpoints(folder):
+        os.utime(checkpoint, (0, 2e9 - int(checkpoint.name[-1])))  # the newest has the oldest time
+    (folder / "checkpoint-2/state.json").write_text("{}")
+    run.train(config_of(folder, 2), resume=True, quiet=True)
+    assert_same_end(end_of(folder, 2), end_of(tmp_path / "calm", 2))

@@ -38,7 +38,7 @@ LIGHT = (
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
-OUTSIDE_TRL_EXT = HEAVY | {"safetensors", "numpy", "deepspeed"}
+OUTSIDE_TRL_EXT = HEAVY | {"safetensors", "numpy", "deepspeed", "filelock"}
 
 
 class Import(NamedTuple):

@@ -381,7 +381,8 @@ def test_a_non_finite_weight_names_agent_turn_and_dialogue_and_spares_the_checkp
         NonFiniteError, match=r"policy 'bob': a value is not finite at update 3, agent 'bob', turn 1, dialogue"
     ):
         trainer.train()
-    from trl_ext.checkpoint import list_checkpoints, verify
+    from trl_ext.checkpoint_folder import list_checkpoints
+    from trl_ext.manifest import verify
 
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
     verify(tmp_path / "checkpoint-2")

@@ -13,8 +13,8 @@ from stopping import StopAfter
 from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
-from trl_ext.checkpoint import CheckpointError
 from trl_ext.learner import NonFiniteError
+from trl_ext.manifest import CheckpointError
 from trl_ext.sampling import Sampling, generate, stop_ids_of
 from trl_ext.scoring import RewardError
 from trl_ext.token_batch import Completion, build_token_batch

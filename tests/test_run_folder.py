@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from maporl.storage.jsonl import DamagedRecord
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.types import Dialogue, Example, Stop, Utterance, from_record, to_record
+from trl_ext.jsonl import DamagedRecord
 
 
 def test_a_dialogue_is_written_once_and_reads_back_equal(tmp_path):
@@ -43,7 +43,7 @@ def test_another_runs_records_and_damage_are_refused(tmp_path):
 def test_a_run_whose_configuration_has_fewer_keys_than_today_goes_on_and_one_with_another_value_does_not(tmp_path):
     from maporl.runs.train import train
     from maporl.validation.load import from_dict
-    from trl_ext.checkpoint import CheckpointError
+    from trl_ext.manifest import CheckpointError
 
     def config(**changes):
         tiny = {"hidden_size": 16, "layers": 1, "heads": 2}

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import threading
 
 import pytest
 import torch
@@ -20,10 +21,14 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.source import checked
 from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists
+from maporl.training import sft
 from maporl.training.sft import best_debates, solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance, to_record
 from maporl.validation.load import from_dict
+from maporl.verifier.options import TrainOptions
+from maporl.verifier.train import train_verifier
+from trl_ext.run_lock import FolderInUse, RunLock
 
 TASK = Arithmetic(largest=4)
 CONFIG = {
@@ -85,6 +90,55 @@ def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
         best_debates(file, 0)
     with pytest.raises(ConfigError, match="no such file"):
         best_debates(tmp_path / "none.jsonl", 0.5)
+
+
+def test_sft_that_is_killed_while_it_saves_leaves_no_half_policy_and_can_be_run_again(tiny, tmp_path, monkeypatch):
+    model, tokenizer = tiny()
+    team = Team([Agent("ann", model, tokenizer)])
+    folder, options = tmp_path / "out", SFTOptions(epochs=1)
+
+    def learn():
+        return train_supervised(
+            from_dict(CONFIG), team, solutions(team, TASK, "{question}", 4), folder, options, quiet=True
+        )
+
+    save = sft.save_policy_weights
+
+    def killed(model, adapter, tokenizer, partial):
+        save(model, adapter, tokenizer, partial)
+        shutil.copytree(partial, tmp_path / "left")  # as SIGKILL leaves it
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sft, "save_policy_weights", killed)
+    with pytest.raises(KeyboardInterrupt):
+        learn()
+    assert not (folder / "ann").exists()
+    shutil.copytree(tmp_path / "left", folder / ".partial-ann")
+    monkeypatch.setattr(sft, "save_policy_weights", save)
+    learn()
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "ann"]
+    with pytest.raises(RunExists, match="exists and is not empty; nothing was overwritten"):
+        learn()
+
+
+@pytest.mark.parametrize("what", ["sft", "verifier"])
+def test_two_that_train_into_one_folder_are_told_apart_before_training(tiny, tmp_path, what):
+    folder, refused = tmp_path / "out", []
+    locked = folder if what == "sft" else tmp_path / ".partial-training-out"
+
+    def other():
+        with pytest.raises(FolderInUse, match="writes here") as told:
+            if what == "sft":
+                train_supervised(from_dict(CONFIG), Team([Agent("ann", *tiny())]), [], folder)
+            else:
+                train_verifier(tmp_path / "data.jsonl", folder, TrainOptions("none"))
+        refused.append(told)
+
+    with RunLock(locked):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
 
 
 def test_the_sft_command_saves_policies_and_overwrites_nothing(tmp_path):

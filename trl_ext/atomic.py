@@ -4,11 +4,18 @@ The content is first written under a hidden name beside its place and flushed to
 is complete. A process that is killed in between leaves the hidden name behind, and never half a file.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from trl_ext.errors import UserError
+
+
+class NoSpace(UserError, OSError):
+    """The disk is full, or a quota or a limit on the size of files is reached."""
 
 
 def replace_file(file: Path, text: str) -> None:
@@ -27,7 +34,7 @@ def replace_file(file: Path, text: str) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-    _flush(file.parent)
+    flush(file.parent)
 
 
 @contextmanager
@@ -38,6 +45,7 @@ def new_folder(target: Path, main: bool = True) -> Iterator[Path]:
     folder, flushes its files and renames it. ``target`` may exist already if it is empty.
 
     Raises:
+        NoSpace: the disk is full.
         OSError: the folder cannot be written, or ``target`` exists and is not empty.
     """
     partial = target.with_name(f".partial-{target.name}")
@@ -48,16 +56,25 @@ def new_folder(target: Path, main: bool = True) -> Iterator[Path]:
         yield partial
         if main:
             for path in [*partial.rglob("*"), partial]:
-                _flush(path)
+                flush(path)
             partial.rename(target)
-            _flush(target.parent)
-    except BaseException:
+            flush(target.parent)
+    except BaseException as error:
         if main:
             shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, Exception) and _out_of_space(error):
+            raise NoSpace(f"{target}: no space to write it ({error}); it was removed. Free some space") from error
         raise
 
 
-def _flush(path: Path) -> None:
+def _out_of_space(error: Exception) -> bool:
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    # safetensors raises an error of its own, which contains the system's message
+    return getattr(error, "errno", None) in full or any(os.strerror(n) in str(error) for n in full)
+
+
+def flush(path: Path) -> None:
+    """Wait until the file or the folder ``path`` is on the disk: the content of a file, the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -12,14 +12,9 @@ A checkpoint is written under a hidden name and renamed when it is complete.
 """
 
 import copy
-import errno
-import hashlib
 import json
-import logging
 import os
 import random
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,20 +26,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from trl_ext import distributed
-from trl_ext.atomic import new_folder
+from trl_ext.atomic import NoSpace, new_folder
 from trl_ext.chat import Tokenizer
-from trl_ext.errors import UserError
+from trl_ext.checkpoint_folder import discard
 from trl_ext.learner import Learner
+from trl_ext.manifest import CheckpointError, verify, write_manifest
 from trl_ext.sharding import State
 from trl_ext.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
-
-MANIFEST = "MANIFEST.json"
-logger = logging.getLogger(__name__)
-
-
-class CheckpointError(UserError, RuntimeError):
-    """A checkpoint is missing, incomplete or damaged, or it belongs to another run."""
-
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
@@ -82,28 +70,18 @@ def write_checkpoint(
         raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
     if distributed.is_main():
         for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
-            shutil.rmtree(left)
+            discard(left)
     try:
         with new_folder(target, distributed.is_main()) as partial:
             for name, learner in learners.items():
                 save_learner(learner, partial / "policies" / name)
             if distributed.is_main():
                 _complete(partial, state, others or {})
-    except Exception as error:
-        if not out_of_space(error):
-            raise
+    except NoSpace as error:
         raise CheckpointError(
-            f"{target}: no space to write it ({error}); it was removed, older checkpoints are whole. Free some space, "
-            "lower save_total_limit, and resume"
+            f"{error}; older checkpoints are whole. Lower save_total_limit if you can, and resume"
         ) from error
     distributed.barrier()
-
-
-def out_of_space(error: BaseException) -> bool:
-    """Return whether a write failed because the disk is full, or because a quota or size limit was reached."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    # safetensors raises its own error type, which contains the system's message
-    return getattr(error, "errno", None) in full or any(os.strerror(n) in str(error) for n in full)
 
 
 def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
@@ -114,74 +92,42 @@ def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     save_file(tensors, partial / "rng.safetensors")
     state = {**state, "rng": numbers}
     (partial / "state.json").write_text(json.dumps(state, indent=1))
-    files = {str(p.relative_to(partial)): _digest(p) for p in sorted(partial.rglob("*")) if p.is_file()}
-    (partial / MANIFEST).write_text(json.dumps(files, indent=1))
+    write_manifest(partial)
 
 
 def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
-    """Load the checkpoint ``folder`` and return its ``state.json``.
-
-    This verifies every file, then loads weights, optimizers, schedulers, ``others`` and random states.
+    """Verify every file of the checkpoint ``folder``, load it, and return its ``state.json``.
 
     Raises:
         CheckpointError: the checkpoint is incomplete or damaged, or it lacks a policy of ``learners``.
     """
     verify(folder)
+    return load_checkpoint(folder, learners, others)
+
+
+def load_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
+    """Load a verified checkpoint and return its ``state.json``.
+
+    This loads weights, optimizers, schedulers, ``others`` and random states.
+
+    Raises:
+        CheckpointError: the checkpoint lacks a policy of ``learners``.
+    """
+    found = sorted(p.name for p in (folder / "policies").iterdir())
+    if missing := [name for name in learners if name not in found]:
+        raise CheckpointError(f"{folder}: holds policies {found}, but this run has a policy {missing[0]!r}")
     for name, learner in learners.items():
-        if not (folder / "policies" / name).is_dir():
-            found = sorted(p.name for p in (folder / "policies").iterdir())
-            raise CheckpointError(f"{folder}: holds policies {found}, but this run has a policy {name!r}")
         load_learner(learner, folder / "policies" / name)
     for name, other in (others or {}).items():
         other.load(folder / "others" / name)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     set_random_state((load_file(folder / "rng.safetensors"), state["rng"]))
     return state
 
 
-def verify(folder: Path) -> None:
-    """Check every file of a checkpoint against the hashes in its manifest.
-
-    Raises:
-        CheckpointError: the manifest or a file is missing, or a file is damaged.
-    """
-    if not (folder / MANIFEST).is_file():
-        raise CheckpointError(f"{folder}: no {MANIFEST}, so this is not a whole checkpoint; use another one")
-    for name, digest in json.loads((folder / MANIFEST).read_text()).items():
-        path = folder / name
-        if not path.is_file() or _digest(path) != digest:
-            raise CheckpointError(f"{folder}: {name} is missing or damaged; use another checkpoint")
-
-
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first."""
-    found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    return sorted((p for p in found if (p / MANIFEST).is_file()), key=lambda p: int(p.name.split("-")[1]))
-
-
-def newest_whole(folders: list[Path]) -> Path:
-    """Return the last of ``folders`` that is undamaged. A warning names each damaged checkpoint.
-
-    Raises:
-        CheckpointError: every checkpoint is damaged.
-    """
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-        except CheckpointError as error:
-            logger.warning("%s; going on from an older one", error)
-        else:
-            return folder
-    raise CheckpointError(
-        f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); start the run again"
-    )
-
-
-def remove_old(output_dir: Path, keep: int | None) -> None:
-    """Remove the oldest checkpoints beyond the last ``keep`` (``save_total_limit``). None keeps all of them."""
-    if keep is not None and keep > 0:
-        for folder in list_checkpoints(output_dir)[:-keep]:
-            shutil.rmtree(folder)
+def read_state(folder: Path) -> dict:
+    """Return the content of a checkpoint's ``state.json``."""
+    return json.loads((folder / "state.json").read_text())
 
 
 # -- one learner --------------------------------------------------------------------------------------------------
@@ -370,11 +316,3 @@ def set_random_state(state: RandomState) -> None:
 
 def _contiguous(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value.contiguous() for key, value in state.items()}
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()

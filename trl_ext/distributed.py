@@ -5,7 +5,7 @@ Importing this module does not import torch.
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import UserError
@@ -119,6 +119,22 @@ def broadcast_from_main(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def on_main(work: Callable[[], Any]) -> Any:
+    """Do ``work`` on the main process while the others wait. Return its result, or raise its error, on every process."""
+    if size() == 1:
+        return work()
+    result, failed = None, None
+    if is_main():
+        try:
+            result = work()
+        except Exception as error:
+            failed = error
+    result, failed = broadcast_from_main((result, failed))
+    if failed is not None:
+        raise failed
+    return result
 
 
 def barrier() -> None:

@@ -1,6 +1,5 @@
 """The loop of PPO over any number of learners. :class:`trl_ext.PPOv2Trainer` and trainers of teams share it."""
 
-import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,18 +14,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.central_critic import CentralCritic
-from trl_ext.checkpoint import (
-    CheckpointError,
-    Saved,
-    list_checkpoints,
-    newest_whole,
-    random_state,
-    read_checkpoint,
-    remove_old,
-    save_policy,
-    set_random_state,
-    write_checkpoint,
-)
+from trl_ext.checkpoint import random_state, save_policy, set_random_state, write_checkpoint
 from trl_ext.forward import base_of
 from trl_ext.interruptions import Discarded, Interrupted, Interruptions
 from trl_ext.learner import Learner
@@ -34,15 +22,15 @@ from trl_ext.learning import Learning
 from trl_ext.metrics import Clock, Metrics, peak_memory
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import shuffled_indices
+from trl_ext.resuming import Resuming
+from trl_ext.run_lock import RunLock
 from trl_ext.sharding import check_bases
 from trl_ext.update_batch import UpdateBatch
-
-COMPLETIONS = "completions.jsonl"
 
 Batch = TypeVar("Batch", bound=UpdateBatch)
 
 
-class PPOLoop(Trainer, Generic[Batch]):
+class PPOLoop(Resuming, Trainer, Generic[Batch]):
     """A trainer whose ``train()`` passes one :class:`trl_ext.update_batch.UpdateBatch` through five seams:
 
         next_batch -> collect -> score -> advantage -> update -> finish_update
@@ -53,7 +41,8 @@ class PPOLoop(Trainer, Generic[Batch]):
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
     :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
-    :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others` and :meth:`start_or_resume`.
+    :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
+    :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
     args: Any  # a PPOv2Config; setup fills in its batch counts
@@ -126,13 +115,24 @@ class PPOLoop(Trainer, Generic[Batch]):
         """Run all updates and return the last update's metrics.
 
         Args:
-            resume_from_checkpoint: a checkpoint folder, or True for the newest checkpoint in ``args.output_dir``.
+            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest whole
+                checkpoint there. What the folder holds of later updates is renamed, and not lost.
 
         Raises:
-            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run.
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data have
+                changed.
+            FolderInUse: another process trains in the output folder.
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
         """
+        lock = RunLock(self.folder)
+        distributed.on_main(lock.acquire)
+        try:
+            return self._train(resume_from_checkpoint)
+        finally:
+            lock.release()
+
+    def _train(self, resume_from_checkpoint: str | bool | None) -> Metrics:
         self.start_or_resume(resume_from_checkpoint)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         metrics: Metrics = {}
@@ -287,19 +287,7 @@ class PPOLoop(Trainer, Generic[Batch]):
         with self.whole_weights(), first.autocast():
             yield
 
-    # -- saving and resuming ------------------------------------------------------------------------------------------
-
-    def checkpoint_state(self) -> dict:
-        """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
-        return {"format": 1, "global_step": self.state.global_step, "episodes": self.episodes, "seed": self.args.seed}
-
-    def checkpoint_others(self) -> dict[str, Saved]:
-        """Hook: return the objects besides the learners that a checkpoint holds, by name."""
-        return {}
-
-    def restore_state(self, state: dict) -> None:
-        """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
-        self.state.global_step, self.episodes = state["global_step"], state["episodes"]
+    # -- saving -------------------------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save each policy as a ``from_pretrained`` folder.
@@ -311,56 +299,6 @@ class PPOLoop(Trainer, Generic[Batch]):
             for name in self.learners if distributed.is_main() else ():
                 self.save_learner_policy(name, folder)
         distributed.barrier()
-
-    def _save_checkpoint(self, model, trial) -> None:
-        target = self._checkpoint_folder()
-        write_checkpoint(target, self.learners, self.checkpoint_state(), self.checkpoint_others())
-        if distributed.is_main():
-            remove_old(self.folder, self.args.save_total_limit)
-
-    def _checkpoint_folder(self) -> Path:
-        return self.folder / f"checkpoint-{self.state.global_step}"
-
-    def start_or_resume(self, wanted: str | bool | None) -> None:
-        """Hook: count the updates of the run, and load the checkpoint that is ``wanted``.
-
-        ``wanted`` is a folder, or True for the newest checkpoint. None or False starts a new run.
-
-        Raises:
-            CheckpointError: the checkpoint is missing, or its seed differs, or the output folder of a new run holds
-                records of an earlier run.
-        """
-        args = self.args
-        self.state.max_steps = args.num_total_batches
-        self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
-        self.state.compute_steps(args, self.state.max_steps)
-        self.state.train_batch_size = args.per_device_train_batch_size
-        existing = list_checkpoints(self.folder)
-        if not wanted:
-            self._check_new(existing)
-            return
-        if wanted is True and not existing:
-            raise CheckpointError(f"{args.output_dir}: no whole checkpoint to resume from; start without resuming")
-        folder = newest_whole(existing) if wanted is True else Path(wanted)
-        state = read_checkpoint(folder, self.learners, self.checkpoint_others())
-        if state["seed"] != args.seed:
-            raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {args.seed}")
-        self.restore_state(state)
-
-    def _check_new(self, checkpoints: list[Path]) -> None:
-        """Raise if the output folder of a new run holds records of an earlier run."""
-        if self.state.global_step:
-            return
-        if (self.folder / COMPLETIONS).exists():
-            raise CheckpointError(
-                f"{self.args.output_dir}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
-                "choose another output_dir"
-            )
-        if checkpoints:
-            raise CheckpointError(
-                f"{self.args.output_dir}: holds {checkpoints[-1].name} of an earlier run, which would be mixed up with this "
-                "one; pass resume_from_checkpoint=True to go on with it, or choose another output_dir"
-            )
 
 
 @contextmanager

@@ -17,12 +17,13 @@ from trl_ext import distributed
 from trl_ext.chat import Tokenizer, check_length, context_of
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner
-from trl_ext.loop import COMPLETIONS, PPOLoop
+from trl_ext.loop import PPOLoop
 from trl_ext.lora_merge import merged, merges
 from trl_ext.metrics import Metrics, mean
 from trl_ext.ppo_options import GREEDY, Decoding
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import Prompt, check_dataset, read_prompt, rows_of
+from trl_ext.resuming import COMPLETIONS
 from trl_ext.sampling import Sampling, sample, stop_ids_of
 from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
 from trl_ext.token_advantages import assign_advantages

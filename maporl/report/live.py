@@ -154,7 +154,9 @@ class LivePage(ThreadingHTTPServer):
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:
     files = sorted(
-        path for path in folder.iterdir() if path.suffix in (".json", ".jsonl", ".yaml") or path.name == "final"
+        path
+        for path in folder.iterdir()
+        if (path.suffix in (".json", ".jsonl", ".yaml") and not path.name.startswith(".")) or path.name == "final"
     )
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 

@@ -13,8 +13,8 @@ from maporl.config.safe_yaml import parse_yaml, read_yaml_text
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
-from maporl.storage.jsonl import DamagedRecord, whole_lines
 from maporl.types import Dialogue, Stop, from_record
+from trl_ext.jsonl import DamagedRecord, whole_lines
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")

@@ -15,6 +15,8 @@ from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
 from maporl.text import visible
 from maporl.types import Dialogue, Example
+from trl_ext.atomic import replace_file
+from trl_ext.run_lock import RunLock, holds_something
 
 
 class Game:
@@ -55,15 +57,20 @@ class Game:
         self.task = build_task(config.task, split, config.seed)
 
     def play(self, questions: int) -> Iterator[Dialogue]:
-        """Play one dialogue on each of ``questions`` questions. Each is recorded as soon as it has ended."""
+        """Play one dialogue on each of ``questions`` questions. Each is recorded as soon as it has ended.
+
+        Raises:
+            FolderInUse: another process adds dialogues to the same folder.
+        """
         folder = RunFolder(self.output)
-        first = 1 + max((record["step"] for record in folder.read_dialogues()), default=0)
-        folder.rewind(first)  # drops a line that a crash has cut off, and keeps everything else
-        for number in range(questions):
-            example = self.task[(first - 1 + number) % len(self.task)]
-            dialogue = self._play_one(example)
-            folder.add_dialogues(first + number, [dialogue])
-            yield dialogue
+        with RunLock(self.output):
+            first = 1 + max((record["step"] for record in folder.read_dialogues()), default=0)
+            folder.rewind(first)  # drops a line that a crash has cut off, and keeps everything else
+            for number in range(questions):
+                example = self.task[(first - 1 + number) % len(self.task)]
+                dialogue = self._play_one(example)
+                folder.add_dialogues(first + number, [dialogue])
+                yield dialogue
 
     def _play_one(self, example: Example) -> Dialogue:
         [dialogue] = self.player.play([example], self.task, self.config.evaluation.decoding)
@@ -79,10 +86,10 @@ class Game:
         if (self.output / "metrics.jsonl").exists():
             raise ConfigError(f"{self.output}: holds a training run, which is left as it is; give another --output")
         if not file.exists():
-            if self.output.exists() and any(self.output.iterdir()):
+            if holds_something(self.output):
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            replace_file(file, text)
         elif parse_config(read_yaml(file), str(file)) != config:
             raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
 

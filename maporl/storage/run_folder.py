@@ -5,14 +5,28 @@ from pathlib import Path
 from typing import Any
 
 from maporl.errors import UserError
-from maporl.storage.jsonl import whole_lines
 from maporl.types import Dialogue, to_record
 from trl_ext import distributed
-from trl_ext.atomic import replace_file
+from trl_ext.jsonl import whole_lines
+from trl_ext.run_lock import holds_something
+from trl_ext.set_aside import ABANDONED, set_aside, set_records_aside
+
+RESULTS = ("final", "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
+"""What the end of a run leaves besides pictures and reports, which are drawn again."""
 
 
 class RunExists(UserError, RuntimeError):
     """The output folder holds another run."""
+
+
+def must_be_empty(folder: Path) -> None:
+    """Check that an output ``folder`` is missing or empty. What a process left that was killed does not count.
+
+    Raises:
+        RunExists: it holds something.
+    """
+    if holds_something(folder):
+        raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
 
 
 class RunFolder:
@@ -68,17 +82,29 @@ class RunFolder:
         """Return the records of all complete lines of ``dialogues.jsonl``, or an empty list if the file is missing."""
         return [record for _, record in whole_lines(self.dialogues)] if self.dialogues.exists() else []
 
-    def rewind(self, step: int) -> None:
-        """Drop the records after ``step``, because the run resumes from that step's checkpoint. Other lines stay."""
+    @property
+    def records(self) -> list[Path]:
+        """The files with records of updates, whether they exist or not."""
+        return [self.metrics, self.dialogues]
+
+    def go_on(self) -> None:
+        """Take the records in the folder for this run's own, because it resumes."""
         self._checked = True
-        for path in (self.metrics, self.dialogues):
+
+    def rewind(self, step: int) -> None:
+        """Go on after ``step``. Later records move to ``metrics.jsonl.abandoned`` and ``dialogues.jsonl.abandoned``.
+
+        Raises:
+            DamagedRecord: a line that is not the last one is damaged.
+        """
+        self.go_on()
+        for path in self.records:
             if path.exists() and distributed.is_main():
-                content, kept, start = path.read_bytes(), [], 0
-                for end, record in whole_lines(path):
-                    if record["step"] <= step:
-                        kept.append(content[start:end].strip().decode() + "\n")
-                    start = end
-                replace_file(path, "".join(kept))
+                set_records_aside(path, step)
+
+    def set_results_aside(self) -> list[Path]:
+        """Rename the :data:`RESULTS` in the folder, because the run trains on, and return their new paths."""
+        return [set_aside(self.path / name, ABANDONED) for name in RESULTS if (self.path / name).exists()]
 
     def _append(self, path: Path, lines: list[str]) -> None:
         if not distributed.is_main():

@@ -3,7 +3,7 @@
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,6 +81,16 @@ class Task(ABC):
 
     def __iter__(self) -> Iterator[Example]:
         return (self[i] for i in range(len(self)))
+
+
+def tasks_by_name(task: Task, held_out: Task | None, curriculum: Iterable[tuple[int, Task]] = ()) -> dict[str, Task]:
+    """Return all tasks of a run, by names for people such as "gsm8k, train".
+
+    ``curriculum`` has pairs of the update from which a task is trained on and the task.
+    """
+    stages = {f"{later.name}, train from update {update}": later for update, later in curriculum}
+    evaluation = {} if held_out is None else {f"{held_out.name}, eval": held_out}
+    return {f"{task.name}, train": task, **evaluation, **stages}
 
 
 class ReadTask(Task):

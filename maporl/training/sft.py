@@ -14,13 +14,16 @@ from trl import SFTConfig, SFTTrainer
 from maporl.config.schema import Config
 from maporl.engines.transcript import conversations
 from maporl.errors import ConfigError
-from maporl.storage.run_folder import RunExists
+from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_json
+from trl_ext import distributed
+from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import save_policy_weights
 from trl_ext.master_weights import MasterAdamW
+from trl_ext.run_lock import RunLock
 
 
 def solutions(team: Team, task: Task, opening: str, limit: int | None = None) -> list[Dialogue]:
@@ -80,24 +83,34 @@ def train_supervised(
 ) -> dict[str, float]:
     """Train every trainable policy on its agents' utterances in ``dialogues``, and save it in ``folder/NAME``.
 
-    A configuration reads these folders as ``agents.NAME.model``, or as ``agents.NAME.adapter`` for a LoRA.
+    A configuration reads these folders as ``agents.NAME.model``, or as ``agents.NAME.adapter`` for a LoRA. A policy's
+    folder appears when it is complete.
 
     Returns:
         The mean training loss by policy.
 
     Raises:
         RunExists: ``folder`` exists and is not empty.
+        FolderInUse: another process trains into ``folder``.
     """
-    options = options or SFTOptions()
-    if folder.exists() and any(folder.iterdir()):
-        raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
+    must_be_empty(folder)
+    if not distributed.is_main():
+        return _train_policies(config, team, dialogues, folder, options or SFTOptions(), quiet)
+    with RunLock(folder):
+        must_be_empty(folder)  # another process may have written it since
+        return _train_policies(config, team, dialogues, folder, options or SFTOptions(), quiet)
+
+
+def _train_policies(
+    config: Config, team: Team, dialogues: Sequence[Dialogue], folder: Path, options: SFTOptions, quiet: bool
+) -> dict[str, float]:
     losses = {}
     for policy in (p for p in team.policies.values() if p.trainable):
         rows = _rows(policy, dialogues)
         if not rows:
             continue
         args = SFTConfig(
-            output_dir=str(folder / policy.name),
+            output_dir=str(folder),
             num_train_epochs=options.epochs,
             learning_rate=options.learning_rate,
             per_device_train_batch_size=options.batch_size,
@@ -123,7 +136,9 @@ def train_supervised(
             if quiet:
                 trainer.remove_callback(PrinterCallback)
             losses[policy.name] = float(trainer.train().training_loss)
-        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / policy.name)
+        if distributed.is_main():
+            with new_folder(folder / policy.name) as partial:
+                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial)
     return losses
 
 

@@ -26,7 +26,7 @@ from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
 from maporl.storage.run_folder import RunFolder
-from maporl.tasks.base import Task
+from maporl.tasks.base import Task, tasks_by_name
 from maporl.team.devices import split_bases
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
@@ -290,18 +290,29 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return super().checkpoint_state() | {"baselines": dict(self.advantages.state.means)}
 
     def restore_state(self, state: dict) -> None:
-        """Restore what :meth:`checkpoint_state` recorded, and drop later records of the run folder."""
+        """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
         self.advantages.state.means = dict(state.get("baselines", {}))  # older checkpoints lack this entry
-        self.run.rewind(self.state.global_step)
+        self.run.go_on()
 
-    def start_or_resume(self, wanted: str | bool | None) -> None:
-        """Check that the run folder of a new run holds no other run, then start or resume.
+    def data_sets(self) -> dict[str, Task]:
+        """Return the tasks of the run by split."""
+        return tasks_by_name(self.task, self.eval_task, self.curriculum)
+
+    def record_files(self) -> list[Path]:
+        """Return the files of the run folder that have a record for each update."""
+        return self.run.records
+
+    def set_results_aside(self) -> list[Path]:
+        """Rename the final weights of an earlier end of this run, and what was measured on them."""
+        return self.run.set_results_aside()
+
+    def must_be_new(self) -> None:
+        """Check that the run folder holds no other run.
 
         Raises:
-            RunExists: the folder of a new run holds another run's records.
-            CheckpointError: the checkpoint to resume from is missing or belongs to another run.
+            RunExists: it holds another run's records.
+            CheckpointError: it holds another run's checkpoints.
         """
-        if not wanted and self.state.global_step == 0:
-            self.run.must_be_new()
-        super().start_or_resume(wanted)
+        self.run.must_be_new()
+        super().must_be_new()

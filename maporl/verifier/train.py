@@ -7,6 +7,7 @@ by the code that will serve it.
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,15 +31,17 @@ from transformers import (
 
 from maporl.rewards.verifier.encoding import answer_start, encode
 from maporl.rewards.verifier.model import RECORD, VerifierError, last_outputs, token_outputs
-from maporl.storage.run_folder import RunExists
+from maporl.storage.run_folder import must_be_empty
 from maporl.team.loading import read_chat_template
 from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
 from maporl.verifier.measures import by_length, by_question, fit_temperature, reliability_plot, sigmoid, summary
 from maporl.verifier.options import TrainOptions
+from trl_ext import distributed
 from trl_ext.atomic import new_folder
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
 from trl_ext.forward import base_of
+from trl_ext.run_lock import RunLock
 from trl_ext.weights import WeightsError, read_model, read_pretrained
 
 PLOT = "reliability.png"
@@ -258,18 +261,30 @@ def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool 
 
     Raises:
         RunExists: ``folder`` exists and is not empty.
+        FolderInUse: another process trains a verifier into ``folder``.
         DataError: no verifier can be trained on the samples.
         VerifierError: the base model cannot be loaded, or training diverged.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
+    must_be_empty(folder)
+    work = folder.with_name(f".partial-training-{folder.name}")
+    if not distributed.is_main():
+        return _train(file, folder, options, quiet, work)
+    with RunLock(work):  # beside the folder, which appears when it is complete
+        must_be_empty(folder)  # another process may have written it since
+        try:
+            return _train(file, folder, options, quiet, work)
+        finally:
+            shutil.rmtree(work)
+
+
+def _train(file: Path, folder: Path, options: TrainOptions, quiet: bool, work: Path) -> dict[str, Any]:
     samples = read_samples([file])
     set_seed(options.seed)
     model, tokenizer = load_base(options)
     context = context_of(model.config) or options.longest
     rows, too_long = encode_rows(samples, tokenizer, min(options.longest, context))
     train, held_out = split_by_question(rows, options.held_out, options.seed, str(file))
-    merged = fit(model, train, options, folder, quiet)
+    merged = fit(model, train, options, work, quiet)
     outputs = outputs_of(merged, held_out, options.batch_size)
     temperature, metrics, curves = evaluate(outputs, held_out, options.seed)
     record = {
@@ -282,13 +297,13 @@ def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool 
         "options": asdict(options),
         "metrics": metrics,
     }
-    if int(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0) == 0:
+    if distributed.is_main():
         _save(merged, tokenizer, record, curves, folder)
     return record
 
 
 def _save(model: PreTrainedModel, tokenizer: Tokenizer, record: dict, curves: dict, folder: Path) -> None:
-    with new_folder(folder) as partial:  # its place is the empty folder that the trainer made
+    with new_folder(folder) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps(record, indent=1))

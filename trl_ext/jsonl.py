@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from maporl.errors import UserError
+from trl_ext.errors import UserError
 
 
 class DamagedRecord(UserError, RuntimeError):
@@ -30,4 +30,4 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
                 yield start, json.loads(line)
             except ValueError as error:  # invalid JSON or invalid UTF-8
                 if line.endswith(b"\n"):
-                    raise DamagedRecord(f"{path}: line {number} is damaged: {error}") from None
+                    raise DamagedRecord(f"{path}: line {number} is damaged: {error}; repair it, or remove it") from None

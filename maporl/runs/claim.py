@@ -1,0 +1,104 @@
+"""Take the output folder for a run, so that no two runs share one and no run is overwritten."""
+
+import shutil
+from pathlib import Path
+
+from maporl.config import Config, parse_config, read_yaml, to_yaml
+from maporl.storage.run_folder import RunExists
+from maporl.tasks import build_task
+from maporl.tasks.base import tasks_by_name
+from maporl.validation.preflight import tasks_of
+from trl_ext.atomic import replace_file
+from trl_ext.fingerprint import DATA, check_data, fingerprint, remember_data
+from trl_ext.manifest import CheckpointError
+from trl_ext.run_lock import LOCK, holds_something, is_leftover
+
+CONFIG = "config.yaml"
+UNTRAINED = {"evaluation_before.json", "evaluation_before.jsonl"}
+"""What a run writes before it trains anything, besides its configuration, its data's fingerprints and ``initial/``."""
+
+
+def claim(folder: Path, config: Config, resume: bool) -> None:
+    """Take ``folder`` for a new run. With ``resume``, check that it holds this run and that its data are the same.
+
+    The caller has the folder's :class:`~trl_ext.run_lock.RunLock`. A folder whose run was killed before its
+    configuration was written counts as empty.
+
+    Raises:
+        RunExists: the folder of a new run is not empty.
+        CheckpointError: the folder holds no run to resume, or a run of another configuration or of other data.
+    """
+    if resume:
+        must_hold_run(folder)
+        begun = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        if begun != config:
+            changed = _changed_lines(to_yaml(begun), to_yaml(config))
+            raise CheckpointError(
+                f"{folder}: its run was started with another configuration ({changed}); resume with the same one"
+            )
+        if has_ended(folder, config):
+            return
+    else:
+        must_be_free(folder)
+    data = {name: fingerprint(task) for name, task in _tasks(config).items()}
+    if resume:
+        data = check_data(folder, data) | data
+    else:
+        replace_file(folder / CONFIG, to_yaml(config))
+    remember_data(folder, data)
+
+
+def has_ended(folder: Path, config: Config) -> bool:
+    """Return whether the run in ``folder`` has its final weights, and their evaluation if it has one."""
+    evaluated = not config.evaluation.questions or (folder / "evaluation_after.json").exists()
+    return evaluated and (folder / "final").is_dir()
+
+
+def must_hold_run(folder: Path) -> None:
+    """Check that ``folder`` has the configuration of a run.
+
+    Raises:
+        CheckpointError: it has none, or an empty one.
+    """
+    if not (folder / CONFIG).is_file() or not (folder / CONFIG).stat().st_size:
+        raise CheckpointError(f"{folder}: no {CONFIG}, so it holds no run to resume; start without --resume")
+
+
+def must_be_free(folder: Path) -> None:
+    """Check that a new run may have ``folder``.
+
+    Raises:
+        RunExists: it holds something.
+    """
+    file = folder / CONFIG
+    unwritten = file.is_file() and not file.stat().st_size  # earlier versions could be killed before they wrote it
+    if holds_something(folder) and not (unwritten and _rest(folder) == {CONFIG}):
+        raise RunExists(
+            f"{folder}: exists and is not empty; nothing was overwritten. Go on with its run (--resume), or choose another "
+            "folder (--set output_dir=...)"
+        )
+
+
+def release(folder: Path) -> None:
+    """Empty the folder of a run that failed before it trained anything, so that a corrected run can use the folder."""
+    if not _rest(folder) <= {CONFIG, DATA, *UNTRAINED}:
+        return
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):  # the lock last: until then nobody begins
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _rest(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not is_leftover(path)}
+
+
+def _tasks(config: Config) -> dict:
+    stages = [(s.update, build_task(config.task | s.task, "train", config.seed)) for s in config.schedule.curriculum]
+    return dict(tasks_by_name(*tasks_of(config), stages))
+
+
+def _changed_lines(old: str, new: str) -> str:
+    pairs = [(a.strip(), b.strip()) for a, b in zip(old.split("\n"), new.split("\n"), strict=False) if a != b]
+    return f"was {pairs[0][0]!r}, is {pairs[0][1]!r}" if pairs else "it has other keys"

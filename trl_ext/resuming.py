@@ -1,0 +1,174 @@
+"""What a trainer does with checkpoints: it writes them, resumes from them, and leaves no two branches mixed."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from trl_ext import distributed
+from trl_ext.checkpoint import Saved, load_checkpoint, read_state, write_checkpoint
+from trl_ext.checkpoint_folder import (
+    check_space,
+    newest_whole,
+    numbered_checkpoints,
+    place_of,
+    remove_old,
+    set_later_aside,
+    size_of,
+)
+from trl_ext.fingerprint import check_data, fingerprint, remember_data
+from trl_ext.learner import Learner
+from trl_ext.manifest import CheckpointError, verify
+from trl_ext.set_aside import ABANDONED, DAMAGED, check_records, set_records_aside
+
+COMPLETIONS = "completions.jsonl"
+logger = logging.getLogger(__name__)
+
+
+class Resuming:
+    """The part of :class:`trl_ext.loop.PPOLoop` that writes checkpoints and resumes from them.
+
+    Everything that can be known to fail later is checked at the start, before anything is loaded or renamed. Only the main
+    process reads and renames, and the others are told.
+    """
+
+    args: Any
+    state: Any
+    train_dataset: Any
+    eval_dataset: Any
+    learners: dict[str, Learner]
+    folder: Path
+    episodes: int
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def checkpoint_state(self) -> dict:
+        """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
+        return {"format": 1, "global_step": self.state.global_step, "episodes": self.episodes, "seed": self.args.seed}
+
+    def checkpoint_others(self) -> dict[str, Saved]:
+        """Hook: return the objects besides the learners that a checkpoint holds, by name."""
+        return {}
+
+    def restore_state(self, state: dict) -> None:
+        """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
+        self.state.global_step, self.episodes = state["global_step"], state["episodes"]
+
+    def _save_checkpoint(self, model, trial) -> None:
+        target = self._checkpoint_folder()
+        write_checkpoint(target, self.learners, self.checkpoint_state(), self.checkpoint_others())
+        if distributed.is_main():
+            remove_old(self.folder, self.args.save_total_limit)
+
+    def _checkpoint_folder(self) -> Path:
+        return self.folder / f"checkpoint-{self.state.global_step}"
+
+    # -- the start ----------------------------------------------------------------------------------------------------
+
+    def start_or_resume(self, wanted: str | bool | None) -> None:
+        """Count the updates of the run, and load the checkpoint that is ``wanted``.
+
+        ``wanted`` is a folder, or True for the newest whole checkpoint. None or False starts a new run. Everything that
+        can be known to fail is checked before anything is loaded or renamed.
+
+        Raises:
+            CheckpointError: the checkpoint is missing or damaged, or its seed or its data differ, or the output folder of a
+                new run holds records of an earlier run.
+        """
+        args = self.args
+        self.state.max_steps = args.num_total_batches
+        self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
+        self.state.compute_steps(args, self.state.max_steps)
+        self.state.train_batch_size = args.per_device_train_batch_size
+        folder = distributed.on_main(lambda: self._checked(wanted))
+        if folder is None:
+            return
+        self.restore_state(load_checkpoint(folder, self.learners, self.checkpoint_others()))
+        distributed.on_main(lambda: self._leave_branch(folder, DAMAGED if wanted is True else ABANDONED))
+
+    def _checked(self, wanted: str | bool | None) -> Path | None:
+        """Return the verified checkpoint to resume from, or None if the run starts. The main process calls this."""
+        if not wanted:
+            if not self.state.global_step:
+                self.must_be_new()
+                self._check_space(self._trained_bytes())
+                remember_data(self.folder, self._fingerprints())
+            return None
+        existing = numbered_checkpoints(self.folder)
+        if wanted is True and not existing:
+            raise CheckpointError(f"{self.folder}: no whole checkpoint to resume from; start without resuming")
+        folder = newest_whole(existing) if wanted is True else self._named(wanted)
+        state = read_state(folder)
+        if state["seed"] != self.args.seed:
+            raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {self.args.seed}")
+        if place := place_of(folder, self.folder):
+            if place.name != f"checkpoint-{state['global_step']}":  # the run would write one of its number again
+                raise CheckpointError(
+                    f"{place}: is of update {state['global_step']}; give it that number, and resume again"
+                )
+            for file in self.record_files():
+                check_records(file)
+        else:
+            self.must_be_new()
+        self._check_space(size_of(folder))
+        data = self._fingerprints()
+        remember_data(self.folder, check_data(folder.parent, data) | data)
+        return folder
+
+    def _check_space(self, size: int) -> None:
+        if self.args.save_strategy != "no":
+            check_space(self.folder, size)
+
+    def _trained_bytes(self) -> int:
+        """Return the bytes of all weights that are trained, which a checkpoint takes at the least."""
+        trained = {id(p): p for own in self.learners.values() for p in own.model.parameters() if p.requires_grad}
+        return sum(p.numel() * p.element_size() for p in trained.values())
+
+    def _named(self, wanted: str) -> Path:
+        folder = Path(wanted) if Path(wanted).is_dir() else self.folder / wanted
+        verify(folder)
+        return folder
+
+    def _fingerprints(self) -> dict[str, dict]:
+        return {name: fingerprint(rows) for name, rows in self.data_sets().items()}
+
+    def _leave_branch(self, resumed: Path, why: str) -> None:
+        """Set aside what the output folder holds of updates after the present one, and say so in one line."""
+        step = self.state.global_step
+        # the order matters: a process that is killed in between leaves a run that can resume from its newest checkpoint
+        moved = self.set_results_aside() if step < self.state.max_steps else []
+        moved += set_later_aside(self.folder, resumed, step, why)
+        records = [set_records_aside(file, step) for file in self.record_files() if file.exists()]
+        if moved := [*moved, *filter(None, records)]:
+            names = ", ".join(path.name for path in moved)
+            logger.warning("%s: resumes after update %d; what came later was set aside: %s", self.folder, step, names)
+
+    def data_sets(self) -> dict[str, Any]:
+        """Hook: return the data sets that must be the same when the run resumes, by the names that errors use."""
+        sets = {"train_dataset": self.train_dataset, "eval_dataset": self.eval_dataset}
+        return {name: rows for name, rows in sets.items() if rows is not None}
+
+    def record_files(self) -> list[Path]:
+        """Hook: return the JSONL files in the output folder whose records have the number of an update as ``step``."""
+        return [self.folder / COMPLETIONS]
+
+    def set_results_aside(self) -> list[Path]:
+        """Hook: rename what an earlier run wrote at its end, and return the new paths. By default there is nothing."""
+        return []
+
+    def must_be_new(self) -> None:
+        """Hook: check that the output folder holds no records of an earlier run. An override ends with ``super()``'s.
+
+        Raises:
+            CheckpointError: it holds records or checkpoints.
+        """
+        if (self.folder / COMPLETIONS).exists():
+            raise CheckpointError(
+                f"{self.folder}: holds {COMPLETIONS} of an earlier run, which would be mixed up with this one's; "
+                "choose another output_dir"
+            )
+        if checkpoints := numbered_checkpoints(self.folder):
+            raise CheckpointError(
+                f"{self.folder}: holds {checkpoints[-1].name} of an earlier run, which would be mixed up with this "
+                "one; pass resume_from_checkpoint=True to go on with it, or choose another output_dir"
+            )
