@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from maporl.config.engines import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
+from maporl.text import check_pattern
 from trl_ext.ppo_options import Decoding, LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
@@ -266,6 +267,9 @@ class JudgeSection:
     largest: Annotated[float, Field(gt=0)] = 10.0
     unreadable: Finite | None = None
 
+    def __post_init__(self):
+        _check_one_group(self.pattern)
+
 
 @dataclass(frozen=True, config=STRICT)
 class ArenaSection:
@@ -281,6 +285,14 @@ class ArenaSection:
         "'Better: B'."
     )
     pattern: str = r"[Bb]etter:\s*([AB])"
+
+    def __post_init__(self):
+        _check_one_group(self.pattern)
+
+
+def _check_one_group(pattern: str) -> None:
+    if check_pattern("pattern", pattern) > 1:
+        raise ValueError(f"pattern: expected at most one group, around what is read; got {pattern!r}")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
