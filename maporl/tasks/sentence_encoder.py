@@ -6,6 +6,8 @@ from typing import Any
 
 MAX_TOKENS = 128
 """Longer texts are cut, because the all-* encoders of sentence-transformers were trained on no more tokens."""
+MAX_CHARACTERS = 10_000
+"""Longer texts are cut before they are tokenised, because a tokenizer reads a text to its end. These hold 128 tokens."""
 
 
 class SentenceEncoder:
@@ -28,7 +30,7 @@ class SentenceEncoder:
         vectors = []
         with torch.no_grad():
             for start in range(0, len(texts), batch):
-                part = list(texts[start : start + batch])
+                part = [text[:MAX_CHARACTERS] for text in texts[start : start + batch]]
                 encoded = self.tokenizer(
                     part, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
                 ).to(self.device)

@@ -128,9 +128,14 @@ def _computed(program: str) -> tuple[str, ...]:
     return tuple(_entries(value)) if isinstance(value, list) else ()
 
 
-def _entries(value: Any) -> Iterator[str]:
-    for entry in value if isinstance(value, list) else ():
-        yield from _entries(entry) if isinstance(entry, list) else (str(entry),)
+def _entries(value: list[Any]) -> Iterator[str]:
+    waiting = value[::-1]
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, list):
+            waiting += reversed(entry)
+        else:
+            yield str(entry)
 
 
 @functools.cache
