@@ -18,9 +18,9 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-MEMORY_BYTES = 1 << 30
-"""The address space of a servant. Sympy takes about a tenth of it."""
-PAIRS, KEPT_BYTES = 1000, 300 << 20
+MEMORY_BYTES = 512 << 20
+"""What a servant may take besides what the process has taken before it: sympy has then been loaded."""
+PAIRS, KEPT_BYTES = 1000, 200 << 20
 """A fresh servant takes over after so many requests, or when one has used so much memory, because sympy keeps much of
 what it computed."""
 _UNIT = 1 if sys.platform == "darwin" else 1024  # of the memory that getrusage counts
@@ -44,11 +44,21 @@ def compare(connection: Connection, gold: str, answer: str | None) -> str:
     return "equal" if same else "different"
 
 
-def serve(connection: Connection) -> NoReturn:
-    """Answer :data:`PAIRS` requests, each within its seconds of CPU time, and end."""
-    for name, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MEMORY_BYTES)):
+def confine() -> None:
+    """Have the kernel refuse core files, and on Linux more memory than :data:`MEMORY_BYTES`."""
+    limits = {resource.RLIMIT_CORE: 0}
+    if sys.platform == "linux":
+        with open("/proc/self/statm", encoding="ascii") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()  # some allocators reserve very much
+        limits[resource.RLIMIT_AS] = taken + MEMORY_BYTES
+    for name, limit in limits.items():
         _, most = resource.getrlimit(name)
         resource.setrlimit(name, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def serve(connection: Connection) -> NoReturn:
+    """Answer :data:`PAIRS` requests, each within its seconds of CPU time, and end."""
+    confine()
     for _ in range(PAIRS):
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT > KEPT_BYTES:
             break
