@@ -157,7 +157,7 @@ def whole_number(value: Any) -> str | None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    if isinstance(value, int):  # one of more than 308 digits is no float
+    if isinstance(value, int):  # a float holds no more than 308 digits
         return str(value)
     if not math.isfinite(value):
         return None
