@@ -30,7 +30,7 @@ class SentenceEncoder:
         vectors = []
         with torch.no_grad():
             for start in range(0, len(texts), batch):
-                part = [text[:MAX_CHARACTERS] for text in texts[start : start + batch]]
+                part = [_readable(text[:MAX_CHARACTERS]) for text in texts[start : start + batch]]
                 encoded = self.tokenizer(
                     part, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
                 ).to(self.device)
@@ -48,6 +48,11 @@ class SentenceEncoder:
         if new:
             self._references |= zip(new, self.embed(new), strict=True)
         return torch.stack([self._references[text] for text in texts])
+
+
+def _readable(text: str) -> str:
+    """``text`` with question marks for halves of surrogate pairs, which JSON may hold and no tokenizer reads."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @functools.cache
