@@ -1,16 +1,22 @@
-"""Makes texts of models and people safe to show on a page and in a terminal, and checks texts with placeholders."""
+"""Makes texts of models and people safe to show, and reads placeholders and regular expressions of a configuration safely."""
 
 import re
 import string
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
+
+import regex
+
+from maporl.errors import UserError
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
 
 
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+PATTERN_SECONDS = 5.0
+"""A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
 
 
@@ -92,3 +98,40 @@ def check_placeholders(text: str, allowed: Collection[str]) -> None:
         if name is not None and (name not in allowed or form or conversion):
             shown = f"{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}"
             raise ValueError(f"{{{shown:.60}}}; two braces, as in {{{{a}}}}, stand for one")
+
+
+class PatternError(UserError, ValueError):
+    """A regular expression of the configuration takes too long. The message quotes it."""
+
+
+def check_pattern(option: str, pattern: str) -> int:
+    """Return the number of groups of a user's regular expression. ``option`` is its name in the configuration.
+
+    Raises:
+        ValueError: it is not a regular expression.
+    """
+    try:
+        return regex.compile(pattern).groups
+    except regex.error as error:
+        raise ValueError(f"{option}: {pattern!r} is not a regular expression: {error}") from None
+
+
+def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[regex.Match[str]]:
+    r"""The matches of a user's regular expression in ``text``, from left to right.
+
+    The user's patterns may be of any form and the texts are a model's or a stranger's, so that a search may take for
+    ever, such as that of ``(a|a)*b``. The package ``regex`` reads the patterns of :mod:`re` and can stop.
+
+    >>> [match[1] for match in matches(r"score: (\d)", "Score: 3, score: 4", ignore_case=True)]
+    ['3', '4']
+
+    Raises:
+        PatternError: the search took :data:`PATTERN_SECONDS`.
+    """
+    try:
+        yield from regex.finditer(pattern, text, regex.IGNORECASE if ignore_case else 0, timeout=PATTERN_SECONDS)
+    except TimeoutError:
+        raise PatternError(
+            f"the regular expression {pattern!r} took more than {PATTERN_SECONDS:g} s on a text of {len(text)} characters; "
+            "write one in which each character can be read in one way only"
+        ) from None

@@ -8,12 +8,17 @@ from typing import Any, Protocol
 from maporl.rewards.verifier.encoding import TooLong, encode
 from maporl.rewards.verifier.model import Verifier
 from maporl.tasks.base import Task
+from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT
 from maporl.types import Example, Message
 from reward_server.schemas import ItemError, ModelInfo
 from trl_ext.chat import ChatError
 
 MOST_TOKENS = 2**17
 """The most tokens of a chat for a model that names no context."""
+
+_BATCH_CHATS, _SHORTEST = 32, 512
+"""The most chats that a grader takes at a time, and the least tokens that a chat counts for. A grader gains nothing by larger
+batches, and what the client no longer waits for can be dropped between two of them only."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ class VerifierScorer:
 class LabelScorer:
     """A task's grader. It scores a right answer 1.0 and a wrong one 0.0. Every chat needs a reference."""
 
-    def __init__(self, task: Task, name: str, longest: int = 100_000):
-        self.task, self.longest, self.batch_tokens = task, longest, 100_000
+    def __init__(self, task: Task, name: str, longest: int = LONGEST_TEXT):
+        self.task, self.longest, self.batch_tokens = task, longest, _BATCH_CHATS * _SHORTEST
         self.info = ModelInfo(name=f"labels of {name}", kind="labels")
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:
@@ -95,7 +100,12 @@ class LabelScorer:
             return ItemError(
                 code="too_long", message=f"the answer has {len(answer)} characters; at most {self.longest} are graded"
             )
-        return Prepared(max(1, len(answer) // 4), (Example("request", chat[0]["content"], reference), answer))
+        if len(reference) > LONGEST_LABEL:
+            return ItemError(
+                code="too_long",
+                message=f"the reference has {len(reference)} characters; at most {LONGEST_LABEL} are compared",
+            )
+        return Prepared(max(_SHORTEST, len(answer) // 4), (Example("request", chat[0]["content"], reference), answer))
 
     def score(self, payloads: Sequence[Any]) -> list[float | ItemError]:
         """The grades as numbers."""

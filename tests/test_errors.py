@@ -16,6 +16,7 @@ INTERNAL = {
     "maporl.sandbox.sandbox._Lost": "the worker died: it is replaced, and the snippet's outcome says so",
     "maporl.sandbox.sandboxed.language.Refused": "a snippet's fault: its outcome is `forbidden`",
     "maporl.sandbox.sandboxed.values.NotPlain": "a snippet's fault: its outcome is `no_value`",
+    "maporl.tasks.grading.symbolic._Lost": "the process was killed: the pair is asked again, then it is a MathematicsError",
     "reward_server.app.Refusal": "becomes an answer with a status of HTTP",
     "reward_server.batching.QueueFull": "becomes an answer with status 429",
     "reward_server.guard.ClientGone": "nobody is there to be answered",

@@ -222,6 +222,10 @@ def test_local_rows_are_read_as_the_hub_writes_them(tmp_path):
         ('{"question": "?", "answer": null}', r"row 1 \(gsm8k-0\) has no answer"),
         ('{"answer": "3"}', "row 1 .* has no question"),
         ("{broken", "line 1 is not JSON"),
+        (
+            json.dumps({"question": "?", "answer": "5" * 10_001}),
+            "has an answer of 10001 characters; expected at most 10000",
+        ),
         ("[1, 2]", "line 1: expected an object with 'question' and 'answer', got list"),
     ],
 )

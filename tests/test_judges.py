@@ -33,7 +33,7 @@ def test_a_judge_scores_each_answer_and_must_be_readable():
     assert PointwiseJudge(section, speak)(dialogues((0, 0, "4")), TASK) == [[0.8]]
     assert asked == [("jo", "2+2=|4|4")]
     with pytest.raises(
-        RewardFailure, match=r"judge 'jo' gave a verdict in which .* finds nothing, about agent 'ann'.*: '\?'"
+        RewardFailure, match=r"judge 'jo' gave a verdict in which .* finds no number, about agent 'ann'.*: '\?'"
     ):
         PointwiseJudge(section, speak)(dialogues((0, 0, "5")), TASK)
     lenient = JudgeSection(agent="jo", prompt="{question}|{answer}", unreadable=-1.0)

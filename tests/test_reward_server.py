@@ -521,6 +521,36 @@ def test_a_server_that_is_asked_to_stop_finishes_what_it_has(verifier_folder):
     assert "Traceback" not in process.output()[1]
 
 
+HOSTILE = {
+    "mathematics without end": (r"\boxed{(x+y+z+w+a+b+c+d)^{12}}", "5"),
+    "a label without end": (r"\boxed{x}", r"\sqrt{" * 30 + "(x+y+z+w+a+b+c+d)^{12}" + "}" * 30),
+    "semicolons as a label": ("Answer: 5", ";" * 60_000 + "x"),
+    "eight megabytes as a label": ("Answer: 5", "9" * 7_000_000),
+    "semicolons": ("Answer: " + ";" * 90_000 + "x", "5"),
+    "marks": ("the answer is " * 7_000, "5"),
+    "signs before an equals sign": ("1" * 900 + "x = 5", "5"),
+}
+
+
+def test_hostile_texts_do_not_keep_a_served_grader_from_answering():
+    process, url = start("--task", "math", "--labels", "--workers", "2")
+    asked = [in_thread(post, url, {"chats": [chat_of("?", a)], "references": [r]}) for a, r in HOSTILE.values()]
+    answers = 0
+    while any(thread.is_alive() for thread, _ in asked) or not answers:
+        assert httpx2.get(f"{url}/health", timeout=20).status_code == 200
+        answers += 1
+        time.sleep(0.02)
+    for name, (_, found) in zip(HOSTILE, asked, strict=True):
+        (item,) = found[0].json()["results"]
+        wrong, refused = item["score"] == 0.0, item["error"] is not None
+        assert refused if "label" in name and "without" not in name else wrong, (name, item)
+    both = {"chats": [chat_of("?", r"\boxed{(x+1)^2}")] * 2, "references": ["x^2+2x+1", "x^2+2x"]}
+    assert [item["score"] for item in post(url, both).json()["results"]] == [1.0, 0.0]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) in (0, -signal.SIGTERM)
+    assert "Traceback" not in process.output()[1]
+
+
 def test_the_command_line_says_what_is_missing(tmp_path):
     from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ from maporl.errors import ConfigError
 from maporl.rewards.labels import label
 from maporl.sandbox.sandbox import Outcome, Sandbox
 from maporl.tasks import ANLI, FANToM, TaskError, TinyGSM, build_task, tinygsm
-from maporl.tasks.sentence_encoder import SentenceEncoder, load_encoder
+from maporl.tasks.sentence_encoder import MAX_CHARACTERS, SentenceEncoder, load_encoder
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 
@@ -196,6 +196,15 @@ def test_the_nearer_reference_decides_and_the_encoder_is_loaded_once(tmp_path, e
     assert [g.correct for g in task.grade_many(examples, texts)] == [True, False, False] * len(task)
     assert [g.answer for g in task.grade_many([example], [""])] == [None]
     assert loads == [encoder_folder]
+
+
+def test_a_tokenizer_reads_the_beginning_of_a_hostile_text_only(encoder_folder):
+    encoder = SentenceEncoder(encoder_folder)
+    tokenize, read = encoder.tokenizer, []
+    encoder.tokenizer = lambda texts, **options: read.extend(texts) or tokenize(texts, **options)
+    vectors = encoder.embed(["a\ud800b", "a?b", "a" * 10**6, "a" * MAX_CHARACTERS])
+    assert vectors[0].equal(vectors[1]) and vectors[2].equal(vectors[3])
+    assert [len(text) for text in read] == [3, 3, MAX_CHARACTERS, MAX_CHARACTERS]
 
 
 def test_an_embedding_does_not_depend_on_its_batch_and_has_length_one(encoder_folder):

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from maporl.config.engines import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
-from maporl.text import check_placeholders
+from maporl.text import check_pattern, check_placeholders
 from trl_ext.ppo_options import Decoding, LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
@@ -257,12 +257,8 @@ def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:
         check_placeholders(prompt, allowed)
     except ValueError as error:
         raise ValueError(f"prompt: it may use {sorted(allowed)} in braces, but has {error}") from None
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"pattern: {pattern!r:.80} is not a regular expression ({error})") from None
-    if groups != 1:
-        raise ValueError(f"pattern: expected one group in parentheses, which holds the verdict, got {groups}")
+    if check_pattern("pattern", pattern) > 1:
+        raise ValueError(f"pattern: expected at most one group, around what is read; got {pattern!r:.80}")
 
 
 @dataclass(frozen=True, config=STRICT)

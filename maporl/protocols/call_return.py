@@ -1,9 +1,9 @@
 """Call and return: a planner hands parts of the question to workers, as often as it wants (M-GRPO, MATPO)."""
 
-import re
 from dataclasses import dataclass
 
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example
 
 PLAN = (
@@ -34,7 +34,7 @@ class CallReturn(Protocol):
     ask: str = "{call}"
     returned: str = "The helper says: {reply}"
     enough: str = "The helper says: {reply}\n\nThere are no more calls. Give your final answer."
-    pattern: str = r"(?s)<call>(.*?)</call>"
+    pattern: str = r"(?s)<call>((?:(?!<call>).)*?)</call>"
     form: str = r"\S"
     every_step_scored = False
     roles = True
@@ -48,11 +48,8 @@ class CallReturn(Protocol):
         check_template("ask", self.ask, {"question", "call"}, {"call"})
         for name in ("returned", "enough"):
             check_template(name, getattr(self, name), {"reply"}, {"reply"})
-        try:
-            re.compile(self.form)
-        except re.error as error:
-            raise ValueError(f"form: expected a regular expression, got {self.form!r} ({error})") from None
-        if re.compile(self.pattern).groups != 1:
+        check_pattern("form", self.form)
+        if check_pattern("pattern", self.pattern) != 1:
             raise ValueError(f"pattern: expected one group, around what is asked; got {self.pattern!r}")
 
     @property
@@ -72,7 +69,7 @@ class CallReturn(Protocol):
         parents: tuple[int, ...] = ()
         for number in range(self.calls):
             (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
-            call = re.search(self.pattern, said.text)
+            call = next(matches(self.pattern, said.text), None)
             if call is None:
                 return number
             said.answers = False
@@ -81,7 +78,7 @@ class CallReturn(Protocol):
             (reply,) = yield [
                 Ask(worker, _user(asked), role="worker", parents=(said.id,), caller=said.id, answers=False, fresh=True)
             ]
-            reply.rewards["reply_form"] = float(re.search(self.form, reply.text) is not None)
+            reply.rewards["reply_form"] = float(any(matches(self.form, reply.text)))
             template = self.returned if number + 1 < self.calls else self.enough
             text, parents = template.format(reply=reply.text), (reply.id,)
         yield [Ask(planner, _user(text), role="planner", parents=parents)]

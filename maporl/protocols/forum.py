@@ -1,10 +1,10 @@
 """Forum: random speakers propose solutions, criticise them and score them (CoMAS, arXiv 2510.08529)."""
 
 import random
-import re
 from dataclasses import dataclass
 
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, Utterance
 
 SOLVE = "{question}\n\n{history}Give your solution."
@@ -49,7 +49,7 @@ class Forum(Protocol):
         check_template("solve", self.solve, {"question", "history"}, {"question"})
         check_template("evaluate", self.evaluate, {"question", "history", "solution"}, {"solution"})
         check_template("score", self.score, {"question", "solution", "evaluation"}, {"solution", "evaluation"})
-        if re.compile(self.pattern).groups != 1:
+        if check_pattern("pattern", self.pattern) != 1:
             raise ValueError(f"pattern: expected one group, around the score; got {self.pattern!r}")
 
     @property
@@ -74,7 +74,7 @@ class Forum(Protocol):
                 past[-1].append(evaluation)
                 text = self.score.format(question=example.question, solution=solution.text, evaluation=evaluation.text)
                 (scored,) = yield [self._ask(rng.choice(agents), text, "scorer", (solution.id, evaluation.id))]
-                found = re.findall(self.pattern, scored.text)
+                found = [match[1] for match in matches(self.pattern, scored.text) if match[1] in ("1", "2", "3")]
                 scored.rewards["peer"] = 0.0 if found else -1.0
                 evaluation.rewards["peer"] = (3 - int(found[-1])) / 2 if found else 0.0
                 worth += [(int(found[-1]) - 1) / 2] if found else []

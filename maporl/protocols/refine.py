@@ -1,9 +1,9 @@
 """Refine: an answer is checked and corrected until the verifier approves (Dr. MAS's solver and verifier; MALT)."""
 
-import re
 from dataclasses import dataclass
 
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example
 
 VERIFY = (
@@ -44,10 +44,7 @@ class Refine(Protocol):
         check_template("opening", self.opening, {"question"}, {"question"})
         check_template("verify", self.verify, {"question", "draft"}, {"draft"})
         check_template("mend", self.mend, {"question", "words", "draft"}, {"words"})
-        try:
-            re.compile(self.approval)
-        except re.error as error:
-            raise ValueError(f"approval: {self.approval!r} is not a regular expression: {error}") from None
+        check_pattern("approval", self.approval)
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
@@ -67,7 +64,7 @@ class Refine(Protocol):
         for _ in range(self.rounds):
             text = self.verify.format(question=example.question, draft=draft.words())
             (verdict,) = yield [Ask(verifier, _user(text), role="verifier", parents=(draft.id,), answers=False)]
-            if re.search(self.approval, verdict.text, re.IGNORECASE):
+            if any(matches(self.approval, verdict.text, ignore_case=True)):
                 return "approved"
             text = self.mend.format(question=example.question, words=verdict.text, draft=draft.words())
             role = "refiner" if refiner != solver else "solver"

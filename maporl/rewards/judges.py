@@ -1,6 +1,7 @@
 """Judges: agents of the team that score an answer or say which of two answers is better. Any engine can judge."""
 
-import re
+import math
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -8,6 +9,7 @@ from maporl.config.schema import ArenaSection, JudgeSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values, where
 from maporl.rewards.tournament import bouts
 from maporl.tasks.base import Task
+from maporl.text import matches
 from maporl.types import Dialogue, Message, Utterance
 
 Speak = Callable[[str, list[list[Message]]], list[str]]
@@ -40,12 +42,12 @@ class PointwiseJudge(RewardSource):
         return [[next(values) for _ in d.utterances] for d in dialogues]
 
     def _read(self, text: str, dialogue: Dialogue, utterance: Utterance) -> float:
-        found = re.findall(self.section.pattern, text)
-        if found:
-            return min(float(found[-1]), self.section.largest) / self.section.largest
+        number = _number(_last(self.section.pattern, text))
+        if number is not None:
+            return min(number, self.section.largest) / self.section.largest
         if self.section.unreadable is None:
             raise RewardFailure(
-                f"judge {self.section.agent!r} gave a verdict in which {self.section.pattern!r} finds nothing, about "
+                f"judge {self.section.agent!r} gave a verdict in which {self.section.pattern!r} finds no number, about "
                 f"{where(dialogue, utterance)}: {text!r:.200}; change the prompt, or set reward.judge.unreadable to "
                 "the reward of such answers"
             )
@@ -118,8 +120,26 @@ class PairwiseJudge(RewardSource):
         return [(there + 1.0 - back, 1.0 - there + back) for there, back in zip(first[::2], first[1::2], strict=True)]
 
     def _prefers_first(self, text: str) -> float:
-        found = re.findall(self.section.pattern, text)
-        return 0.5 if not found else float(found[-1].upper() == "A")
+        found = _last(self.section.pattern, text)
+        return 0.5 if found is None else float(found.upper() == "A")
+
+
+def _last(pattern: str, text: str) -> str | None:
+    r"""The last match of ``pattern``, or its group if it has one; None if nothing matches.
+
+    >>> _last(r"Score: (\d)", "Score: 3, no, Score: 8"), _last(r"\d", "3 or 8"), _last("x", "y")
+    ('8', '8', None)
+    """
+    last = deque(matches(pattern, text), 1)
+    return last[0][last[0].re.groups] if last else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = math.nan if text is None else float(text)
+    except ValueError:  # a pattern of the user's may find any text
+        return None
+    return None if math.isnan(value) else value
 
 
 def _user(text: str) -> list[Message]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from maporl.errors import UserError
+from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import well_formed
 from maporl.types import Example, Grade
 
@@ -141,7 +142,8 @@ def examples_of(
     ``convert(row, number)`` makes an example of a row, or raises a ValueError that says what is wrong with the row.
 
     Raises:
-        TaskError: ``rows`` is empty, or a row is wrong or has no question or no answer.
+        TaskError: ``rows`` is empty, or a row is wrong, has no question or no answer, or an answer that is too long to be
+            graded.
     """
     examples = []
     for number, row in enumerate(rows):
@@ -154,6 +156,11 @@ def examples_of(
                 raise TaskError(
                     f"{source}: row {number + 1} ({example.id}) has no {part}; remove the row or fill it in"
                 )
+        if len(example.answer) > LONGEST_LABEL:
+            raise TaskError(
+                f"{source}: row {number + 1} ({example.id:.100}) has an answer of {len(example.answer)} characters; expected at "
+                f"most {LONGEST_LABEL}, which is all that is graded; remove the row"
+            )
         examples.append(example)
     if not examples:
         raise TaskError(f"{source}: it holds no rows")

@@ -42,7 +42,7 @@ class GSM8K(ReadTask):
 
     def solution(self, example: Example) -> str:
         """The data set's worked solution without its calculator marks, and then the answer line."""
-        worked = re.sub(r"<<.*?>>", "", str(example.meta.get("solution", ""))).split("####")[0].strip()
+        worked = re.sub(r"<<[^<>\n]*>>", "", str(example.meta.get("solution", ""))).split("####")[0].strip()
         return f"{worked}\nAnswer: {example.answer}".strip()
 
     def grade(self, example: Example, text: str) -> Grade:

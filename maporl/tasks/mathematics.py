@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
 from maporl.tasks.grading.benchmarks import grade_benchmark
+from maporl.text import check_pattern, matches
 from maporl.types import Example, Grade
 
 
@@ -82,10 +83,8 @@ class Mathematics(ReadTask):
 
     def __post_init__(self):
         super().__post_init__()
-        try:
-            re.compile(self.remove or "")
-        except re.error as error:
-            raise ValueError(f"remove: {self.remove!r} is not a regular expression: {error}") from None
+        if self.remove is not None:
+            check_pattern("remove", self.remove)
 
     @cached_property
     def _examples(self) -> list[Example]:
@@ -120,7 +119,8 @@ class Mathematics(ReadTask):
         question, answer = (_column(row, name) for name in columns)
         if isinstance(question, list) and question and isinstance(question[-1], dict):
             question = question[-1].get("content")
-        return "" if question is None else re.sub(self.remove or "(?!)", "", str(question)), answer
+        text = "" if question is None else str(question)
+        return text if self.remove is None else _without(self.remove, text), answer
 
     def solution(self, example: Example) -> str:
         """The data set's solution, if it has one, and the answer in a box."""
@@ -129,6 +129,19 @@ class Mathematics(ReadTask):
     def grade(self, example: Example, text: str) -> Grade:
         """Compare the last ``\\boxed{}``, or without one the last ``Answer:``, with the label."""
         return grade_benchmark(text, example.answer, example.meta)
+
+
+def _without(pattern: str, text: str) -> str:
+    r"""``text`` without what ``pattern`` finds in it.
+
+    >>> _without(r"\s*Think hard\.", "2+2? Think hard.")
+    '2+2?'
+    """
+    kept, end = [], 0
+    for match in matches(pattern, text):
+        kept.append(text[end : match.start()])
+        end = match.end()
+    return "".join([*kept, text[end:]])
 
 
 def _column(row: dict[str, Any], name: str) -> Any:

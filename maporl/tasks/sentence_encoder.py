@@ -8,6 +8,8 @@ from maporl.tasks.base import TaskError
 
 MAX_TOKENS = 128
 """Longer texts are cut, because the all-* encoders of sentence-transformers were trained on no more tokens."""
+MAX_CHARACTERS = 10_000
+"""Longer texts are cut before they are tokenised, because a tokenizer reads a text to its end. These hold 128 tokens."""
 
 
 class SentenceEncoder:
@@ -43,7 +45,7 @@ class SentenceEncoder:
         vectors = []
         with torch.no_grad():
             for start in range(0, len(texts), batch):
-                part = list(texts[start : start + batch])
+                part = [_readable(text[:MAX_CHARACTERS]) for text in texts[start : start + batch]]
                 encoded = self.tokenizer(
                     part,
                     padding=True,
@@ -66,6 +68,11 @@ class SentenceEncoder:
         if new:
             self._references |= zip(new, self.embed(new), strict=True)
         return torch.stack([self._references[text] for text in texts])
+
+
+def _readable(text: str) -> str:
+    """``text`` with question marks for halves of surrogate pairs, which JSON may hold and no tokenizer reads."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @functools.cache

@@ -168,7 +168,11 @@ def whole_number(value: Any) -> str | None:
     >>> whole_number(12), whole_number(-1.0), whole_number(1.1 * 50), whole_number(2.5), whole_number(True)
     ('12', '-1', '55', None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, int):  # a float holds no more than 308 digits
+        return str(value)
+    if not math.isfinite(value):
         return None
     return str(round(value)) if math.isclose(value, round(value), rel_tol=1e-9, abs_tol=1e-9) else None
 

@@ -4,9 +4,9 @@ import re
 
 from maporl.tasks.grading import final_answer
 
-_ASKED = re.compile(r"^\W*(?:the\s+)?(?:final\s+)?answer\W*:|\\boxed\s*\{|####", re.IGNORECASE | re.MULTILINE)
+_ASKED = re.compile(r"^[^\w\n]*(?:the\s+)?(?:final\s+)?answer\W*:|\\boxed\s*\{|####", re.IGNORECASE | re.MULTILINE)
 _LEAKED = re.compile(
-    r"^\W*(?:user|human|assistant|system|instructions?)\s*:|<\|[^|\n]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>"
+    r"^[^\w\n]*(?:user|human|assistant|system|instructions?)\s*:|<\|[^|\n]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>"
     r"|^#+\s*(?:instruction|response|input)\b",
     re.IGNORECASE | re.MULTILINE,
 )

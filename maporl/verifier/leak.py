@@ -62,8 +62,9 @@ def words_accuracy(questions: Sequence[str], counts: torch.Tensor) -> float:
     """
     words = torch.zeros(len(questions), FEATURES)
     for row, question in enumerate(questions):
-        for word in re.findall(r"\w+", question.lower()):
-            words[row, zlib.crc32(word.encode()) % FEATURES] += 1.0
+        found = Counter(zlib.crc32(word.encode()) % FEATURES for word in re.findall(r"\w+", question.lower()))
+        for column, count in found.items():
+            words[row, column] = float(count)
     words = torch.cat([torch.log1p(words), torch.ones(len(questions), 1)], 1)
     weights = torch.zeros(words.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")

@@ -11,7 +11,7 @@ from typing import Any
 from maporl.environments.games.base import MARKS, Game, IllegalMove
 from maporl.sandbox.sandbox import Sandbox
 
-PROGRAM = re.compile(r"```(?:python)?\s*\n(.*?)```", re.DOTALL)
+PROGRAM = re.compile(r"(?>```(?:python)?\s*\n)(.*?)```", re.DOTALL)
 
 
 @dataclass
@@ -117,10 +117,10 @@ class Plans(Game):
 def _stated(text: str, symbols: Sequence[str]) -> Sequence[str]:
     """Return the symbols at the end of ``text``: one in a word, or several in a word as they are written here."""
     words = text.rpartition("####")[2].translate(MARKS).split()
-    plan: list[str] = []
+    plan: list[str] = []  # from its end
     while words and (set(words[-1]) <= set(symbols) or words[-1].upper() in symbols):
-        plan = [*words.pop().upper(), *plan]
-    return plan
+        plan += reversed(words.pop().upper())
+    return plan[::-1]
 
 
 @functools.lru_cache(maxsize=4096)  # a fork plays its game again, and must then read the same plan
@@ -130,9 +130,14 @@ def _computed(program: str) -> tuple[str, ...]:
     return tuple(_entries(value)) if isinstance(value, list) else ()
 
 
-def _entries(value: Any) -> Iterator[str]:
-    for entry in value if isinstance(value, list) else ():
-        yield from _entries(entry) if isinstance(entry, list) else (str(entry),)
+def _entries(value: list[Any]) -> Iterator[str]:
+    waiting = value[::-1]
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, list):
+            waiting += reversed(entry)
+        else:
+            yield str(entry)
 
 
 @functools.cache

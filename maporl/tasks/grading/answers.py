@@ -12,23 +12,34 @@ passed over. If it begins with a number but is neither, as in "5 or 6", then the
 before.
 
 A text in no such form has no final answer. It is never right.
+
+The work is bounded, so that no text takes long: only the last :data:`LONGEST_TEXT` characters of a text are read, and of
+these the last :data:`MOST_CANDIDATES` marks. A label of more than :data:`LONGEST_LABEL` characters cannot be graded.
 """
 
 import re
+from collections import deque
 from collections.abc import Iterable
 
 from maporl.tasks.grading.mathematics import is_mathematics, same_mathematics
 from maporl.tasks.grading.numbers import LONGEST_ANSWER, arithmetic, canonical, number, plain, trim
+from maporl.tasks.grading.symbolic import Allowance
 from maporl.types import Grade
 
+LONGEST_TEXT = 100_000
+"""Of a longer text, its last characters are read: a final answer stands at the end."""
+LONGEST_LABEL = 10_000
+"""The most characters of a label. The labels of the benchmarks have at most 210."""
+MOST_CANDIDATES = 100
+"""Of more marks, such as ``Answer:``, the last ones are read."""
 _MARK = re.compile(r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|:)\**\s*:?\s*", re.IGNORECASE)
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
 _BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # items of a numbered list do not count
 _UNASSERTED = re.compile(r"\b(?:not|cannot|never|doubt|wrong|incorrect|if|whether)\b|n['’]t\b", re.IGNORECASE)
 
-_LEFT_ARITHMETIC = re.compile(
-    r"(?=.*[0-9][0-9.,$€£%\s)]*(?:[-+*/x×·÷−]|\\times|\\cdot|\\div))"
-    r"(?:[0-9\s.,$€£%+\-−*/×·÷()]|x(?=\s*[0-9(.])|\\times|\\cdot|\\div)+"
+_LEFT_ARITHMETIC = re.compile(r"(?:[0-9\s.,$€£%+\-−*/×·÷()]|x(?=\s*[0-9(.])|\\times|\\cdot|\\div)+")
+_OPERATOR_AFTER_NUMBER = re.compile(  # it looks at each run of digits and signs once, from the run's beginning
+    r"(?<![0-9.,$€£%\s)])[.,$€£%\s)]*[0-9][0-9.,$€£%\s)]*(?:[-+*/x×·÷−]|\\times|\\cdot|\\div)"
 )
 _LEFT_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\{?\w+\}?)?(?:\([a-z]\))?")
 CLAUSES = re.compile(
@@ -72,11 +83,12 @@ def final_answer(text: str) -> str | None:
     >>> final_answer("I do not think the answer is 5."), final_answer("Answer: 9^{9^{9}}")
     (None, None)
     """
+    text = text[-LONGEST_TEXT:]
     answer = boxed(text)
     if answer is not None:
         answer = _right_hand_side(trim(answer))
         return answer if 0 < len(answer) <= LONGEST_ANSWER else None
-    answer = _last_candidate(_HEADED.findall(text))
+    answer = _last_candidate(heading[1] for heading in deque(_HEADED.finditer(text), MOST_CANDIDATES))
     if answer is None:
         answer = _last_candidate(_first_sentence(written) for before, written in marked(text) if _asserted(before))
     if answer is None:
@@ -85,21 +97,27 @@ def final_answer(text: str) -> str | None:
     return answer or None
 
 
-def same_answer(answer: str, truth: str) -> bool | None:
+def same_answer(answer: str, truth: str, allowance: Allowance | None = None) -> bool | None:
     r"""Whether two answers are equal, as exact numbers or else as mathematics (math-verify).
 
-    None if ``truth`` is neither a number nor mathematics.
+    None if ``truth`` is neither a number nor mathematics, or has more than :data:`LONGEST_LABEL` characters. The
+    comparison of mathematics may take the CPU time that ``allowance`` has left; an answer that takes longer is wrong.
 
     >>> same_answer("0.5", r"\frac{1}{2}"), same_answer("2+3", "5"), same_answer(r"x^2+2x+1", r"(x+1)^2")
     (True, True, True)
     >>> same_answer("235", "5"), same_answer("5 because 4+2=6", "6"), same_answer("5 & 6", "6")
     (False, False, False)
+
+    Raises:
+        MathematicsError: the process that compares mathematics cannot work here.
     """
+    if len(truth) > LONGEST_LABEL:
+        return None
     if canonical(answer) == canonical(truth):
         return True
     if number(truth) is not None and (number(answer) is not None or arithmetic(plain(answer)) is not None):
         return False
-    return same_mathematics(answer, truth)
+    return same_mathematics(answer, truth, allowance)
 
 
 def grade_mathematics(text: str, truth: str) -> Grade:
@@ -107,7 +125,12 @@ def grade_mathematics(text: str, truth: str) -> Grade:
 
     >>> grade_mathematics(r"... so \boxed{1{,}234}", "1234").correct, grade_mathematics("2 + 3 = 5 apples", "235").correct
     (True, False)
+
+    Raises:
+        MathematicsError: the process that compares mathematics cannot work here.
     """
+    if len(truth) > LONGEST_LABEL:
+        return Grade(None, None, too_long(truth))
     answer = final_answer(text)
     if answer is None:
         return Grade(None, False, "no final answer in the asked form")
@@ -116,13 +139,18 @@ def grade_mathematics(text: str, truth: str) -> Grade:
     return Grade(canonical(answer), verdict, reason)
 
 
+def too_long(truth: str) -> str:
+    """Why a label of so many characters cannot be graded, for people."""
+    return f"the label has {len(truth)} characters; at most {LONGEST_LABEL} are compared"
+
+
 def marked(text: str) -> list[tuple[str, str]]:
-    """For each ``Answer:`` or the like: the clause before it, and what follows it on its line up to the next such mark.
+    """For each of the last marks such as ``Answer:``: the clause before it, and its line after it up to the next mark.
 
     >>> marked("Well, the answer is 5. No, the answer: 6\\nfine")
     [(' the ', '5. No, the '), (' the ', '6')]
     """
-    marks = list(_MARK.finditer(text))
+    marks = deque(_MARK.finditer(text), MOST_CANDIDATES)
     found = []
     for place, mark in enumerate(marks):
         end = marks[place + 1].start() if place + 1 < len(marks) else len(text)
@@ -156,7 +184,8 @@ def _right_hand_side(text: str, variable: bool = True) -> str:
     if not right.strip() or "=" in right or "\n" in text.strip() or len(text) > LONGEST_ANSWER:
         return text
     left = left.strip()
-    simple = _LEFT_ARITHMETIC.fullmatch(left) or (variable and _LEFT_VARIABLE.fullmatch(left))
+    arithmetic_left = _LEFT_ARITHMETIC.fullmatch(left) and _OPERATOR_AFTER_NUMBER.search(left)
+    simple = arithmetic_left or (variable and _LEFT_VARIABLE.fullmatch(left))
     return trim(right) if simple else text
 
 

@@ -5,16 +5,19 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from maporl.tasks.grading.answers import final_answer, same_answer
-from maporl.tasks.grading.numbers import canonical, number, plain
+from maporl.tasks.grading.answers import LONGEST_LABEL, final_answer, same_answer, too_long
+from maporl.tasks.grading.numbers import LONGEST_ANSWER, canonical, number, plain
+from maporl.tasks.grading.symbolic import Allowance
 from maporl.types import Grade
 
 _SCIENTIFIC = re.compile(
-    r"([-+]?\d*\.?\d+)(?:\s*(?:\\times|\\cdot|[*x×·])\s*10\^\{?\s*([-+]?\d+)\s*\}?|[eE]([-+]?\d+))"
+    r"([-+]?(?:\d+(?:\.\d+)?|\.\d+))(?:\s*(?:\\times|\\cdot|[*x×·])\s*10\^\{?\s*([-+]?\d+)\s*\}?|[eE]([-+]?\d+))"
 )
 _TEN = re.compile(r"10\^\{?\s*([-+]?\d+)\s*\}?")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
 _LARGEST_EXPONENT = 400
+MOST_LISTED = 32
+"""The most answers of a question that has several. OlympiadBench has up to 16."""
 
 
 def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None) -> Grade:
@@ -36,11 +39,18 @@ def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None
     (True, True)
     >>> grade_benchmark("I cannot say.", "7").correct
     False
+
+    Raises:
+        MathematicsError: the process that compares mathematics cannot work here.
     """
+    if len(truth) > LONGEST_LABEL:
+        return Grade(None, None, too_long(truth))
+    meta = meta or {}
+    if meta.get("is_multiple_answer") and len(_listed(_tidy(truth))) > MOST_LISTED:
+        return Grade(None, None, f"the label lists more than {MOST_LISTED} answers")
     answer = final_answer(text)
     if answer is None:
         return Grade(None, False, "no final answer in the asked form")
-    meta = meta or {}
     correct = _same(answer, truth, meta)
     return Grade(canonical(answer), correct, "equals the label" if correct else "differs from the label")
 
@@ -53,22 +63,24 @@ def _same(answer: str, truth: str, meta: Mapping[str, Any]) -> bool:
             return abs(mine - theirs) <= tolerance
     if meta.get("is_multiple_answer"):
         return _same_set(_listed(answer), _listed(truth))
-    return _equal(answer, truth)
+    return _equal(answer, truth, Allowance())
 
 
-def _equal(answer: str, truth: str) -> bool:
+def _equal(answer: str, truth: str, allowance: Allowance) -> bool:
     mine, theirs = scientific(answer), scientific(truth)
     if mine is not None and theirs is not None:
         return mine == theirs
-    verdict = same_answer(answer, truth)
+    verdict = same_answer(answer, truth, allowance)
     return _letters(answer) == _letters(truth) != "" if verdict is None else verdict
 
 
 def _same_set(answers: list[str], truths: list[str]) -> bool:
     """Whether the answers can be paired with the labels, each with an equal one and with none left over."""
-    left = list(truths)
+    if len(answers) != len(truths):
+        return False
+    left, allowance = list(truths), Allowance()
     for answer in answers:
-        met = next((i for i, truth in enumerate(left) if _equal(answer, truth)), None)
+        met = next((i for i, truth in enumerate(left) if _equal(answer, truth, allowance)), None)
         if met is None:
             return False
         del left[met]
@@ -81,6 +93,8 @@ def scientific(text: str) -> Fraction | None:
     >>> [str(scientific(t)) for t in ("1e-2", r"2.5 \times 10^{3}", "10^{-1}", "7", "x")]
     ['1/100', '2500', '1/10', '7', 'None']
     """
+    if len(text) > 2 * LONGEST_ANSWER:
+        return None
     text = plain(text).strip()
     if match := _SCIENTIFIC.fullmatch(text):
         exponent = int(match[2] or match[3])
@@ -115,7 +129,4 @@ def _letters(text: str) -> str:
 
 
 def _tolerance(meta: Mapping[str, Any]) -> Fraction | None:
-    try:
-        return Fraction(str(meta.get("error") or ""))
-    except ValueError:
-        return None
+    return scientific(str(meta.get("error") or ""))

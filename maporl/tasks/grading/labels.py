@@ -1,9 +1,10 @@
 """Classification: which of the labels a text asserts."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from maporl.tasks.grading.answers import CLAUSES, boxed, marked
+from maporl.tasks.grading.answers import CLAUSES, LONGEST_TEXT, boxed, marked
 from maporl.types import Grade
 
 _NEGATION = re.compile(
@@ -15,10 +16,9 @@ _NEGATION = re.compile(
 _NOTHING_BUT_NEGATION = re.compile(
     r"[\s*_]*(?:(?:is|that is|that's|this is)\s+)?(?:not|no|wrong|incorrect|false)[\s*_]*"
 )
-_NEGATION_GOES_ON = re.compile(
-    r"(?:\bnot|n['’]t|\bcannot|\bnever|\bneither|\b(?:not|never|cannot|n['’]t)\b.*\b(?:that|be|is|an?|the|think|say|believe"
-    r"|really|necessarily|strictly))\s*$"
-)
+_ENDS_NEGATED = re.compile(r"(?:\bnot|n['’]t|\bcannot|\bnever|\bneither)$")
+_ENDS_OPEN = re.compile(r"\b(?:that|be|is|an?|the|think|say|believe|really|necessarily|strictly)$")
+_NEGATES_WHAT_FOLLOWS = re.compile(r"\b(?:not|never|cannot|n['’]t)\b")
 _REASON = re.compile(r"\b(?:because|since|as)\b")
 
 
@@ -26,7 +26,8 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     """The only label that ``text`` asserts, or None if it asserts no label or several.
 
     Only whole words count. If the text marks a final answer, only that is read. A mention does not count if its clause
-    negates it by a word like "not" or "wrong"; such a word in a reason that follows the mention does not negate it.
+    negates it by a word like "not" or "wrong"; such a word in a reason that follows the mention does not negate it. Of a
+    longer text, the last 100,000 characters are read.
 
     >>> nli = ("entailment", "neutral", "contradiction")
     >>> find_label("not entailment, it is a contradiction", nli)
@@ -45,6 +46,7 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     ['yes', 'no', None, None]
     """
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
+    text = text[-LONGEST_TEXT:]
     where = boxed(text)
     if where is None:
         named = [f"{before} {written}" for before, written in marked(text) if mention.search(written.lower())]
@@ -54,20 +56,45 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     for clause, following in zip(clauses, [*clauses[1:], ""], strict=True):
         mentions = list(mention.finditer(clause))
         others = mention.sub(lambda match: "_" * len(match.group()), clause)  # "no" may be a label itself
-        taken_back = carried or _NOTHING_BUT_NEGATION.fullmatch(mention.sub("_", following))
-        for match in mentions:
-            after = _REASON.split(others[match.end() :], maxsplit=1)[0]
-            if not (taken_back or _NEGATION.search(others[: match.start()]) or _NEGATION.search(after)):
-                found.add(match.group())
-        carried = not mentions and (carried or _NEGATION_GOES_ON.search(clause) is not None)
+        if mentions and not (carried or _NOTHING_BUT_NEGATION.fullmatch(mention.sub("_", following))):
+            found |= _asserted(mentions, others)
+        carried = not mentions and (carried or _negation_goes_on(clause))
     asserted = [label for label in labels if label.lower() in found]
     return asserted[0] if len(asserted) == 1 else None
+
+
+def _asserted(mentions: list[re.Match[str]], others: str) -> set[str]:
+    """The mentions of a clause that no word negates: before them, or after them and before a reason."""
+    negations = [match.span() for match in _NEGATION.finditer(others)]
+    reasons = [match.start() for match in _REASON.finditer(others)]
+    found = set()
+    for mention in mentions:
+        reason = bisect_left(reasons, mention.end())
+        end = reasons[reason] if reason < len(reasons) else len(others)
+        negation = bisect_left(negations, (mention.end(), 0))  # the first after the mention
+        negated_after = negation < len(negations) and negations[negation][1] <= end
+        if not (negated_after or (negations and negations[0][1] <= mention.start())):
+            found.add(mention.group())
+    return found
+
+
+def _negation_goes_on(clause: str) -> bool:
+    """Whether a clause ends in the middle of a negation, which the next clause goes on with.
+
+    >>> [_negation_goes_on(c) for c in ("it is not", "I do not think that", "it is not clear", "I think that")]
+    [True, True, False, False]
+    """
+    clause = clause.rstrip()
+    if _ENDS_NEGATED.search(clause, max(0, len(clause) - 10)):
+        return True
+    last = _ENDS_OPEN.search(clause, max(0, len(clause) - 15))
+    return last is not None and _NEGATES_WHAT_FOLLOWS.search(clause, 0, last.start()) is not None
 
 
 def grade_label(text: str, truth: str, labels: Sequence[str]) -> Grade:
     """Grade a classification. A text that asserts no label, or several, has no final answer and is wrong."""
     if truth not in labels:
-        return Grade(None, None, f"the label {truth!r} is not one of {', '.join(labels)}")
+        return Grade(None, None, f"the label {truth!r:.100} is not one of {', '.join(labels)}")
     answer = find_label(text, labels)
     if answer is None:
         return Grade(None, False, "no single label is asserted")

@@ -6,10 +6,11 @@ import re
 from fractions import Fraction
 
 LONGEST_ANSWER = 1000
+"""The most characters of an answer that is read."""
 _APPROXIMATELY = re.compile(r"(?:(?:about|approximately|around|roughly|exactly|only|just)\s|≈|~|\\approx\b)\s*", re.I)
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ÿ]"
 _QUANTITY = re.compile(
-    r"(?P<sign>[-+]?)\s*[$€£]?\s*(?P<inner>[-+]?)"
+    r"(?P<sign>[-+]?)\s*(?:[$€£]\s*)?(?P<inner>[-+]?)"
     r"(?:"
     r"\\[dt]?frac\s*\{\s*(?P<top>-?[0-9]+)\s*\}\s*\{\s*(?P<bottom>-?[0-9]+)\s*\}"
     r"|(?:(?P<whole>[0-9]+)[ ]+)?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)"
@@ -110,7 +111,9 @@ def trim(text: str) -> str:
     for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$")):
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
             text = text[len(opening) : -len(closing)].strip()
-    return re.sub(r"(?<!\.)\.$|[,;:]+$", "", text).strip().strip("*_`").strip()
+    one_stop = text.endswith(".") and not text.endswith("..")
+    text = text[:-1] if one_stop else text.rstrip(",;:")
+    return text.strip().strip("*_`").strip()
 
 
 def plain(text: str) -> str:
