@@ -110,7 +110,9 @@ def test_a_text_with_placeholders_has_names_only(text):
             parse_config(values)
 
 
-@pytest.mark.parametrize("pattern, words", [("(", "is not a regular expression"), ("(a)(b)", "expected at most one group")])
+@pytest.mark.parametrize(
+    "pattern, words", [("(", "is not a regular expression"), ("(a)(b)", "expected at most one group")]
+)
 def test_a_judges_pattern_is_checked_before_it_is_used(pattern, words):
     values = {**yaml.safe_load(PLAIN), "reward": {"judge": {"agent": "ann", "pattern": pattern}}}
     with pytest.raises(ConfigError, match=rf"reward\.judge\.pattern: .*{words}"):

@@ -4,7 +4,6 @@ PPO's own options are in :mod:`trl_ext.ppo_options`. ``configs/ppo/base.yaml`` s
 """
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
