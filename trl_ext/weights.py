@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from trl_ext.errors import UserError
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_OPTIONS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_LAYERS = 1000
 """The largest models have about 130. Building millions of layers would take hours, before any weight is missed."""
 SHOWN = 3
@@ -111,20 +111,19 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
 def _check_adapter(source: str) -> None:
     """Check that an adapter has its weights as safetensors, not pickled, and names no module for PEFT to import."""
     try:
-        files = [Path(source) / name for name in ADAPTER_FILES]
-        if not Path(source).is_dir():
-            files = [Path(hf_hub_download(source, name)) for name in ADAPTER_FILES]
-        options = json.loads(files[0].read_text(encoding="utf-8"))
+        options = json.loads(_adapter_file(source, ADAPTER_OPTIONS).read_text(encoding="utf-8"))
+        _adapter_file(source, ADAPTER_WEIGHTS)  # without it, PEFT would read pickled weights
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
-    if not files[1].is_file():
-        raise WeightsError(
-            f"{source!r} could not be loaded (it has no {ADAPTER_FILES[1]}; pickled weights are not read)"
-        )
     if not isinstance(options, dict) or options.get("megatron_config") is not None:
         raise WeightsError(
-            f"{source!r} could not be loaded (its {ADAPTER_FILES[0]} names a module to import, or is not a mapping)"
+            f"{source!r} could not be loaded (its {ADAPTER_OPTIONS} names a module to import, or is not a mapping)"
         )
+
+
+def _adapter_file(source: str | Path, name: str) -> Path:
+    """Return the path of an adapter's file: in its folder, or in the cache of the hub."""
+    return Path(str(cached_file(str(source), name)))
 
 
 def load_adapter_weights(model: PeftModel, name: str, source: str | Path) -> None:
@@ -134,8 +133,7 @@ def load_adapter_weights(model: PeftModel, name: str, source: str | Path) -> Non
         WeightsError: they cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
     try:
-        file = Path(source) / ADAPTER_FILES[1]
-        weights = load_file(file if Path(source).is_dir() else hf_hub_download(str(source), ADAPTER_FILES[1]))
+        weights = load_file(_adapter_file(source, ADAPTER_WEIGHTS))
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
     set_adapter_weights(model, name, weights, source)
