@@ -13,6 +13,7 @@ from stopping import StopAfter
 from tiny_run import assert_same_end, config_of, end_of, start
 
 from maporl import Arithmetic
+from maporl.errors import RunError
 from maporl.report.read import read_run
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
@@ -169,7 +170,7 @@ def test_a_checkpoint_from_elsewhere_does_not_go_on_in_a_folder_with_other_recor
 
 def test_what_cannot_be_resumed_is_refused_before_anything_is_renamed(ended):
     before = names(ended)
-    for wanted, said in (("checkpoint-7", "no MANIFEST.json"), (str(ended / "initial"), "no MANIFEST.json")):
+    for wanted, said in (("checkpoint-7", "no MANIFEST.json"), (str(ended / "initial"), "does not list state.json")):
         with pytest.raises(CheckpointError, match=said):
             resumed_trainer(ended).train(resume_from_checkpoint=wanted)
     damage(ended / "checkpoint-2")
@@ -425,7 +426,7 @@ def test_a_folder_with_something_of_the_users_is_left_alone_without_a_new_file(t
     with pytest.raises(RunExists, match="exists and is not empty; nothing was overwritten"):
         run.train(config(folder), resume=False, quiet=True)
     assert names(folder) == [DATA] and not (folder / ".lock").exists() and (folder / DATA).read_text() == "mine"
-    with pytest.raises(CheckpointError, match="holds no run to resume"):
+    with pytest.raises(CheckpointError, match="holds no run to resume; start without --resume"):
         run.train(config(tmp_path / "new"), resume=True, quiet=True)
     assert not (tmp_path / "new").exists()
 
@@ -477,3 +478,38 @@ def test_what_a_kill_left_of_a_rewind_is_removed(ended):
         (ended / name).write_text("half")
     resumed_trainer(ended).train(resume_from_checkpoint="checkpoint-3")
     assert not list(ended.glob(".partial-*"))
+
+
+@pytest.mark.parametrize("change", ["flip", "cut", "remove"])
+def test_a_warm_start_that_is_damaged_is_no_reference(calm, ended, change):
+    shutil.rmtree(ended / "final")
+    file = ended / "initial/ann/model.safetensors"
+    content = file.read_bytes()
+    half = len(content) // 2
+    file.write_bytes(
+        {"flip": content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]}.get(change, content[:half])
+    )
+    if change == "remove":
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"restore them, or remove .*initial to make the same warm start again"):
+        run.train(config(ended), resume=True, quiet=True)
+    shutil.rmtree(ended / "initial")
+    shutil.rmtree(ended / "checkpoint-4")
+    run.train(config(ended), resume=True, quiet=True)
+    same_end(ended, calm)
+
+
+def test_a_damaged_evaluation_is_named(ended):
+    shutil.rmtree(ended / "final")
+    for text in ('{"tur', "[]", "{}"):
+        (ended / "evaluation_before.json").write_text(text)
+        with pytest.raises(RunError, match=r"evaluation_before\.json: is damaged .* remove it"):
+            run.train(config(ended), resume=True, quiet=True)
+
+
+def test_a_run_that_lost_its_configuration_is_not_sent_in_circles(ended):
+    (ended / "config.yaml").unlink()
+    with pytest.raises(RunExists, match=r"nothing was overwritten\. Choose another folder"):
+        run.train(config(ended), resume=False, quiet=True)
+    with pytest.raises(CheckpointError, match=r"no config\.yaml, .*; restore it, or start in another folder"):
+        run.train(config(ended), resume=True, quiet=True)

@@ -4,13 +4,14 @@ import errno
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from trl_ext.errors import UserError
 
 MANIFEST = "MANIFEST.json"
-REQUIRED = ("state.json", "rng.safetensors")
-"""Files that every checkpoint has, besides those below ``policies/``."""
+CHECKPOINT = ("state.json", "rng.safetensors", "policies")
+"""Files and folders that every checkpoint has."""
 _BROKEN_DISK = (errno.EIO, errno.EBADMSG)
 
 
@@ -32,17 +33,17 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(files, indent=1))
 
 
-def verify(folder: Path) -> None:
+def verify(folder: Path, required: Iterable[str] = CHECKPOINT) -> None:
     """Check that a checkpoint holds exactly the files of its manifest, and that each has the content of its hash.
 
-    Hidden files, which file managers and network file systems leave, are ignored.
+    ``required`` names files and folders that the manifest must list. Hidden files, which file managers and network file systems leave, are ignored.
 
     Raises:
         DamagedCheckpoint: the manifest or a file is missing or damaged.
         CheckpointError: a file cannot be read, or the manifest does not list it. It could change what is loaded.
     """
     try:
-        listed = _read_manifest(folder)
+        listed = _read_manifest(folder, required)
         for name, digest in listed.items():
             if not (folder / name).is_file() or _digest(folder / name) != digest:
                 raise DamagedCheckpoint(f"{folder}: {name} is missing or damaged; use another checkpoint")
@@ -58,7 +59,7 @@ def verify(folder: Path) -> None:
         )
 
 
-def _read_manifest(folder: Path) -> dict[str, str]:
+def _read_manifest(folder: Path, required: Iterable[str]) -> dict[str, str]:
     file = folder / MANIFEST
     if not file.is_file():
         raise DamagedCheckpoint(f"{folder}: no {MANIFEST}, so this is not a whole checkpoint; use another one")
@@ -68,9 +69,7 @@ def _read_manifest(folder: Path) -> dict[str, str]:
         listed = None
     if not isinstance(listed, dict) or not all(_is_entry(name, digest) for name, digest in listed.items()):
         raise DamagedCheckpoint(f"{folder}: {MANIFEST} is damaged: expected a SHA-256 for each file; use another one")
-    missing = [name for name in REQUIRED if name not in listed]
-    if not any(name.startswith("policies/") for name in listed):
-        missing.append("policies/")
+    missing = [part for part in required if not any(name == part or name.startswith(f"{part}/") for name in listed)]
     if missing:
         raise DamagedCheckpoint(f"{folder}: {MANIFEST} does not list {', '.join(missing)}; use another checkpoint")
     return listed

@@ -21,7 +21,7 @@ from trl_ext.errors import UserError
 
 LOCK, OWNER = ".lock", ".lock-owner"
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 logger = logging.getLogger(__name__)
 
 

@@ -24,6 +24,7 @@ from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
+from trl_ext.manifest import MANIFEST, DamagedCheckpoint, verify, write_manifest
 
 
 def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
@@ -175,6 +176,7 @@ def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
     if not distributed.is_main():
         distributed.barrier()  # wait until the main process has written it
     if initial.is_dir():
+        _check_warm_start(initial)
         for policy in team.policies.values():
             load_weights(policy.model, policy.adapter, initial / policy.name)
         if distributed.is_main():
@@ -184,4 +186,17 @@ def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
     with new_folder(initial) as partial:
         for policy in team.policies.values():
             save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
+        write_manifest(partial)
     distributed.barrier()
+
+
+def _check_warm_start(initial: Path) -> None:
+    """Check that the weights in ``initial`` are those that were written. Earlier versions wrote no manifest."""
+    try:
+        if (initial / MANIFEST).exists():
+            verify(initial, required=())
+    except DamagedCheckpoint as error:
+        raise CheckpointError(
+            f"{error}. These weights are the reference of the KL penalty; restore them, or remove {initial} to make the same "
+            "warm start again"
+        ) from None

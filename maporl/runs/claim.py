@@ -61,7 +61,9 @@ def must_hold_run(folder: Path) -> None:
         CheckpointError: it has none, or an empty one.
     """
     if not (folder / CONFIG).is_file() or not (folder / CONFIG).stat().st_size:
-        raise CheckpointError(f"{folder}: no {CONFIG}, so it holds no run to resume; start without --resume")
+        rest = _rest(folder) - {CONFIG} if folder.is_dir() else set()
+        remedy = f"restore it, or start in another folder; it holds {min(rest)}" if rest else "start without --resume"
+        raise CheckpointError(f"{folder}: no {CONFIG}, so it holds no run to resume; {remedy}")
 
 
 def must_be_free(folder: Path) -> None:
@@ -73,10 +75,9 @@ def must_be_free(folder: Path) -> None:
     file = folder / CONFIG
     unwritten = file.is_file() and not file.stat().st_size  # earlier versions could be killed before they wrote it
     if holds_something(folder) and not (unwritten and _rest(folder) == {CONFIG}):
-        raise RunExists(
-            f"{folder}: exists and is not empty; nothing was overwritten. Go on with its run (--resume), or choose another "
-            "folder (--set output_dir=...)"
-        )
+        other = "choose another folder (--set output_dir=...)"
+        remedy = f"Go on with its run (--resume), or {other}" if file.is_file() else other.capitalize()
+        raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. {remedy}")
 
 
 def release(folder: Path) -> None:

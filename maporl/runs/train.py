@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from maporl.config import Config
+from maporl.errors import RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
 from maporl.runs.build import build_player, build_trainer
@@ -75,7 +76,7 @@ def _ended(config: Config, folder: Path) -> tuple[Evaluation | None, Evaluation 
         held_out = build_task(config.task, "eval", config.seed)
         settings = config.evaluation
         _record(player.play_evaluation(held_out, settings.questions, settings.decoding, config.seed), files[1])
-    before, after = (Evaluation.from_json(json.loads(file.read_text())) if file.exists() else None for file in files)
+    before, after = (_read_evaluation(file.read_text(), file) if file.exists() else None for file in files)
     return before, after
 
 
@@ -85,8 +86,15 @@ def _evaluation(trainer: MultiAgentPPOTrainer, file: Path) -> Evaluation | None:
         return None
     known = distributed.broadcast_from_main(file.read_text() if distributed.is_main() and file.exists() else None)
     if known is not None:
-        return Evaluation.from_json(json.loads(known))
+        return _read_evaluation(known, file)
     return _record(trainer.play_evaluation(), file)
+
+
+def _read_evaluation(text: str, file: Path) -> Evaluation:
+    try:
+        return Evaluation.from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{file}: is damaged ({error!r}); remove it, and the evaluation is made again") from None
 
 
 def _record(dialogues: list[Dialogue], file: Path) -> Evaluation:
