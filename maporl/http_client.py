@@ -35,7 +35,7 @@ _SHOWN = 200
 _REPR = reprlib.Repr()  # does not go deep into nested values
 _REPR.maxstring = _REPR.maxother = _SHOWN
 _SHORTEST_SECRET = 8
-"""A shorter key, such as the ``none`` of servers without keys, is no secret, and may be a word of a message."""
+"""A shorter key, such as the ``none`` of servers without keys, may be a word of a message."""
 
 Read = TypeVar("Read")
 

@@ -1,7 +1,9 @@
 """``maporl eval``, ``report``, ``watch`` and ``play``: measuring a team, looking at runs, and taking part."""
 
+import atexit
 import json
 import sys
+import tempfile
 import threading
 import time
 import webbrowser
@@ -200,12 +202,21 @@ def play(
 
 
 def open_page(url: str, browser: bool) -> None:
-    """Say where the page is, and open it where there is a browser."""
+    """Say where the page is, and open it where there is a browser.
+
+    The address has a secret token in it, and all users of a machine can read the command lines of its processes. So the
+    browser gets the name of a file that only this user can read and that leads to the address. The file is removed when
+    this process ends.
+    """
     typer.echo(url)
     if browser and not _has_browser():
         typer.echo("no browser was found here; open the address in one on this machine")
     elif browser:
-        webbrowser.open(url)
+        handle, name = tempfile.mkstemp(prefix="maporl-", suffix=".html")  # mode 0600
+        atexit.register(Path(name).unlink, missing_ok=True)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">{url}</a>\n')
+        webbrowser.open(Path(name).as_uri())
 
 
 def _has_browser() -> bool:

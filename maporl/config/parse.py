@@ -18,6 +18,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from maporl.config.files import configuration_files, recipe_files
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from maporl.text import visible
 
 
 def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
         ConfigError: a key is unknown or missing, or a value has the wrong type. The message names the key and the
             nearest known keys.
     """
+    _check_values(values, where)
     values = dict(values)
     values.pop("recipe", None)
     defaults = values.pop("agent_defaults", None)
@@ -93,10 +95,12 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
             raise ConfigError(f"{where}: unknown key {key!r}; {_nearest(kind, (key,))}")
     try:
-        return TypeAdapter(kind).validate_python(values)
+        built = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         lines = [_explain(kind, fault) for fault in error.errors()]
         raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines))) from None
+    _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
+    return built
 
 
 def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
@@ -143,7 +147,7 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as stream:  # YAML's errors name the stream's file
             values = yaml.load(stream, Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except _UNREADABLE as error:
         hint = "; indent with spaces" if "'\\t'" in str(error) else ""
         raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}{hint}") from None
     if values is None:
@@ -198,15 +202,57 @@ def _apply(values: dict, overrides: list[str]) -> dict:
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise ConfigError(f"--set {override}: expected key=value, for example --set training.learning_rate=1e-4")
+            raise ConfigError(
+                f"--set {visible(override):.80}: expected key=value, for example --set training.learning_rate=1e-4"
+            )
         try:
             nested: Any = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {override}: the value is not readable as YAML: {_one_line(error)}") from None
+        except _UNREADABLE as error:
+            raise ConfigError(
+                f"--set {path}=...: the value is not readable as YAML: {_one_line(error)}; got {text!r:.80}"
+            ) from None
+        if path.count(".") >= _DEEPEST:
+            raise ConfigError(f"--set {path:.80}...: expected a key of at most {_DEEPEST} parts")
         for key in reversed(path.split(".")):
             nested = {key: nested}
         values = _merge(values, nested)
     return values
+
+
+def _check_values(values: dict[str, Any], where: str) -> None:
+    """Check that ``values`` hold only what every part can use, however deep it stands.
+
+    The numbers have 64 bits, the texts can be written to a file, and no value holds itself.
+
+    Raises:
+        ConfigError: there is another value. The message names the key.
+    """
+    left: list[tuple[str, Any, int]] = [("", values, 0)]
+    seen: set[int] = set()  # YAML's aliases name one value many times
+    while left:
+        key, value, depth = left.pop()
+        at = f"{where}: {key or 'the configuration'}:"
+        if isinstance(value, dict | list | tuple | set):
+            if depth > _DEEPEST:
+                raise ConfigError(f"{at[:200]} expected values at most {_DEEPEST} levels deep")
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            left += [(f"{key}.{name!s:.40}" if key else f"{name!s:.40}", inner, depth + 1) for name, inner in entries]
+            left += [(f"a key of {key or 'the file'}", name, depth) for name in value if isinstance(value, dict)]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{at} expected a number of at most 64 bits, got one of {value.bit_length()} bits")
+        elif isinstance(value, str) and _UNWRITABLE.search(value):
+            raise ConfigError(f"{at} expected a text that a file can hold, got {value!r:.80}")
+
+
+_DEEPEST = 40
+"""The most levels of values within values. The configurations here have fewer than ten."""
+_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
+"""The character NUL, which no file name holds, and halves of characters, which no UTF-8 holds."""
+_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, OSError)
+"""What PyYAML raises for a text that is not YAML, for dates and numbers that do not exist, and for very deep values."""
 
 
 def _one_line(error: Exception) -> str:

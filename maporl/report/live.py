@@ -13,7 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from maporl.errors import RunError
 from maporl.report.dialogues import shown
@@ -28,6 +28,8 @@ LONGEST_ANSWER = 2**16
 """The most bytes that an answer typed into the page may have."""
 
 
+_HERE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+"""The names of this machine in a request."""
 Answer = tuple[HTTPStatus, bytes, str]
 """The answer to a request: status, content, and kind of content."""
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
@@ -174,10 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._route({"seat": self._say})
 
     def _route(self, routes: dict[str, Callable[[], Answer]]) -> None:
-        asked = urlsplit(self.path)
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        _, token, name = (*asked.path.split("/", 2), "", "")[:3]
-        if host not in ("127.0.0.1", "localhost", "::1"):  # another site's name that was made to point here
+        path, _, query = self.path.partition("?")
+        _, token, name = (*path.split("/", 2), "", "")[:3]
+        if not _HERE.fullmatch(self.headers.get("Host", "")):  # another site's name that was made to point here
             answer = HTTPStatus.FORBIDDEN, b"this page is served at 127.0.0.1 only", TEXT
         elif name not in routes or not secrets.compare_digest(token.encode(), self.server.token.encode()):
             answer = (
@@ -186,11 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
                 TEXT,
             )
         else:
-            self.query = dict(parse_qsl(asked.query))
+            self.query = dict(parse_qsl(query))
             try:
                 answer = routes[name]()
             except (RunError, OSError) as error:
-                answer = HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode(), TEXT
+                answer = HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode("utf-8", "replace"), TEXT
         self._send(*answer)
 
     def _page(self) -> Answer:
@@ -233,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",  # the address has the token in it
         }.items():
             self.send_header(name, value)
         self.end_headers()

@@ -14,7 +14,7 @@ from maporl.errors import UserError
 
 logger = logging.getLogger(__name__)
 _DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""SQLite's codes for files that are no such cache: it has other columns, a broken page, or another format."""
+"""SQLite's codes for damaged or foreign files: other columns, a broken page, another format."""
 _BATCH = 500
 """The number of keys in a query. SQLite accepts at least 999 parameters."""
 

@@ -195,5 +195,5 @@ def _sampled(found: Any, most: int) -> Sampled:
     if not all(
         type(value) in (int, float) and -1e9 < value <= 0.001 for value in logprobs
     ):  # rounding may leave 0.0001
-        raise ValueError("a log-probability that is no finite number up to 0")
+        raise ValueError("a log-probability that is not a finite number up to 0")
     return Sampled(ids, [float(value) for value in logprobs])
