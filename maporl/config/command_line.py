@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 import typer
 
 from maporl.errors import UserError
+from maporl.text import visible
 from trl_ext.interruptions import Interrupted
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -68,7 +69,8 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
     With ``quiet``, nothing is shown of what the block prints on standard output.
 
     Raises:
-        SystemExit: with the status of a :class:`UserError`, 1 for a full disk, 130 after Ctrl-C.
+        SystemExit: with the status of a :class:`UserError`, 1 for a full disk and for a file that the system refuses,
+            130 after Ctrl-C.
     """
     with redirect_stdout(StringIO()) if quiet else nullcontext():
         try:
@@ -78,13 +80,13 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
         except UserError as error:
             _fail(error, error.exit_status)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _NO_ROOM and error.filename is None:
                 raise
             _fail(error, 1)
 
 
 def _fail(error: Exception, status: int) -> NoReturn:
-    typer.echo(f"error: {error}", err=True)
+    typer.echo(f"error: {visible(error)}", err=True)  # it may hold words of strangers
     sys.exit(status)
 
 

@@ -6,7 +6,10 @@ fit each other is checked by :mod:`maporl.validation`.
 
 import dataclasses
 import difflib
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
         ConfigError: the file is missing, or an override cannot be read.
     """
     file = Path(path)
-    if file.suffix == "" and not file.is_file():
+    if file.suffix == "" and not os.path.isfile(file):
         recipes = recipe_files() | configuration_files()
         if str(path) not in recipes and len(file.parts) == 1:
             raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
@@ -134,20 +137,28 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of the files"
         )
-    if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; expected a YAML file")
-    if not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise ConfigError(f"{str(path)[:200]}: cannot be read: {error.strerror}") from None
         near = (
             difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], 1)
             if path.parent.is_dir()
             else []
         )
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise ConfigError(f"{path}: no such configuration file{hint}")
+        raise ConfigError(f"{path}: no such configuration file{hint}") from None
+    except ValueError:  # the name holds NUL
+        raise ConfigError(f"{visible(path)}: no such configuration file") from None
+    if not stat.S_ISREG(mode):
+        raise ConfigError(
+            f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a device or a pipe'}; expected a YAML file"
+        )
     try:
         with path.open(encoding="utf-8") as stream:  # YAML's errors name the stream's file
             values = yaml.load(stream, Loader=_Loader)
-    except _UNREADABLE as error:
+    except Exception as error:  # YAML's own errors, and whatever it raises for dates and numbers that do not exist
         hint = "; indent with spaces" if "'\\t'" in str(error) else ""
         raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}{hint}") from None
     if values is None:
@@ -207,7 +218,7 @@ def _apply(values: dict, overrides: list[str]) -> dict:
             )
         try:
             nested: Any = yaml.safe_load(text)
-        except _UNREADABLE as error:
+        except Exception as error:  # as for files
             raise ConfigError(
                 f"--set {path}=...: the value is not readable as YAML: {_one_line(error)}; got {text!r:.80}"
             ) from None
@@ -251,8 +262,6 @@ _DEEPEST = 40
 """The most levels of values within values. The configurations here have fewer than ten."""
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """The character NUL, which no file name holds, and halves of characters, which no UTF-8 holds."""
-_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, OSError)
-"""What PyYAML raises for a text that is not YAML, for dates and numbers that do not exist, and for very deep values."""
 
 
 def _one_line(error: Exception) -> str:

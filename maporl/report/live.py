@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -154,10 +155,13 @@ class LivePage(ThreadingHTTPServer):
 
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:
-    files = sorted(
-        path for path in folder.iterdir() if path.suffix in (".json", ".jsonl", ".yaml") or path.name == "final"
-    )
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    """Return what changes with the run's files: the name, the size and the time of each."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".jsonl", ".yaml") or path.name == "final":
+            with suppress(OSError):  # a link that leads nowhere, or a file that was there a moment ago
+                found.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
+    return found
 
 
 class _Handler(BaseHTTPRequestHandler):
