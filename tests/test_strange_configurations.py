@@ -29,7 +29,8 @@ ODD = [
 ]  # fmt: skip
 BASE = {
     "output_dir": "/nonexistent/run", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}},
-    "evaluation": {"questions": 0},
+    "evaluation": {"questions": 0}, "protocol": {"name": "debate", "later": "{others};{question}", "quote": "{text}"},
+    "ppo": {"response_length": 4},
 }  # fmt: skip
 FREE = [("agent_defaults",), ("recipe",), (5,), ("agents", 5), ("meta",), ("task", "name"), ("task", "largest"), ("protocol", "name"),
         ("protocol", "turns"), ("protocol", "game"), ("protocol", "options"), ("reward", "sources", "label"), ("reward", "rules", 0, "last")]  # fmt: skip

@@ -41,7 +41,8 @@ def evaluate(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", help="Dialogues on each question of a suite.", min=1)] = 1,
     limit: Annotated[
-        int | None, typer.Option("--limit", help="First questions of each benchmark of a suite.", show_default=False)
+        int | None,
+        typer.Option("--limit", min=1, help="First questions of each benchmark of a suite.", show_default=False),
     ] = None,
     swap: Annotated[
         str | None,

@@ -250,7 +250,9 @@ def _check_values(values: dict[str, Any], where: str) -> None:
                 continue
             seen.add(id(value))
             entries = value.items() if isinstance(value, dict) else enumerate(value)
-            left += [(f"{key}.{name!s:.40}" if key else f"{name!s:.40}", inner, depth + 1) for name, inner in entries]
+            below = f"{key}." if key else ""
+            for name, inner in entries:
+                left.append((f"{below}{name:.40}" if isinstance(name, str) else f"{below}...", inner, depth + 1))
             left += [(f"a key of {key or 'the file'}", name, depth) for name in value if isinstance(value, dict)]
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ConfigError(f"{at} expected a number of at most 64 bits, got one of {value.bit_length()} bits")

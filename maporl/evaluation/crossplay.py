@@ -21,6 +21,8 @@ from maporl.types import Dialogue
 
 MOST_TEAMS = 64
 """The number of teams up to which all of them are played."""
+_MOST_NAMES = 200
+"""The most runs and seats of a recorded cross-play. The number of its teams grows with their product."""
 
 Right = tuple[float | None, ...]
 """For each question, the share of the final answers that are right; None if they cannot be graded."""
@@ -183,6 +185,8 @@ class CrossPlay:
             ValueError: a share or a name is wrong, or as for :class:`CrossPlay`.
         """
         names = [*record["runs"], *record["seats"]]
+        if len(names) > _MOST_NAMES:
+            raise ValueError(f"expected at most {_MOST_NAMES} runs and seats, got {len(names)}")
         if not all(isinstance(name, str) for name in names):
             raise ValueError(f"expected names of runs and seats, got {names!r:.80}")
         teams = tuple(CrossTeam(tuple(team["runs"]), tuple(team["right"])) for team in record["teams"])

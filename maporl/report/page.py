@@ -195,9 +195,9 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     if output is None:
         output = runs[0].folder / "report.html" if len(runs) == 1 else Path("comparison.html")
     output = Path(output)
-    if output.is_dir():
-        raise RunError(f"{output}: is a folder; give --output a file's name")
     try:
+        if output.is_dir():
+            raise RunError(f"{output}: is a folder; give --output a file's name")
         if output.exists() and not _is_report(output):
             raise RunError(
                 f"{output}: exists and is not a report of maporl; nothing was overwritten. Give another --output"

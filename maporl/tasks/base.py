@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -174,17 +175,28 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
         ) from error
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+
+
 def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise TaskError(f"{path}: no such file; give the path of a .jsonl file or the hub name of a data set")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise TaskError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise TaskError(f"{path}: line {number} is not JSON: {error}") from None
+        if "\\u" in line and (half := _HALF.search(json.dumps(row, ensure_ascii=False))):
+            raise TaskError(
+                f"{path}: line {number} has half a character ({half[0]!r}), which no tokenizer reads; remove it"
+            )
         if not isinstance(row, dict):
             raise TaskError(
                 f"{path}: line {number}: expected an object with 'question' and 'answer', got {type(row).__name__}"
