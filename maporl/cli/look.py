@@ -180,7 +180,7 @@ def play(
     config, checkpoint = load_team_config(values, None, None, checkpoint)
     folder = output or Path(f"{config.output_dir}-played")
     seat = PageSeat() if page else None
-    game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, input)))
+    game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (typer.echo, _typed)))
     served = LivePage(folder, port, seat) if seat else None
     if served is not None:
         threading.Thread(target=served.serve_forever, daemon=True).start()
@@ -218,6 +218,13 @@ def open_page(url: str, browser: bool) -> None:
         with open(handle, "w", encoding="utf-8") as file:
             file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">{url}</a>\n')
         webbrowser.open(Path(name).as_uri())
+
+
+def _typed(prompt: str) -> str:
+    """Return a line that the person types. Without a standard input there is nobody."""
+    if sys.stdin is None:
+        raise EOFError
+    return input(prompt)
 
 
 def _has_browser() -> bool:

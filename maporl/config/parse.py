@@ -220,7 +220,7 @@ def _apply(values: dict, overrides: list[str]) -> dict:
             nested: Any = yaml.safe_load(text)
         except Exception as error:  # as for files
             raise ConfigError(
-                f"--set {path}=...: the value is not readable as YAML: {_one_line(error)}; got {text!r:.80}"
+                f"--set {visible(override):.80}: the value is not readable as YAML: {_one_line(error)}"
             ) from None
         if path.count(".") >= _DEEPEST:
             raise ConfigError(f"--set {path:.80}...: expected a key of at most {_DEEPEST} parts")
