@@ -226,8 +226,12 @@ _FIELDS: dict[type, list[str]] = {kind: [f.name for f in fields(kind)] for kind 
 
 
 def to_json(dialogue: Dialogue) -> str:
-    """Return ``dialogue`` as one line of JSON. :func:`from_json` turns it into an equal dialogue."""
-    return json.dumps(to_record(dialogue), ensure_ascii=False)
+    """Return ``dialogue`` as one line of JSON. :func:`from_json` turns it into an equal dialogue.
+
+    Half a character, which UTF-8 cannot hold, is escaped as JSON does it.
+    """
+    line = json.dumps(to_record(dialogue), ensure_ascii=False)
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def from_json(line: str) -> Dialogue:

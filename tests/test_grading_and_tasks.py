@@ -238,6 +238,32 @@ def test_rows_that_cannot_serve_are_named(tmp_path, content, message):
         len(GSM8K(source=str(tmp_path / "absent.jsonl")))
 
 
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (rb'{"id": "a\ud800", "question": "1+1=", "answer": "#### 2"}', r"line 1 has half a character \('\\ud800'\)"),
+        (rb'{"question": "1\udfff1=", "answer": "#### 2"}', "line 1 has half a character"),
+        (rb'{"question": "1+1=", "answer": "#### 2", "more": {"a": ["\ud800"]}}', "line 1 has half a character"),
+        (b'{"question": "\xff", "answer": "#### 2"}', "cannot be read: .*; save it as UTF-8"),
+        (b"[" * 100_000, "line 1 is not JSON"),
+        (b'{"question": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
+    ],
+    ids=lambda value: repr(value[:30]),
+)
+def test_a_line_that_no_tokenizer_can_read_is_named_before_a_run(tmp_path, content, message):
+    (tmp_path / "rows.jsonl").write_bytes(content + b"\n")
+    with pytest.raises(TaskError, match=message) as caught:
+        len(GSM8K(source=str(tmp_path / "rows.jsonl")))
+    assert str(caught.value).isprintable()
+
+
+def test_whole_characters_and_odd_names_are_read(tmp_path):
+    names = ["\U0001f600", "a\x00b", "\x1b[31m", 5, {"a": 1}, "x" * 10_000]
+    rows = [json.dumps({"id": name, "question": "1+1=", "answer": "#### 2"}) for name in names]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    assert [example.id for example in GSM8K(source=str(tmp_path / "rows.jsonl"))] == [str(name) for name in names]
+
+
 def test_anli_reads_both_forms(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"uid": "u", "premise": "P.", "hypothesis": "H.", "label": 2}))

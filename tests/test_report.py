@@ -1,12 +1,18 @@
 """The report of a run: what it says, what it survives, and what it never lets through."""
 
+import ast
 import base64
 import gzip
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.parse
 from pathlib import Path
 
 import httpx2
@@ -723,6 +729,53 @@ def test_without_a_browser_the_address_is_said(tmp_path, monkeypatch, capsys):
         "http://127.0.0.1:1/",
         "no browser was found here; open the address in one on this machine",
     ]
+
+
+def test_no_command_line_and_no_other_user_sees_the_token(tmp_path):
+    """A browser that notes what it is given, of a real ``maporl watch``."""
+    folder, noted = write_run(tmp_path / "run"), tmp_path / "noted"
+    browser = tmp_path / "firefox"
+    browser.write_text(
+        f"#!{sys.executable}\nimport os, sys, urllib.parse\nfile = urllib.parse.urlsplit(sys.argv[1]).path\n"
+        "seen = [*sys.argv[:2], oct(os.stat(file).st_mode & 0o777), open(file).read()]\n"
+        f"open({str(noted)!r} + '~', 'w').write(repr(seen))\nos.rename({str(noted)!r} + '~', {str(noted)!r})\n"
+    )
+    browser.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    found = {"BROWSER": "firefox", "DISPLAY": ":0", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {**os.environ, **found, "TMPDIR": str(temporary)}
+    command = [sys.executable, "-m", "maporl", "watch", str(folder), "--port", "0"]
+    watching = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not noted.exists():
+            assert time.monotonic() < deadline and watching.poll() is None
+            time.sleep(0.05)
+        program, given, mode, content = ast.literal_eval(noted.read_text())
+        url = re.search(r'url=(http://127\.0\.0\.1:\d+/([^/]+)/)"', content)
+        assert mode == "0o600" and given.startswith("file:///") and url[2] not in program + given
+        assert url[2] not in Path(f"/proc/{watching.pid}/cmdline").read_text()
+        assert httpx2.get(url[1]).status_code == 200
+        watching.send_signal(signal.SIGINT)
+        watching.wait(60)
+        assert not list(temporary.glob("maporl-*"))
+    finally:
+        watching.kill()
+
+
+@pytest.mark.parametrize(
+    "host", ["[::1", "]", "[", "127.0.0.1:x", "", "evil.example", "127.0.0.1.evil.example", "[::1]evil"]
+)
+@pytest.mark.parametrize("path", ["", "data", "//[", "/"])
+def test_no_host_and_no_path_ends_the_live_page(live, capfd, host, path):
+    _, _, url = live
+    place = urllib.parse.urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), 10) as connection:
+        asked = path if path.startswith("/") else f"{place.path}{path}"
+        connection.sendall(f"GET {asked} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        status = connection.makefile("rb").readline().split()[1]
+    assert status in (b"400", b"403") and capfd.readouterr().err == ""
 
 
 def test_a_live_page_has_no_data_and_a_written_one_no_address(tmp_path):

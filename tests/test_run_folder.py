@@ -5,7 +5,7 @@ import json
 import pytest
 
 from maporl.storage.run_folder import RunExists, RunFolder
-from maporl.types import Dialogue, Example, Stop, Utterance, from_record, to_record
+from maporl.types import Dialogue, Example, Stop, Utterance, from_json, from_record, to_json, to_record
 from trl_ext.jsonl import DamagedRecord
 
 
@@ -17,6 +17,8 @@ def test_a_dialogue_is_written_once_and_reads_back_equal(tmp_path):
     assert folder.dialogues.read_text() == json.dumps({"step": 7, **to_record(dialogue)}) + "\n"
     [record] = folder.read_dialogues()
     assert record["step"] == 7 and from_record(record) == dialogue
+    line = to_json(dialogue)
+    assert from_json(line) == dialogue and "été \\ud800" in line and line.encode()
 
 
 def test_a_run_is_set_back_without_a_change_to_the_lines_that_stay(tmp_path):

@@ -452,7 +452,11 @@ def test_what_was_done_before_an_interruption_is_kept(tmp_path, monkeypatch):
         assert box.run(returns("1"), "f").value == 1
 
 
-def test_a_cache_that_cannot_be_used_says_so(tmp_path):
-    (tmp_path / "sandbox.sqlite").write_text("this is not a database, and it is long enough to be recognised " * 40)
+def test_a_cache_that_cannot_be_used_says_so_and_a_damaged_one_is_set_aside(tmp_path):
+    damaged = "this is not a database, and it is long enough to be recognised " * 40
+    (tmp_path / "sandbox.sqlite").write_text(damaged)
+    Sandbox(cache=tmp_path, kind="restricted")
+    [aside] = tmp_path.glob("sandbox.sqlite.damaged-*")
+    assert aside.read_text() == damaged
     with pytest.raises(OSError, match=r"the cache cannot be used .* switch the cache off"):
-        Sandbox(cache=tmp_path, kind="restricted")
+        Sandbox(cache=aside / "below", kind="restricted")

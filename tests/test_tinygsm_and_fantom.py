@@ -55,6 +55,38 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
     assert task.question(task[0]).startswith("Q0?\n\n")
 
 
+@pytest.mark.parametrize(
+    "lines, kept",
+    [
+        (["import datetime", "def f(): return datetime.datetime.now().microsecond"], False),
+        (["from datetime import date as d", "def f(): return d.today().day"], False),
+        (["import datetime", "def f():", "    g = datetime.date.today", "    return g().day"], False),
+        (["import random", "def f(): return random.SystemRandom().randint(1, 10**9)"], False),
+        (["from random import SystemRandom as R", "def f(): return R().randint(1, 10**9)"], False),
+        (["import random", "random.seed()", "def f(): return random.randint(1, 10**9)"], False),
+        (["import random", "random.seed(None)", "def f(): return random.randint(1, 10**9)"], False),
+        (["import random", "def f(): return random.Random().randint(1, 10**9)"], False),
+        (["def f(): return id(f)"], False),
+        (["def f(): return hash(None) % 1000"], False),
+        (["def f():", "    g = [id, 1]", "    return g[0](g)"], False),
+        (["import random", "def f(): return random.Random(5).randint(1, 10**9)"], True),
+        (["import random", "def f(): return random.randint(1, 10**9)"], True),
+        (["def f(id=3):", "    now, today = 4, 5", "    return id * now + today"], True),
+        (["def f():", "    hash = 7", "    return hash"], True),
+    ],
+)
+def test_a_program_that_reads_the_clock_or_chance_is_no_label(tmp_path, lines, kept):
+    code = "\n".join(lines)
+    rows = [{"question": f"Q{n}?", "code": code if n else "def f(): return 1"} for n in range(3)]
+    labels = []
+    for name in ("one", "two"):  # a cache of its own each, so that the programs run twice
+        task = TinyGSM(source=write(tmp_path / f"{name}.jsonl", rows), held_out=1, max_dropped=0.9)
+        labels.append([example.answer for example in task])
+        assert task.dropped == ({} if kept else {"not_repeatable": 1})
+        (tmp_path / "cache").rename(tmp_path / f"cache-{name}")
+    assert labels[0] == labels[1] and len(labels[0]) == (2 if kept else 1)
+
+
 def test_the_only_function_of_a_program_may_have_another_name(tmp_path):
     other = "def profit():\n    return 3\n"
     codes = {

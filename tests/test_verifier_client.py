@@ -220,7 +220,9 @@ def test_vllm_is_asked_by_token_ids_and_its_probabilities_are_calibrated(tiny, t
     path, _, body = fake.asked[0]
     assert path == "/classify" and body["model"] == str(tmp_path)
     assert [tokenizer.decode(ids) for ids in body["input"]] == ["1+1=2<eos>", "1+2=3<eos>"]
-    wrong = client(Fake({"data": [{"index": 0, "probs": [0.1, 0.2, 0.7]}] * 2}), api="vllm", model=str(tmp_path))
+    wrong = client(
+        Fake({"data": [{"index": n, "probs": [0.1, 0.2, 0.7]} for n in (0, 1)]}), api="vllm", model=str(tmp_path)
+    )
     with pytest.raises(VerifierFailure, match="expected probabilities of one class or two"):
         wrong.scores(chats, ["2", "3"])
 

@@ -28,6 +28,6 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
                 continue
             try:
                 yield start, json.loads(line)
-            except ValueError as error:  # invalid JSON or invalid UTF-8
+            except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or values within values without end
                 if line.endswith(b"\n"):
                     raise DamagedRecord(f"{path}: line {number} is damaged: {error}; repair it, or remove it") from None

@@ -83,8 +83,10 @@ def load_team_config(
 
 def names_a_team(given: str) -> bool:
     """Whether ``given`` is a folder, or can only be a name on the hub: it is neither a file here nor a recipe."""
-    file = Path(given)
-    return file.is_dir() or ("/" in given and not file.exists() and file.suffix not in (".yaml", ".yml"))
+    # of a text that is too long for a name, os.path says that it does not exist, and pathlib raises
+    return os.path.isdir(given) or (
+        "/" in given and not os.path.exists(given) and not given.endswith((".yaml", ".yml"))
+    )
 
 
 def quiet_libraries() -> None:
@@ -111,7 +113,9 @@ def quiet_environment() -> None:
 
 def _overrides(values: list[str] | None) -> list[str]:
     """The words that are KEY=VALUE. The name of an existing file is not an override, whatever it looks like."""
-    return [v for v in values or [] if re.match(r"[\w.]+=", v) and not Path(v).exists()]
+    return [
+        v for v in values or [] if re.match(r"[\w.]+=", v) and not os.path.exists(v)
+    ]  # False for what is too long for a name
 
 
 def _files(values: list[str] | None) -> list[str]:

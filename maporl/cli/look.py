@@ -1,7 +1,9 @@
 """``maporl eval``, ``report``, ``watch`` and ``play``: measuring a team, looking at runs, and taking part."""
 
+import atexit
 import json
 import sys
+import tempfile
 import threading
 import time
 import webbrowser
@@ -39,7 +41,8 @@ def evaluate(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", help="Dialogues on each question of a suite.", min=1)] = 1,
     limit: Annotated[
-        int | None, typer.Option("--limit", help="First questions of each benchmark of a suite.", show_default=False)
+        int | None,
+        typer.Option("--limit", min=1, help="First questions of each benchmark of a suite.", show_default=False),
     ] = None,
     swap: Annotated[
         str | None,
@@ -176,7 +179,7 @@ def play(
     config, checkpoint = load_team_config(values, None, None, checkpoint)
     folder = output or Path(f"{config.output_dir}-played")
     seat = PageSeat() if page else None
-    game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (echo, input)))
+    game = Game(config, person, checkpoint, folder, *((seat.show, seat.read) if seat else (echo, _typed)))
     served = LivePage(folder, port, seat) if seat else None
     if served is not None:
         threading.Thread(target=served.serve_forever, daemon=True).start()
@@ -199,12 +202,28 @@ def play(
 
 
 def open_page(url: str, browser: bool) -> None:
-    """Say where the page is, and open it where there is a browser."""
+    """Say where the page is, and open it where there is a browser.
+
+    The address has a secret token in it, and all users of a machine can read the command lines of its processes. So the
+    browser gets the name of a file that only this user can read and that leads to the address. The file is removed when
+    this process ends.
+    """
     echo(url)
     if browser and not _has_browser():
         echo("no browser was found here; open the address in one on this machine")
     elif browser:
-        webbrowser.open(url)
+        handle, name = tempfile.mkstemp(prefix="maporl-", suffix=".html")  # mode 0600
+        atexit.register(Path(name).unlink, missing_ok=True)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">{url}</a>\n')
+        webbrowser.open(Path(name).as_uri())
+
+
+def _typed(prompt: str) -> str:
+    """Return a line that the person types. Without a standard input there is nobody."""
+    if sys.stdin is None:
+        raise EOFError
+    return input(prompt)
 
 
 def _has_browser() -> bool:

@@ -79,7 +79,7 @@ def sft(
         typer.Option("--dialogues", help="Learn from these recorded debates instead of the task's solutions."),
     ] = None,
     best: Annotated[float, typer.Option("--best", help="Share of the debates to learn from, best first.")] = 0.1,
-    limit: Annotated[int | None, typer.Option("--limit", help="Questions to learn from; default: all.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Questions to learn from; default: all.")] = None,
     options: SFTOptions,
     quiet: Quiet = False,
 ) -> None:

@@ -73,7 +73,8 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
     With ``quiet``, nothing is shown of what the block prints on standard output.
 
     Raises:
-        SystemExit: with the status of a :class:`UserError`, 1 for a full disk, 130 after Ctrl-C.
+        SystemExit: with the status of a :class:`UserError`, 1 for a full disk and for a file that the system refuses,
+            130 after Ctrl-C.
     """
     with redirect_stdout(StringIO()) if quiet else nullcontext():
         try:
@@ -83,7 +84,7 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
         except UserError as error:
             _fail(error, error.exit_status)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _NO_ROOM and error.filename is None:
                 raise
             _fail(error, 1)
 

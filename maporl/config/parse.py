@@ -6,7 +6,10 @@ fit each other is checked by :mod:`maporl.validation`.
 
 import dataclasses
 import difflib
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from maporl.config.files import configuration_files, recipe_files
 from maporl.config.safe_yaml import DEEPEST, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from maporl.text import visible
 
 MOST_FAULTS = 10
 """The faults of a configuration that a message names. A stranger's may have thousands."""
@@ -34,7 +38,7 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
         ConfigError: the file is missing, or an override cannot be read.
     """
     file = Path(path)
-    if file.suffix == "" and not file.is_file():
+    if file.suffix == "" and not os.path.isfile(file):
         recipes = recipe_files() | configuration_files()
         if str(path) not in recipes and len(file.parts) == 1:
             raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
@@ -68,6 +72,7 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
         ConfigError: a key is unknown or missing, or a value has the wrong type. The message names the key and the
             nearest known keys.
     """
+    _check_values(values, where)
     values = dict(values)
     values.pop("recipe", None)
     defaults = values.pop("agent_defaults", None)
@@ -97,12 +102,14 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
             raise ConfigError(f"{where}: unknown key {key!r:.80}; {_nearest(kind, (key,))}")
     try:
-        return TypeAdapter(kind).validate_python(values)
+        built = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         faults = error.errors()
         lines = [_explain(kind, fault) for fault in faults[:MOST_FAULTS]]
         more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
         raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines)) + more) from None
+    _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
+    return built
 
 
 def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
@@ -137,16 +144,24 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True)
         raise ConfigError(
             f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of the files"
         )
-    if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; expected a YAML file")
-    if not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise ConfigError(f"{str(path)[:200]}: cannot be read: {error.strerror}") from None
         near = (
             difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], 1)
             if path.parent.is_dir()
             else []
         )
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise ConfigError(f"{path}: no such configuration file{hint}")
+        raise ConfigError(f"{path}: no such configuration file{hint}") from None
+    except ValueError:  # the name holds NUL
+        raise ConfigError(f"{visible(path)}: no such configuration file") from None
+    if not stat.S_ISREG(mode):
+        raise ConfigError(
+            f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a device or a pipe'}; expected a YAML file"
+        )
     try:
         values = parse_yaml(read_yaml_text(path), str(path))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -206,18 +221,56 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise ConfigError(
-                f"--set {override:.80}: expected key=value, for example --set training.learning_rate=1e-4"
+                f"--set {visible(override):.80}: expected key=value, for example --set training.learning_rate=1e-4"
             )
         if path.count(".") >= DEEPEST:
-            raise ConfigError(f"--set {override:.80}: the key has more than {DEEPEST} parts; no option lies that deep")
+            raise ConfigError(f"--set {path:.80}...: expected a key of at most {DEEPEST} parts")
         try:
             nested: Any = parse_yaml(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--set {override:.80}: the value is not readable as YAML: {_one_line(error)}") from None
+            raise ConfigError(
+                f"--set {path:.80}=...: the value is not readable as YAML: {_one_line(error)}; got {text!r:.80}"
+            ) from None
         for key in reversed(path.split(".")):
             nested = {key: nested}
         values = _merge(values, nested)
     return values
+
+
+def _check_values(values: dict[str, Any], where: str) -> None:
+    """Check that ``values`` hold only what every part can use, however deep it stands.
+
+    The numbers have 64 bits, the texts can be written to a file, and no value holds itself.
+
+    Raises:
+        ConfigError: there is another value. The message names the key.
+    """
+    left: list[tuple[str, Any, int]] = [("", values, 0)]
+    seen: set[int] = set()  # YAML's aliases name one value many times
+    while left:
+        key, value, depth = left.pop()
+        at = f"{where}: {key or 'the configuration'}:"
+        if isinstance(value, dict | list | tuple | set):
+            if depth > _DEEPEST:
+                raise ConfigError(f"{at[:200]} expected values at most {_DEEPEST} levels deep")
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            below = f"{key}." if key else ""
+            for name, inner in entries:
+                left.append((f"{below}{name:.40}" if isinstance(name, str) else f"{below}...", inner, depth + 1))
+            left += [(f"a key of {key or 'the file'}", name, depth) for name in value if isinstance(value, dict)]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{at} expected a number of at most 64 bits, got one of {value.bit_length()} bits")
+        elif isinstance(value, str) and _UNWRITABLE.search(value):
+            raise ConfigError(f"{at} expected a text that a file can hold, got {value!r:.80}")
+
+
+_DEEPEST = 40
+"""The most levels of values within values. The configurations here have fewer than ten."""
+_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
+"""The character NUL, which no file name holds, and halves of characters, which no UTF-8 holds."""
 
 
 def _one_line(error: Exception) -> str:

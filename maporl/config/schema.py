@@ -70,7 +70,7 @@ class ApiSection:
 
     ``key_variable`` is the environment variable with the API key. ``temperature`` is by default that of the run, and so
     is top-p. The interface has no top-k. With ``cache``, answers are kept on disk by model, conversation and place in
-    the run. A repeated run then asks and pays only once.
+    the run. A repeated run then asks and pays only once. ``timeout`` is the seconds for a whole exchange.
     """
 
     model: str
@@ -114,7 +114,7 @@ class VLLMSection:
 
     ``urls`` are servers of the agent's base model. ``colocate`` runs vLLM in this process instead. ``base`` is the
     servers' name of the model, by default the one that they list. ``folder`` is where adapters are written for the
-    servers to read, by default in the run's folder. ``timeout`` is in seconds. With ``seeds``, every request has a
+    servers to read, by default in the run's folder. ``timeout`` is the seconds for a whole exchange. With ``seeds``, every request has a
     seed, so that a run repeats as far as the server does. vLLM 0.32 crashes on CPUs if requests have seeds.
 
     Raises:
@@ -224,7 +224,7 @@ class VerifierSection:
 
     It runs in this process if only ``model`` is given. Servers run it if ``urls`` are given. Without both, the URLs
     come from the environment variable ``MAPORL_VERIFIER_URLS``. ``batch_size`` is the number of chats in a forward, or
-    in a request. ``timeout`` is in seconds. ``on_failure`` says what happens after ``retries``: the run stops, waits
+    in a request. ``timeout`` is the seconds for a whole exchange. ``on_failure`` says what happens after ``retries``: the run stops, waits
     for the servers, or uses the task's grades. A verifier in this process is trained on graded answers every
     ``learn_every`` updates, and never if that is 0.
 

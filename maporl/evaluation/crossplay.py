@@ -21,6 +21,8 @@ from maporl.types import Dialogue
 
 MOST_TEAMS = 64
 """The number of teams up to which all of them are played."""
+_MOST_NAMES = 200
+"""The most runs and seats of a recorded cross-play. The number of its teams grows with their product."""
 
 Right = tuple[float | None, ...]
 """For each question, the share of the final answers that are right; None if they cannot be graded."""
@@ -180,10 +182,19 @@ class CrossPlay:
         Raises:
             KeyError: the record lacks one of its parts.
             TypeError: a part is of the wrong kind.
-            ValueError: as for :class:`CrossPlay`.
+            ValueError: a share or a name is wrong, or as for :class:`CrossPlay`.
         """
+        names = [*record["runs"], *record["seats"]]
+        if len(names) > _MOST_NAMES:
+            raise ValueError(f"expected at most {_MOST_NAMES} runs and seats, got {len(names)}")
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(f"expected names of runs and seats, got {names!r:.80}")
         teams = tuple(CrossTeam(tuple(team["runs"]), tuple(team["right"])) for team in record["teams"])
-        numbers = (record[name] for name in ("temperature", "seed", "left_out"))
+        if not all(one is None or 0 <= one <= 1 for team in teams for one in team.right):
+            raise ValueError("expected shares of right answers from 0 to 1")
+        numbers = [record[name] for name in ("temperature", "seed", "left_out")]
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError(f"expected temperature, seed and left_out as numbers, got {numbers!r:.80}")
         return cls(tuple(record["runs"]), tuple(record["seats"]), teams, *numbers)
 
 

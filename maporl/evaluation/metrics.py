@@ -183,14 +183,14 @@ class Evaluation:
         """
 
         def share(entry: dict[str, Any]) -> Share:
-            if not 0 <= entry["count"] <= entry["total"]:
-                raise ValueError(f"{entry['count']} of {entry['total']} cannot be a share")
+            if not 0 <= entry["count"] <= entry["total"] < 2**53:
+                raise ValueError(f"{entry!r:.80} cannot be a share")
             return Share(entry["count"], entry["total"])
 
         def change(entry: dict[str, Any]) -> Flips:
             counts = {"questions": 0, **{name: count for name, count in entry.items() if name != "shares"}}
             if not all(isinstance(count, int) for count in counts.values()):
-                raise ValueError(f"expected whole numbers, got {counts}")
+                raise ValueError(f"expected whole numbers, got {counts!r:.80}")
             return Flips(**counts)
 
         turns = [
@@ -202,8 +202,12 @@ class Evaluation:
         ]
         flips = [change(entry) for entry in record["flips"]]
         baselines = {name: share(entry) for name, entry in record.get("baselines", {}).items()}
-        counts = (record.get("questions", 0), record.get("tokens", 0))
-        return cls(turns, flips, *counts, baselines, record.get("finished", []))
+        counts, finished = (record.get("questions", 0), record.get("tokens", 0)), record.get("finished", [])
+        if not all(isinstance(count, int) for count in counts):
+            raise ValueError(f"expected whole numbers of questions and tokens, got {counts!r:.80}")
+        if not all(0 <= share <= 1 for share in finished):
+            raise ValueError(f"expected shares of finished dialogues, got {finished!r:.80}")
+        return cls(turns, flips, *counts, baselines, finished)
 
 
 def turns_played(dialogues: Sequence[Dialogue]) -> int:

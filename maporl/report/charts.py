@@ -187,7 +187,10 @@ def _values(run: Run, name: str, steps: list[int]) -> Numbers:
 
 def finite(value: Any) -> float | None:
     """``value`` with six digits; None for NaN, infinities, and anything that is not a number, which JSON cannot hold."""
-    return float(f"{value:.6g}") if isinstance(value, int | float) and math.isfinite(value) else None
+    try:
+        return float(f"{value:.6g}") if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer of more than 308 digits
+        return None
 
 
 def _intervals(run: Run, values: Numbers, steps: list[int]) -> tuple[Numbers, Numbers]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +30,8 @@ LONGEST_ANSWER = 2**16
 """The most bytes that an answer typed into the page may have."""
 
 
+_HERE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+"""The names of this machine in a request."""
 Answer = tuple[HTTPStatus, bytes, str]
 """The answer to a request: status, content, and kind of content."""
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
@@ -153,12 +156,13 @@ class LivePage(ThreadingHTTPServer):
 
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:
-    files = sorted(
-        path
-        for path in folder.iterdir()
-        if (path.suffix in (".json", ".jsonl", ".yaml") and not path.name.startswith(".")) or path.name == "final"
-    )
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    """Return what changes with the run's files: the name, the size and the time of each."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if (path.suffix in (".json", ".jsonl", ".yaml") and not path.name.startswith(".")) or path.name == "final":
+            with suppress(OSError):  # a link that leads nowhere, or a file that was there a moment ago
+                found.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
+    return found
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -195,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 answer = routes[name]()
             except (RunError, OSError) as error:
-                answer = HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode(), TEXT
+                answer = HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode("utf-8", "replace"), TEXT
         self._send(*answer)
 
     def _page(self) -> Answer:
@@ -238,6 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",  # the address has the token in it
         }.items():
             self.send_header(name, value)
         self.end_headers()

@@ -144,7 +144,7 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     keys = sorted({key for one in flat for key in one})
     absent = "-"
     return [
-        {"key": key, "values": [one.get(key, absent) for one in flat]}
+        {"key": visible(key), "values": [one.get(key, absent) for one in flat]}
         for key in keys
         if len({one.get(key, absent) for one in flat}) > 1
     ]
@@ -195,18 +195,24 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
     if output is None:
         output = runs[0].folder / "report.html" if len(runs) == 1 else Path("comparison.html")
     output = Path(output)
-    if output.is_dir():
-        raise RunError(f"{output}: is a folder; give --output a file's name")
-    if output.exists() and f'content="{GENERATOR}"' not in output.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise RunError(
-            f"{output}: exists and is not a report of maporl; nothing was overwritten. Give another --output"
-        )
-    page = render(payload(runs, most))
     try:
-        replace_file(output, page)
+        if output.is_dir():
+            raise RunError(f"{output}: is a folder; give --output a file's name")
+        if output.exists() and not _is_report(output):
+            raise RunError(
+                f"{output}: exists and is not a report of maporl; nothing was overwritten. Give another --output"
+            )
+        replace_file(output, render(payload(runs, most)))
     except OSError as error:
-        raise RunError(f"{output}: cannot be written: {error.strerror}") from None
+        raise RunError(f"{output}: cannot be written: {error.strerror}; give --output a file that can be") from None
     return output
+
+
+def _is_report(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        return f'content="{GENERATOR}"'.encode() in content.read(2000)
 
 
 @cache

@@ -1,18 +1,15 @@
 """Reads a run folder for people. The run may still be going on, or it may have ended or been cut off."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
-from maporl.config.safe_yaml import parse_yaml, read_yaml_text
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
+from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation
 from maporl.types import Dialogue, Stop, from_record
 from trl_ext.jsonl import DamagedRecord, whole_lines
 
@@ -20,6 +17,8 @@ RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")
 CROSSPLAY = "crossplay.json"
 """The result of ``maporl crossplay``, which it writes into the folder of every run that took part."""
+MOST_STEPS, MOST_TURNS = 2**53, 100_000
+"""The largest update and the largest turn that a page shows. Larger numbers are damage, and would be counted through."""
 UNUSED = ("prompt_ids", "response_ids", "logprobs")
 """Fields of an utterance that no person reads. They are most of a file, so they are dropped line by line."""
 
@@ -119,10 +118,10 @@ class RunReader:
         if any(self._set_back(name) for name in self._read):
             self.epoch += 1
             self._begin()
-        config = _yaml(self.folder / "config.yaml")
+        config = read_config(self.folder / "config.yaml")
         self._metrics += self._new("metrics.jsonl", self._numbers)
         for when in HELD_OUT:
-            report = _evaluation(self.folder / f"evaluation_{when}.json")
+            report = read_evaluation(self.folder / f"evaluation_{when}.json")
             if report is not None:  # it is written after the dialogues that it counts
                 self._held_out[when] = report
                 self._take(f"evaluation_{when}.jsonl", when)
@@ -136,11 +135,11 @@ class RunReader:
             self._held_out.get("before"),
             self._held_out.get("after"),
             (self.folder / "final").is_dir(),
-            _crossplay(self.folder / CROSSPLAY),
+            read_crossplay(self.folder / CROSSPLAY),
         )
 
     def _numbers(self, record: Any) -> dict[str, Any]:
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        if not isinstance(record, dict) or not _counts(record.get("step"), MOST_STEPS):
             raise self._older("metrics.jsonl", "'step'")
         return record
 
@@ -165,7 +164,7 @@ class RunReader:
     def _new(self, name: str, kept: Callable[[Any], Kept]) -> list[Kept]:
         """What ``kept`` keeps of each record of a file that was not there the last time."""
         file = self.folder / name
-        if not file.exists():
+        if not is_there(file):
             return []
         _, start = self._read.get(name, (0, 0))
         found = []
@@ -173,9 +172,11 @@ class RunReader:
             for end, record in whole_lines(file, start):
                 found.append(kept(record))
                 start = end
+            self._read[name] = (file.stat().st_ino, start)
         except DamagedRecord as error:
             raise RunError(str(error)) from None
-        self._read[name] = (file.stat().st_ino, start)
+        except OSError as error:
+            raise RunError(f"{file}: cannot be read: {error.strerror}") from None
         return found
 
     def _set_back(self, name: str) -> bool:
@@ -199,17 +200,22 @@ def _must_be_run(folder: Path) -> None:
         raise RunError(f"{folder}: is not a run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip
 
 
+def _counts(number: Any, most: int) -> bool:
+    """Return whether ``number`` is a whole number from 0 to ``most``."""
+    return isinstance(number, int) and 0 <= number <= most
+
+
 def _missing(record: Any, when: str | None) -> str:
     """The part that a dialogue's record lacks; empty where it has all of them."""
     if not isinstance(record, dict) or not isinstance(record.get("example"), dict):
         return "'example'"
-    if when is None and not isinstance(record.get("step"), int):
+    if when is None and not _counts(record.get("step"), MOST_STEPS):
         return "'step'"
     utterances = record.get("utterances")
     if not isinstance(utterances, list) or not all(isinstance(u, dict) for u in utterances):
         return "'utterances'"
     for u in utterances:
-        if not isinstance(u.get("agent"), str) or not isinstance(u.get("turn"), int):
+        if not isinstance(u.get("agent"), str) or not _counts(u.get("turn"), MOST_TURNS):
             return "'agent' and 'turn' in its utterances"
         if u.get("grade") is not None and not (
             isinstance(u["grade"], dict) and {"answer", "correct"} <= u["grade"].keys()
@@ -226,7 +232,14 @@ def _dialogue(record: dict[str, Any]) -> Dialogue:
     example = {"id": "", "question": "", "answer": "", **_cleaned(record["example"])}
     example["id"] = str(example["id"])
     utterances = [
-        {"id": number, "policy": "", "order": u["turn"], "messages": [], "text": "", **_cleaned(u)}
+        {
+            "policy": "",
+            "order": u["turn"],
+            "messages": [],
+            "text": "",
+            **_cleaned(u),
+            "id": u["id"] if isinstance(u.get("id"), int) else number,
+        }
         for number, u in enumerate(record["utterances"])
     ]
     return from_record({**record, "example": example, "utterances": utterances})
@@ -236,6 +249,7 @@ _KINDS = {
     **dict.fromkeys(("question", "answer", "policy", "text", "role", "restated"), str),
     **dict.fromkeys(("meta", "rewards", "tags", "trace"), dict),
     **dict.fromkeys(("messages", "parents"), list),
+    **dict.fromkeys(("order", "caller"), int),
 }
 _STOPS = [stop.value for stop in Stop]
 
@@ -253,6 +267,8 @@ def _cleaned(entry: dict[str, Any]) -> dict[str, Any]:
             own[name] = str(value)
     if own.get("stop") not in _STOPS:
         own.pop("stop", None)
+    if "parents" in own:
+        own["parents"] = [parent for parent in own["parents"] if isinstance(parent, int)]
     if "messages" in own:
         own["messages"] = [message for message in own["messages"] if isinstance(message, dict)]
     if "grade" in own:
@@ -271,58 +287,3 @@ def _cleaned(entry: dict[str, Any]) -> dict[str, Any]:
 def _is_trace(entry: dict[str, Any]) -> bool:
     lists = [entry.get(name) for name in ("pieces", "logprobs", "advantages")]
     return all(isinstance(own, list) for own in lists) and isinstance(entry.get("values"), list | None)
-
-
-def _yaml(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = parse_yaml(read_yaml_text(file), str(file))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
-    content = content if isinstance(content, dict) else {}
-    agents = content.get("agents")
-    if agents is not None and not (
-        isinstance(agents, dict) and all(isinstance(a, dict | None) for a in agents.values())
-    ):
-        raise RunError(f"{file}: agents: expected a mapping of names to sections, got {agents!s:.60}")
-    if agents is not None:
-        content["agents"] = {str(name): section or {} for name, section in agents.items()}
-    return content
-
-
-def _json(file: Path) -> Any:
-    """The content of a JSON file; None if it is missing."""
-    if not file.exists():
-        return None
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{file}: cannot be read: {error}") from None
-
-
-def _crossplay(file: Path) -> CrossPlay | None:
-    """The cross-play in a run's folder, if it names the run. A copied or renamed folder may hold that of another run."""
-    if (content := _json(file)) is None:
-        return None
-    try:
-        play = CrossPlay.from_json(content)
-        named = any(Path(name).name == file.resolve().parent.name for name in play.runs)
-        return play if named else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{file}: is not a cross-play ({error!r}); write it again with maporl crossplay, or remove it"
-        ) from None
-
-
-def _evaluation(file: Path) -> Evaluation | None:
-    if (content := _json(file)) is None:
-        return None
-    if not isinstance(content, dict) or not content.get("turns") or "flips" not in content:
-        raise RunError(f"{file}: has no 'turns' and 'flips'; it was not written by this version of maporl")
-    try:
-        return Evaluation.from_json(content)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise RunError(
-            f"{file}: is not an evaluation ({error!r}); it was not written by this version of maporl"
-        ) from None

@@ -17,7 +17,6 @@ from urllib.request import url2pathname
 
 PACKAGES = ("maporl", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "sympy", "numpy", "pydantic")
 FEATURES = (
-    ("rollouts by vLLM servers, agents behind an API", "openai", "api"),
     ("rollouts by vLLM in the trainer's process", "vllm", "vllm"),
     ("DeepSpeed ZeRO", "deepspeed", "deepspeed"),
     ("8-bit optimizer, 4-bit models", "bitsandbytes", "quantized"),

@@ -195,13 +195,17 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
 def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise TaskError(f"{path}: no such file; give the path of a .jsonl file or the hub name of a data set")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise TaskError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise TaskError(f"{path}: line {number} is not JSON: {error}") from None
         if "\\ud" in line.lower() and well_formed(text := json.dumps(row, ensure_ascii=False)) != text:
             raise TaskError(

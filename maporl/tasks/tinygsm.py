@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from maporl.sandbox.repeatable import is_repeatable
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_rows
 from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
@@ -117,8 +118,7 @@ def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str
     dropped: Counter[str] = Counter()
     usable = []
     for number, row in rows:
-        reason = "no_question" if not _question(row) else "also_in_training" if _question(row) in known else None
-        if reason:
+        if reason := _unusable(row, known):
             dropped[reason] += 1
         else:
             usable.append((number, row))
@@ -132,6 +132,16 @@ def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str
     for reason, count in dropped.most_common():
         logger.info("tinygsm: %d of %d rows dropped: %s", count, len(rows), reason)
     return examples, dict(dropped.most_common())
+
+
+def _unusable(row: dict[str, Any], known: set[str]) -> str | None:
+    """Why a row is dropped before its program runs; None if it is not. A label is the same on every day and machine."""
+    code = _code(row)
+    if not _question(row):
+        return "no_question"
+    if _question(row) in known:
+        return "also_in_training"
+    return "not_repeatable" if isinstance(code, str) and not is_repeatable(code) else None
 
 
 def _run(codes: list[Any]) -> list[Any]:

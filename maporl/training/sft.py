@@ -14,14 +14,16 @@ from trl import SFTConfig, SFTTrainer
 from maporl.config.schema import Config
 from maporl.engines.transcript import conversations
 from maporl.errors import ConfigError
+from maporl.report.charts import finite
 from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.training.sft_options import SFTOptions
-from maporl.types import Dialogue, Utterance, from_json
+from maporl.types import Dialogue, Utterance, from_record
 from trl_ext import distributed
 from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import save_policy_weights
+from trl_ext.jsonl import whole_lines
 from trl_ext.master_weights import MasterAdamW
 from trl_ext.run_lock import RunLock
 
@@ -57,12 +59,15 @@ def best_debates(file: Path, share: float) -> list[Dialogue]:
     if not 0 < share <= 1:
         raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
     dialogues = []
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            dialogue = from_json(line)
-            if any("score" not in u.rewards for u in dialogue.answers()):
-                raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
-            dialogues.append(dialogue)
+    for number, (_, record) in enumerate(whole_lines(file), 1):
+        try:
+            dialogue = from_record(record)
+            scored = all(finite(u.rewards.get("score")) is not None for u in dialogue.answers())
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ConfigError(f"{file}: line {number}: is not a dialogue ({error!r:.200})") from None
+        if not scored:
+            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
+        dialogues.append(dialogue)
     if not dialogues:
         raise ConfigError(f"{file}: holds no dialogues")
     return sorted(dialogues, key=_final_score, reverse=True)[: max(1, round(share * len(dialogues)))]

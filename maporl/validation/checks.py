@@ -58,7 +58,12 @@ def _check_texts(value: object, where: str, at: str = "") -> None:
 
 def _check_output(config: Config, where: str) -> None:
     folder = Path(config.output_dir)
-    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    try:
+        there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(
+            f"{where}: output_dir: cannot be used ({error.strerror}), got {config.output_dir!r:.80}; give another name"
+        ) from None
     if there.exists() and not there.is_dir():
         raise ConfigError(
             f"{where}: output_dir: {str(there)!r} is a file; expected a new or empty folder, so give another name"

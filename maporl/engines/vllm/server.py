@@ -1,19 +1,22 @@
 """The client of one ``vllm serve``, and the interface that the engine needs of any vLLM."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from maporl.config.schema import VLLMSection
-from maporl.errors import ConfigError, UserError
+from maporl.errors import UserError
+from maporl.http_client import HttpClient, HttpFailure, persistent
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled
 
 OLDEST = (0, 14)
 """The oldest vLLM whose completions return token ids for prompts that are token ids; 0.32.0 is tested."""
+
+Answered = TypeVar("Answered")
 
 
 class VLLMFailure(UserError, RuntimeError):
@@ -69,30 +72,20 @@ class Server(Protocol):
 
 
 class RemoteServer:
-    """One ``vllm serve`` at a URL. The client of package ``openai`` retries failed requests.
+    """One ``vllm serve`` at a URL. Failed requests are sent again where that may help.
 
     Args:
         url: the server's address, such as ``http://127.0.0.1:8000``.
         section: the options of the policy that uses the server first.
 
     Raises:
-        ConfigError: the package ``openai`` is not installed.
+        ConfigError: the address, or the key in ``section.key_variable``, cannot be used.
     """
 
     def __init__(self, url: str, section: VLLMSection):
-        try:
-            import openai
-        except ImportError as error:
-            raise ConfigError(
-                "engine: vllm needs the package openai; install it with: pip install 'maporl[api]'"
-            ) from error
-        self.url, self.section = url.rstrip("/"), section
-        self._client = openai.OpenAI(
-            api_key=os.environ.get(section.key_variable, "none"),
-            base_url=self.url + "/v1",
-            timeout=section.timeout,
-            max_retries=section.retries,
-        )
+        key = os.environ.get(section.key_variable, "")
+        self._client = HttpClient(url, section.timeout, key, section.key_variable, section.concurrency)
+        self.url, self.section = self._client.url, section
         self._base: str | None = None
 
     @property
@@ -103,12 +96,11 @@ class RemoteServer:
             VLLMFailure: the server does not answer, is too old, or does not serve the configured base model.
         """
         if self._base is None:
-            version = str(self._call("asking for its version", lambda: self._get("/version")).get("version"))
-            parts = [int(p) for p in version.split("+")[0].split(".")[:2] if p.isdigit()]
+            version = str(self._call("asking for its version", self._client.get, "/version", _version))
+            parts = [int(p) for p in version.split("+")[0].split(".")[:2] if p.isdecimal()]
             if len(parts) == 2 and tuple(parts) < OLDEST:
                 raise VLLMFailure(f"{self.url}: is vLLM {version}, and {'.'.join(map(str, OLDEST))} or newer is needed")
-            listed = self._call("asking for its models", lambda: self._get("/v1/models"))["data"]
-            bases = [entry["id"] for entry in listed if entry.get("parent") is None]
+            bases = self._call("asking for its models", self._client.get, "/v1/models", _bases)
             wanted = self.section.base
             if not bases or (wanted is not None and wanted not in bases):
                 raise VLLMFailure(f"{self.url}: serves {bases}, and agents.NAME.vllm.base is {wanted!r}")
@@ -126,61 +118,82 @@ class RemoteServer:
 
     def _complete(self, asked: Asked) -> Sampled:
         body = {
-            "return_token_ids": True,
-            "stop_token_ids": sorted(asked.stop_ids),
-            "ignore_eos": True,
+            "model": asked.model,
+            "prompt": asked.prompt,
+            "max_tokens": asked.most,
+            "temperature": asked.decoding.temperature,
+            "top_p": asked.decoding.top_p,
             "top_k": asked.decoding.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stop_token_ids": sorted(asked.stop_ids),
+            "ignore_eos": True,
+            **({} if asked.seed is None else {"seed": asked.seed}),
         }
-        options: dict[str, Any] = {} if asked.seed is None else {"seed": asked.seed}
-
-        def ask() -> Any:
-            return self._client.completions.create(
-                model=asked.model, prompt=asked.prompt, max_tokens=asked.most,
-                temperature=asked.decoding.temperature, top_p=asked.decoding.top_p,
-                logprobs=0, extra_body=body, **options,
-            )  # fmt: skip
-
-        choice = self._call(f"{asked.label}, model {asked.model!r}", ask).choices[0]
-        ids = getattr(choice, "token_ids", None)
-        if not ids or choice.logprobs is None:
-            raise VLLMFailure(
-                f"{self.url}: {asked.label}: its answer has no token ids or no log-probabilities; is it a vLLM server?"
-            )
-        return Sampled(list(ids), [float(v) for v in choice.logprobs.token_logprobs])
+        what = f"{asked.label}, model {asked.model!r}"
+        return self._call(what, self._client.post, "/v1/completions", body, lambda found: _sampled(found, asked.most))
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of ``text`` by the server's tokenizer, without special tokens."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return self._call("tokenising", lambda: self._send("/tokenize", body))["tokens"]
+        return self._call("tokenising", self._client.post, "/tokenize", body, lambda found: _ids(found["tokens"]))
 
     def load(self, name: str, folder: Path, what: str) -> None:
         """Let the server load the adapter in ``folder`` as ``name``. ``what`` describes the request in errors."""
-        self._post("load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, what)
+        self._call(what, self._client.tell, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     def unload(self, name: str, what: str) -> None:
         """Let the server remove the adapter ``name``. ``what`` describes the request in errors."""
-        self._post("unload_lora_adapter", {"lora_name": name}, what)
+        self._call(what, self._client.tell, "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def _post(self, path: str, body: dict[str, Any], what: str) -> None:
-        self._call(what, lambda: self._client.post(f"/{path}", body=body, cast_to=str))
-
-    def _get(self, path: str) -> Any:
-        return self._client.get(self.url + path, cast_to=object)
-
-    def _send(self, path: str, body: dict[str, Any]) -> Any:
-        return self._client.post(self.url + path, body=body, cast_to=object)
-
-    def _call(self, what: str, function: Any) -> Any:
-        import openai
-
+    def _call(self, what: str, function: Callable[..., Answered], *arguments: Any) -> Answered:
         try:
-            return function()
-        except openai.APITimeoutError as error:
+            return persistent(self.section.retries)(function, *arguments)
+        except HttpFailure as error:
+            raise VLLMFailure(f"{self.url}: {what}: {error}") from error
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            AttributeError,
+        ) as error:  # raised by what reads the answer
             raise VLLMFailure(
-                f"{self.url}: {what}: no answer within {self.section.timeout:g} s, {self.section.retries + 1} times; raise "
-                "agents.NAME.vllm.timeout, or look at the server"
+                f"{self.url}: {what}: its answer is not that of a vLLM server ({type(error).__name__}: {error}); is it one?"
             ) from error
-        except openai.OpenAIError as error:
-            raise VLLMFailure(f"{self.url}: {what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def _version(found: Any) -> str:
+    return str(found.get("version"))[:40]
+
+
+def _bases(found: Any) -> list[str]:
+    """Return the names of the models, without those of adapters."""
+    return [str(entry["id"]) for entry in found["data"] if entry.get("parent") is None]
+
+
+def _ids(found: Any) -> list[int]:
+    if not isinstance(found, list) or not all(type(number) is int and 0 <= number < 2**31 for number in found):
+        raise ValueError("no list of token ids")
+    return found
+
+
+def _sampled(found: Any, most: int) -> Sampled:
+    """Return the completion in the answer, after checking that it has at most ``most`` tokens, each with its
+    log-probability.
+    """
+    choice = found["choices"][0]
+    if not choice.get("token_ids") or not choice.get("logprobs"):
+        raise ValueError("no token ids or no log-probabilities")
+    ids, logprobs = _ids(choice["token_ids"]), choice["logprobs"]["token_logprobs"]
+    if len(ids) > most or len(logprobs) != len(ids):
+        raise ValueError(
+            f"{len(ids)} token ids and {len(logprobs)} log-probabilities, and at most {most} were asked for"
+        )
+    if not all(
+        type(value) in (int, float) and -1e9 < value <= 0.001 for value in logprobs
+    ):  # rounding may leave 0.0001
+        raise ValueError("a log-probability that is not a finite number up to 0")
+    return Sampled(ids, [float(value) for value in logprobs])

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx2
 import tenacity
 
 from maporl.config.schema import TOKEN_VARIABLE, VerifierSection
 from maporl.errors import ConfigError
+from maporl.http_client import BACKOFF, HttpClient, HttpFailure, shown_url
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.encoding import encode
 from maporl.rewards.verifier.model import read_record, temperature_of
@@ -37,7 +37,7 @@ class VerifierFailure(RewardFailure):
     """The server at ``url`` gave no usable scores."""
 
     def __init__(self, url: str, message: str):
-        super().__init__(f"verifier server {url}: {message}")
+        super().__init__(f"verifier server {shown_url(url)}: {message}")
         self.url = url
 
 
@@ -117,10 +117,10 @@ class VerifierClient:
         for url in self.urls:  # the configuration's are checked already, the environment's are not
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{URLS_VARIABLE}: expected http://HOST:PORT, got {url!r}")
-        token = os.environ.get(TOKEN_VARIABLE, "").strip()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        limits = httpx2.Limits(max_connections=section.concurrency)
-        self._http = httpx2.Client(timeout=section.timeout, headers=headers, limits=limits)
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        self._http = {
+            url: HttpClient(url, section.timeout, token, TOKEN_VARIABLE, section.concurrency) for url in self.urls
+        }
         self._servers = Servers(self.urls)
         self._ask = {"maporl": self._ask_maporl, "vllm": self._ask_vllm}[section.api]
         self._counts: Counter[str] = Counter()
@@ -188,49 +188,29 @@ class VerifierClient:
         self.count("requests")
         try:
             outcomes = self._ask(url, request_id, chats, references)
-        except (httpx2.TransportError, Unavailable) as error:
-            busy = isinstance(error, Unavailable) and error.retry_after > 0
-            if not busy and self._servers.eject(url):
+        except HttpFailure as error:
+            if not error.passing:
+                raise VerifierFailure(url, str(error)) from error
+            if not error.retry_after and self._servers.eject(url):
                 self.count("ejected")
-            if isinstance(error, Unavailable):
-                raise
-            raise Unavailable(url, f"cannot be reached ({type(error).__name__}: {error})") from error
+            raise Unavailable(url, str(error), error.retry_after) from error
         self._servers.restore(url)
         return outcomes
-
-    def _post(self, url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Post ``body`` and return the JSON object of the answer. Any other answer is a failure."""
-        answer = self._http.post(f"{url}{path}", json=body)
-        if answer.status_code in (408, 429) or answer.status_code >= 500:
-            after = answer.headers.get("retry-after", "")
-            seconds = float(after) if after.isdigit() else 0.0
-            raise Unavailable(url, f"answered {answer.status_code}{_said(answer)}", seconds)
-        if answer.status_code != 200:
-            raise VerifierFailure(url, f"answered {answer.status_code}{_said(answer)}")
-        try:
-            found = answer.json()
-        except ValueError as error:
-            raise VerifierFailure(url, f"answered with something that is not JSON: {answer.text[:80]!r}") from error
-        if not isinstance(found, dict):
-            raise VerifierFailure(url, f"expected a JSON object, got {type(found).__name__}")
-        return found
 
     def _ask_maporl(
         self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str]
     ) -> Sequence[Outcome]:
         body = {"request_id": request_id, "chats": list(chats), "references": list(references)}
-        results = self._post(url, "/v1/score", body).get("results")
-        if not isinstance(results, list) or len(results) != len(chats):
-            got = len(results) if isinstance(results, list) else results
-            raise VerifierFailure(url, f"expected {len(chats)} results, got {got!r:.80}")
+        results = self._list(url, "/v1/score", body, "results", len(chats))
         return [self._outcome(url, result) for result in results]
 
     def _outcome(self, url: str, result: Any) -> Outcome:
         """The outcome for one chat. Its error is raised, and so stops the run, unless ``on_failure`` is ``label``."""
         error = result.get("error") if isinstance(result, dict) else None
         if error is None:
-            return _score(url, result.get("score") if isinstance(result, dict) else result)
-        failure = VerifierFailure(url, f"could not score an answer: {error.get('code')}: {error.get('message')}")
+            return self._score(url, result.get("score") if isinstance(result, dict) else result)
+        told = f"{error.get('code')}: {error.get('message')}" if isinstance(error, dict) else error
+        failure = VerifierFailure(url, f"could not score an answer: {self._http[url].shown(told)}")
         if self.section.on_failure != "label":
             raise failure
         return failure
@@ -239,11 +219,39 @@ class VerifierClient:
         self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str]
     ) -> Sequence[Outcome]:
         assert self._vllm is not None  # made for this interface
-        found = self._post(url, "/classify", self._vllm.body(request_id, chats)).get("data")
-        if not isinstance(found, list) or len(found) != len(chats):
-            got = len(found) if isinstance(found, list) else found
-            raise VerifierFailure(url, f"expected data on {len(chats)} inputs, got {got!r:.80}")
-        return [self._vllm.score(url, item) for item in sorted(found, key=lambda item: item["index"])]
+        items = self._list(url, "/classify", self._vllm.body(request_id, chats), "data", len(chats))
+        by_index = {
+            item["index"]: item.get("probs")
+            for item in items
+            if isinstance(item, dict) and type(item.get("index")) is int
+        }
+        missing = [index for index in range(len(chats)) if index not in by_index]
+        if missing:
+            raise VerifierFailure(url, f"expected data on the inputs 0 to {len(chats) - 1}, got none on {missing[0]}")
+        return [self._calibrated(url, by_index[index]) for index in range(len(chats))]
+
+    def _calibrated(self, url: str, probabilities: Any) -> float:
+        assert self._vllm is not None  # made for this interface
+        if not isinstance(probabilities, list) or len(probabilities) not in (1, 2):
+            got = self._http[url].shown(probabilities)
+            raise VerifierFailure(url, f"expected probabilities of one class or two, got {got}")
+        return self._vllm.calibrate(self._score(url, probabilities[-1]))
+
+    def _list(self, url: str, path: str, body: dict[str, Any], name: str, count: int) -> list[Any]:
+        """Post ``body`` and return the list ``name`` of the answer, which has ``count`` entries."""
+        found: Any = self._http[url].post(path, body)
+        if not isinstance(found, dict):
+            raise VerifierFailure(url, f"expected a JSON object, got {type(found).__name__}")
+        entries = found.get(name)
+        if not isinstance(entries, list) or len(entries) != count:
+            got = len(entries) if isinstance(entries, list) else self._http[url].shown(found.get(name, found))
+            raise VerifierFailure(url, f"expected {count} {name}, got {got}")
+        return entries
+
+    def _score(self, url: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            raise VerifierFailure(url, f"expected a score in [0, 1], got {self._http[url].shown(value)}")
+        return float(value)
 
 
 class VLLM:
@@ -275,41 +283,14 @@ class VLLM:
         """The body of a request for the scores of ``chats``."""
         return {"model": self.model, "request_id": request_id, "input": [encode(self.tokenizer, c) for c in chats]}
 
-    def score(self, url: str, item: dict[str, Any]) -> float:
-        """The probability that an answer is right, after the temperature.
-
-        It is the probability of the only class, or of the second of two.
-
-        Raises:
-            VerifierFailure: ``item`` holds no such probability.
-        """
-        probabilities = item.get("probs")
-        if not isinstance(probabilities, list) or len(probabilities) not in (1, 2):
-            raise VerifierFailure(url, f"expected probabilities of one class or two, got {probabilities!r:.80}")
-        p = _score(url, probabilities[-1])
+    def calibrate(self, p: float) -> float:
+        """Return the probability that an answer is right, after the temperature, from the server's ``p``."""
         if self.temperature == 1.0 or p in (0.0, 1.0):
             return p
         return 1 / (1 + math.exp(-math.log(p / (1 - p)) / self.temperature))
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Seconds until the next try: exponential with jitter, and at least what the server asked for."""
+    """Return the seconds until the next try: the backoff, and at least what the server asked for."""
     error = state.outcome.exception() if state.outcome else None
-    wanted = error.retry_after if isinstance(error, Unavailable) else 0.0
-    return max(wanted, tenacity.wait_random_exponential(multiplier=0.2, max=10)(state))
-
-
-def _said(answer: httpx2.Response) -> str:
-    """The error in the body of an answer, or else the beginning of the body."""
-    try:
-        error = answer.json()["error"]
-        field = f" at {error['field']}" if error.get("field") else ""
-        return f" ({error['code']}{field}: {error['message']})"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f" ({answer.text[:200]!r})" if answer.text else ""
-
-
-def _score(url: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-        raise VerifierFailure(url, f"expected a score in [0, 1], got {value!r:.80}")
-    return float(value)
+    return max(error.retry_after if isinstance(error, Unavailable) else 0.0, BACKOFF(state))

@@ -1,0 +1,422 @@
+"""Servers of strangers: every answer ends in a value or in one line that names the server, and no exchange has no end."""
+
+import json
+import logging
+import re
+import socket
+import sqlite3
+import threading
+import time
+import zlib
+from contextlib import suppress
+
+import pytest
+
+from maporl import http_client
+from maporl.config.schema import ApiSection, VerifierSection, VLLMSection
+from maporl.engines.base import Request
+from maporl.engines.openai import ApiFailure, OpenAIEngine, is_whole
+from maporl.engines.transcript import Transcript
+from maporl.engines.vllm.server import Asked, RemoteServer, VLLMFailure
+from maporl.errors import ConfigError
+from maporl.http_client import LONGEST_PAUSE, MOST_BYTES, HttpClient, HttpFailure, seconds_of, shown_url
+from maporl.rewards.verifier.client import VerifierClient, VerifierFailure
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.storage.disk_cache import DiskCache
+from maporl.types import Ask, Example
+from trl_ext.ppo_options import Decoding
+
+pytestmark = pytest.mark.usefixtures("impatient")
+KEY = "sk-0123456789-abcdefghijklmnop"
+FOREVER = object()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(http_client, "BACKOFF", lambda state: 0.0)
+
+
+class Stranger:
+    """A server of raw bytes: ``script`` has one entry a request, the last one for ever. It remembers what it was asked.
+
+    An entry is a list of pieces, which are sent one after the other, and the connection is then closed. :data:`FOREVER`
+    repeats the piece before it. ``slow`` is the number of seconds between pieces.
+    """
+
+    def __init__(self, *script, slow=0.0):
+        self.script, self.slow, self.asked, self.lock = list(script), slow, [], threading.Lock()
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            connection, _ = self.listening.accept()
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection):
+        with connection:
+            asked = b""
+            while b"\r\n\r\n" not in asked:
+                asked += connection.recv(65536)
+            head, _, body = asked.partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head.lower())
+            while length and len(body) < int(length[1]):
+                body += connection.recv(65536)
+            with self.lock:
+                self.asked.append((head.decode(), body))
+                entry = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+                entry = entry(body) if callable(entry) else entry
+            with suppress(OSError):  # the client has gone, as it should
+                self._send(connection, entry)
+
+    def _send(self, connection, pieces):
+        for number, piece in enumerate(pieces):
+            while piece is FOREVER:
+                connection.sendall(pieces[number - 1])
+                time.sleep(self.slow)
+            connection.sendall(piece)
+            time.sleep(self.slow)
+
+
+def http(content, status="200 OK", **headers):
+    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    named = {"Content-Type": "application/json", "Content-Length": len(content), "Connection": "close", **headers}
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
+    return [f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + content]
+
+
+def completion(text="4", stop="stop", **more):
+    return {"choices": [{"message": {"content": text}, "finish_reason": stop}], "usage": {"prompt_tokens": 3}, **more}
+
+
+def bomb(size):
+    squeezed = zlib.compressobj(wbits=31)
+    return squeezed.compress(b" " * size) + squeezed.flush()
+
+
+DEEP = b"[" * 100_000
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+BROKEN = {
+    "a page": (
+        http(b"<html>\x1b[31m<b>503</b></html>", Content_Type="text/html"),
+        r"not JSON: '<html>\u241b\[31m<b>503",
+    ),
+    "nothing": (http(b""), "not JSON: ''"),
+    "half a JSON": (http(b'{"results": [{"sc'), "not JSON"),
+    "invalid UTF-8": (http(b'{"a": "\xff\xfe"}'), "not JSON"),
+    "deep nesting": (http(DEEP), "not JSON"),
+    "a huge integer": (http(b"9" * 10_000), "not JSON"),
+    "compressed": (http(bomb(2**26), Content_Encoding="gzip"), r"answered compressed \(gzip\)"),
+    "compressed twice": (http(bomb(2**26), Content_Encoding="gzip, br"), "answered compressed"),
+    "too much": ([HEAD + b"\r\n", b"x" * 65536, FOREVER], f"more than {MOST_BYTES:,} bytes"),
+    "endless headers": ([HEAD, b"X-A: " + b"b" * 1000 + b"\r\n", FOREVER], "did not end its answer"),
+    "closed in the middle": ([HEAD + b'Content-Length: 1000\r\n\r\n{"results"'], "did not end its answer"),
+    "closed at once": ([b""], "did not end its answer"),
+    "no HTTP": ([b"SSH-2.0-OpenSSH_9.6\r\n"], "did not end its answer"),
+    "another status": (http(b"teapot\x00\x07", "418 I am"), r"answered 418 \('teapot\u2400\u2407'\)"),
+    "a redirect to a file": (http(b"", "302 Found", Location="file:///etc/passwd"), "a redirect to file:///etc/passwd"),
+    "an error": (
+        http({"error": {"message": f"no such key: {KEY}"}}, "401 No"),
+        r"answered 401 .*no such key: \[the key\]",
+    ),
+}
+
+
+def client_of(server, seconds=5.0):
+    return HttpClient(server.url, seconds, KEY, "THE_KEY")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_worthless_answer_is_one_line_without_the_key(name):
+    pieces, message = BROKEN[name]
+    with pytest.raises(HttpFailure, match=message) as caught:
+        client_of(Stranger(pieces)).post("/x", {"a": 1})
+    told = str(caught.value)
+    assert told.isprintable() and len(told) < 500 and KEY not in told
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [HEAD + b"Content-Length: 1000000\r\n\r\n", b" ", FOREVER],
+        [HEAD, b"X", FOREVER],
+        [b"HTTP/1.1 100 Continue\r\n\r\n", FOREVER],
+        [HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", FOREVER],
+    ],
+    ids=["body", "header", "continue", "chunks"],
+)
+def test_a_byte_now_and_then_is_no_answer(pieces):
+    began = time.monotonic()
+    with pytest.raises(HttpFailure, match=r"no whole answer within 0.5 s"):
+        client_of(Stranger(pieces, slow=0.05), seconds=0.5).post("/x", {})
+    assert time.monotonic() - began < 30
+
+
+def test_no_key_goes_to_another_server_and_the_place_is_told():
+    other = Stranger(http({}))
+    server = Stranger(http(b"", "307 Elsewhere", Location=f"{other.url}/v1"))
+    with pytest.raises(HttpFailure, match=rf"answered 307, a redirect to {other.url}/v1; redirects are not followed"):
+        client_of(server).post("/x", {})
+    assert not other.asked and f"authorization: bearer {KEY}" in server.asked[0][0].lower()
+
+
+def test_a_key_that_straddles_the_cut_is_not_shown_in_part():
+    for spaces in (150, 190, 760, 790):
+        with pytest.raises(HttpFailure) as caught:
+            client_of(Stranger(http(b"a" + b" " * spaces + KEY.encode(), "400 No"))).post("/x", {})
+        assert KEY[:6] not in str(caught.value)
+
+
+def test_a_password_in_an_address_is_sent_and_not_shown():
+    server = Stranger(http(b"no", "403 No"))
+    login = server.url.replace("//", "//alice:correct-horse@")
+    with pytest.raises(HttpFailure) as caught:
+        client = HttpClient(login, 5.0)
+        client.get("/x")
+    assert (
+        "authorization: basic" in server.asked[0][0].lower() and "correct-horse" not in f"{caught.value} {client.url}"
+    )
+    assert shown_url("http://a:b@h/x@y") == "http://h/x@y"
+    for key in ("sk-\u00e9", "a\nb", "a\x00b"):
+        with pytest.raises(ConfigError, match="the environment variable THE_KEY holds no key") as wrong:
+            HttpClient("http://h", 1.0, key, "THE_KEY")
+        assert key not in str(wrong.value)
+
+
+def test_no_server_is_waited_for_longer_than_a_minute():
+    far, past = "Fri, 31 Dec 2199 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:59 GMT"
+    for value in ("99999999999", "1e300", "inf", "9" * 5000, far):
+        assert seconds_of(value) == LONGEST_PAUSE, value[:20]
+    for value in (
+        "",
+        "-5",
+        "-inf",
+        "nan",
+        "soon",
+        "\u00b2",
+        past,
+        "Fri, 31 Dec 99999999999999 23:59:59 GMT",
+        "Mon, 99 Zzz -1",
+    ):
+        assert seconds_of(value) == 0.0, value
+    assert (
+        seconds_of("2") == 2.0
+        and 0 < seconds_of(time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 30))) <= 30
+    )
+
+
+# -- verifier servers ---------------------------------------------------------------------------------------------
+
+CHATS = [chat_of(f"{n}", f"Answer: {n}") for n in range(2)]
+SCORES = [
+    "0.5", True, None, [], {}, -0.1, 1.5, 10**400, float("nan"), float("inf"), {"error": "x"}, {"error": [1]}, {"score": "1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("score", SCORES, ids=lambda score: repr(score)[:12])
+def test_a_wrong_score_names_the_server(score):
+    server = Stranger(http({"results": [score if isinstance(score, dict) else {"score": score}, {"score": 0.5}]}))
+    section = VerifierSection(urls=(server.url,), retries=0, timeout=5.0)
+    with pytest.raises(
+        VerifierFailure, match=rf"verifier server {server.url}: (expected a score|could not score)"
+    ) as caught:
+        VerifierClient(section, section.urls).scores(CHATS, ["0", "1"])
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        [],
+        5,
+        None,
+        {"results": {}},
+        {"results": [0.5]},
+        {"results": [{"score": 1}] * 3},
+        {"error": {"code": [], "message": {}}},
+    ],
+    ids=repr,
+)
+def test_scores_of_other_chats_are_refused(found):
+    server = Stranger(http(found))
+    section = VerifierSection(urls=(server.url,), retries=0, timeout=5.0)
+    with pytest.raises(VerifierFailure, match=rf"verifier server {server.url}: expected "):
+        VerifierClient(section, section.urls).scores(CHATS, ["0", "1"])
+
+
+def test_probabilities_without_their_places_are_refused(tiny, tmp_path):
+    _, tokenizer = tiny()
+    tokenizer.save_pretrained(tmp_path)
+    good = {"index": 0, "probs": [0.25]}
+    items = [
+        [good, good],
+        [good, {"probs": [0.1]}],
+        [good, {"index": [1], "probs": [0.1]}],
+        [good, 3],
+        [good, {"index": True}],
+    ]
+    for wrong in items:
+        section = VerifierSection(
+            urls=(Stranger(http({"data": wrong})).url,), retries=0, api="vllm", model=str(tmp_path)
+        )
+        with pytest.raises(VerifierFailure, match="expected data on the inputs 0 to 1, got none on 1"):
+            VerifierClient(section, section.urls).scores([chat_of("1+1=", "2")] * 2, ["", ""])
+    section = VerifierSection(
+        urls=(Stranger(http({"data": [{"index": 1, "probs": [0.5]}, good]})).url,), api="vllm", model=str(tmp_path)
+    )
+    assert VerifierClient(section, section.urls).scores([chat_of("1+1=", "2")] * 2, ["", ""]) == [0.25, 0.5]
+
+
+# -- agents behind an API -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asking(tmp_path, monkeypatch):
+    """``asking(server, count=1, **section)``: the texts that an engine gives for ``count`` requests."""
+    monkeypatch.setenv("MAPORL_CACHE", str(tmp_path))
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+    def ask(server, count=1, **section):
+        engine = OpenAIEngine(
+            {"bob": ApiSection("m", **{"base_url": server.url, "retries": 0, "concurrency": 1, **section})}, 5
+        )
+        requests = []
+        for n in range(count):
+            transcript = Transcript()
+            transcript.messages.append({"role": "user", "content": f"{n}+1= \ud800"})
+            requests.append(Request(Ask("bob", []), Example(str(n), "", ""), 0, 0, transcript, f"request {n}"))
+        return [reply.text for reply in engine.generate(requests, Decoding(1.0))]
+
+    return ask
+
+
+WORTHLESS = {
+    "an error": {"error": {"message": f"overloaded {KEY}"}},
+    "no choices": {"choices": []},
+    "null choices": {"choices": None},
+    "no message": {"choices": [{"finish_reason": "stop"}]},
+    "a list": [1],
+    "no text": completion(None),
+    "a number": completion(5),
+    "another end": completion("4", 7),
+    "an error as end": completion("4", "error"),
+    "an error beside": completion("4", error={"code": 1}),
+    "a flood": completion("x" * 1001),
+}
+
+
+@pytest.mark.parametrize("name", WORTHLESS)
+def test_a_broken_answer_is_asked_again_and_never_cached(asking, tmp_path, name, monkeypatch):
+    server = Stranger(http(WORTHLESS[name]))
+    with pytest.raises(
+        ApiFailure, match=rf"request 0: no answer from {server.url} \(model 'm', up to 0 retries\): "
+    ) as caught:
+        asking(server)
+    assert str(caught.value).isprintable() and KEY not in str(caught.value) and len(server.asked) == 1
+    server.script = [http(WORTHLESS[name]), http(completion("7"))]
+    assert asking(server, retries=1) == ["7"] == asking(server) and len(server.asked) == 3
+    assert json.loads(server.asked[0][1])["messages"][0]["content"].startswith("0+1=")
+
+
+def test_answers_that_were_paid_for_are_kept_when_another_request_fails(asking):
+    def answer(body):
+        if b"2+1=" in body:
+            return http(b"<html>", "500 No")
+        return http(completion("ok"))
+
+    server = Stranger(answer)
+    with pytest.raises(ApiFailure, match=r"request 2: .* answered 500"):
+        asking(server, count=5)
+    paid = len(server.asked)
+    server.script = [http(completion("later"))]
+    assert asking(server, count=5)[:3] == ["ok", "ok", "later"]
+    assert paid >= 3 and len(server.asked) == 6  # the one that failed is all that was asked twice
+
+
+def test_an_answer_without_its_end_is_used_and_not_kept(asking):
+    server = Stranger(http(completion("cut \ud800", None)), http(completion("", "length")), http(completion("x")))
+    assert asking(server) == ["cut \ufffd"] and asking(server) == [""] == asking(server) and len(server.asked) == 2
+
+
+def test_a_cache_that_is_damaged_or_old_is_a_miss_and_said(asking, tmp_path, caplog):
+    server = Stranger(http(completion("first")), http(completion("second")))
+    assert asking(server) == ["first"] == asking(server)
+    with sqlite3.connect(tmp_path / "api.sqlite") as db:
+        [[text]] = db.execute("SELECT record FROM verdicts").fetchall()
+        assert is_whole(json.loads(text))
+        for wrong in (
+            "{",
+            "5",
+            "[" * 5000,
+            "null",
+            '{"text": "x"}',
+            text.replace('"first"', '""'),
+            text.replace('"stop"', "0", 1),
+            b"\xff",
+        ):
+            db.execute("UPDATE verdicts SET record = ?", (wrong,))
+            db.commit()
+            with caplog.at_level(logging.WARNING):
+                assert asking(server, cache=True) == ["second"]
+            assert "1 damaged records are dropped" in caplog.text
+            caplog.clear()
+    db.close()
+    for content in (b"not a database, and long enough to be recognised " * 40, b""):
+        (tmp_path / "api.sqlite").write_bytes(content)
+        with caplog.at_level(logging.WARNING):
+            assert asking(server) == ["second"] == asking(server)
+    assert "is damaged" in caplog.text and len(list(tmp_path.glob("api.sqlite.damaged-*"))) == 1
+    (tmp_path / "api.sqlite").unlink()
+    with sqlite3.connect(tmp_path / "api.sqlite") as db:
+        db.execute("CREATE TABLE verdicts (id INTEGER)")  # as another version might have had it
+    db.close()
+    assert asking(server) == ["second"] == asking(server)
+    assert len(list(tmp_path.glob("api.sqlite.damaged-*"))) == 2
+
+
+def test_a_cache_that_cannot_be_written_any_more_costs_no_answer(tmp_path, caplog):
+    cache = DiskCache(tmp_path, "api")
+    cache.put([("a", {"x": 1})])
+    cache.path.unlink()
+    cache.path.mkdir()
+    with caplog.at_level(logging.WARNING):
+        cache.put([("b", {"x": 1})])
+        assert cache.get(["a"]) == {}
+    assert "cannot be written" in caplog.text and "cannot be read" in caplog.text
+
+
+# -- vLLM ---------------------------------------------------------------------------------------------------------
+
+
+def choice(ids=(5, 6), logprobs=(-1.0, -2.0)):
+    return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {}, [], None, {"choices": []}, {"choices": [5]}, choice(None), choice(logprobs=None), choice(logprobs=[-1.0]),
+        choice([5, -6]), choice([5, True]), choice([5, "6"]), choice([5, 10**30]), choice(logprobs=[-1.0, float("nan")]),
+        choice(logprobs=[-1.0, -(10**400)]), choice(logprobs=[-1.0, float("-inf")]), choice(logprobs=[-1.0, 3.0]),
+        choice([5] * 9, [-1.0] * 9), {"error": {"message": "out of memory"}}, DEEP, b"<html>",
+    ],
+    ids=lambda found: repr(found)[:40],
+)  # fmt: skip
+def test_a_wrong_completion_names_the_server(found):
+    server = Stranger(http(found))
+    asked = Asked("one", "base", [1], 4, Decoding(1.0), frozenset())
+    with pytest.raises(VLLMFailure, match=rf"{server.url}: one, model 'base': .*(vLLM server|not JSON)"):
+        RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0)).answer([asked])
+
+
+def test_servers_of_other_things_are_told_from_vllm():
+    for found in ({}, {"data": 5}, {"data": [{}]}, {"data": [5]}, [], "x"):
+        server = Stranger(http({"version": "\u00b2.1.x"}), http(found))
+        with pytest.raises(VLLMFailure, match=server.url):
+            assert RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0)).base
+    for found in ({}, {"tokens": "abc"}, {"tokens": [1.5]}, []):
+        server = Stranger(http(found))
+        with pytest.raises(VLLMFailure, match=f"{server.url}: tokenising: its answer is not that of a vLLM server"):
+            RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0)).tokenize("m", "x")
