@@ -14,7 +14,7 @@ from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT
 from maporl.types import Example, Message
 from reward_server.schemas import ItemError, ModelInfo
 
-_BATCH_CHATS, _SHORTEST = 32, 512
+_BATCH_CHATS, _SHORTEST = 32, 64
 """The most chats that a grader takes at a time, and the least tokens that a chat counts for. A grader gains nothing by larger
 batches, and what the client no longer waits for can be dropped between two of them only."""
 
