@@ -16,7 +16,7 @@ from trl_ext.chat import ChatError
 MOST_TOKENS = 2**17
 """The most tokens of a chat for a model that names no context."""
 
-_BATCH_CHATS, _SHORTEST = 32, 512
+_BATCH_CHATS, _SHORTEST = 32, 64
 """The most chats that a grader takes at a time, and the least tokens that a chat counts for. A grader gains nothing by larger
 batches, and what the client no longer waits for can be dropped between two of them only."""
 
