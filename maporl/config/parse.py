@@ -229,7 +229,7 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
             nested: Any = parse_yaml(text)
         except yaml.YAMLError as error:
             raise ConfigError(
-                f"--set {path:.80}=...: the value is not readable as YAML: {_one_line(error)}; got {text!r:.80}"
+                f"--set {visible(override):.80}: the value is not readable as YAML: {_one_line(error)}"
             ) from None
         for key in reversed(path.split(".")):
             nested = {key: nested}

@@ -14,7 +14,6 @@ from maporl.rewards import SOURCES
 from maporl.rewards.rules import build_rules
 from maporl.tasks import TASKS, Task, build_task
 from maporl.team.checks import check_agents
-from maporl.text import well_formed
 from maporl.training.ahead import check_ahead
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
 
@@ -25,7 +24,6 @@ def check(config: Config, where: str) -> None:
     Raises:
         ConfigError: they do not. The message begins with ``where`` and names the first fault.
     """
-    _check_texts(dataclasses.asdict(config), where)
     _check_output(config, where)
     _check_ppo(config, where)
     check_agents(config, where)
@@ -39,21 +37,6 @@ def check(config: Config, where: str) -> None:
     _check_branching(config, protocol, where)
     _check_advantage(config, protocol, where)
     _check_task(config, where)
-
-
-def _check_texts(value: object, where: str, at: str = "") -> None:
-    """Check that every text can be encoded. An escape in YAML, or bytes in a command, may be half of a character."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            _check_texts(str(key), where, f"{at}a name")
-            _check_texts(part, where, f"{at}{key}.")
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _check_texts(part, where, at)
-    elif isinstance(value, str) and well_formed(value) != value:
-        raise ConfigError(
-            f"{where}: {at.rstrip('.')}: expected valid Unicode, got half of a surrogate pair in {value!r:.80}; correct the text"
-        )
 
 
 def _check_output(config: Config, where: str) -> None:
