@@ -426,6 +426,14 @@ def test_a_damaged_sentence_encoder_is_refused(folder, tmp_path):
     assert read_model(AutoModel, folder, new="pooler").config.num_hidden_layers == 2, "the trunk of a whole model"
 
 
+def test_a_tokenizer_that_cannot_encode_is_refused_before_its_model_loads(folder):
+    file = folder / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, "model": whole["model"] | {"unk_token": "nowhere"}}))
+    with pytest.raises(ConfigError, match=r"agents\.ann: its tokenizer cannot encode a short chat \(.*UNK"):
+        load_tokenizers(config_of(model=str(folder)))
+
+
 def test_a_trained_template_is_not_given_its_options_twice(tmp_path):
     """``read_team`` reads a whole model and its tokenizer from the trained folder, which has the options in it."""
     import yaml

@@ -130,8 +130,13 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
     messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
     try:
         ids = encode_prompt(tokenizer, messages)
-    except (ChatError, TypeError, ValueError) as error:
+    except ChatError as error:
         raise ConfigError(f"{where}: {error}, or set {where}.chat_template") from None
+    except Exception as error:  # the tokenizers library raises nothing more special
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{where}: its tokenizer cannot encode a short chat ({type(error).__name__}: {said}); use another tokenizer"
+        ) from error
     size = None if section.model is None else getattr(_text_config(where, section.model), "vocab_size", None)
     highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)
     if size is not None and highest >= size:
