@@ -218,6 +218,14 @@ def test_no_source_and_no_special_name_is_made_of_a_snippets_texts(sandbox):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["flags", "traps"])
+def test_no_snippet_gets_what_reads_memory_that_is_another_objects(sandbox, name):
+    ways = (f"decimal.Context().{name}", f"(lambda c: c.copy().{name})(decimal.getcontext())")
+    pattern = f"import decimal\ndef f():\n    match decimal.Context():\n        case object({name}=x): return 1"
+    codes = [f"import decimal\nkept = {way}\ndef f(): return 1" for way in ways] + [pattern]
+    assert [sandbox.run(code, "f").reason for code in codes] == ["forbidden"] * 3
+
+
 def test_cached_properties_of_snippets_behave_as_pythons(sandbox):
     code = (
         "from functools import cached_property\nclass X:\n    n = 0\n    @cached_property\n"

@@ -76,6 +76,8 @@ INTROSPECTION = {
 # the same from a generator, coroutine, asynchronous generator, traceback or code object
 INTROSPECTION_PREFIXES = ("ag_", "co_", "cr_", "gi_", "tb_")
 CLOCK = {"now", "today", "utcnow"}
+# those of a decimal.Context stay when it is gone, and then read and write memory that is another object's
+DANGLING = {"flags", "traps"}
 # the classes that a pattern with a position, such as ``int(x)``, gives the whole value; every other class chooses by its
 # __match_args__ which attribute it gives
 SELF_MATCHING = {"bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"}
@@ -143,7 +145,7 @@ def _bound(node: ast.AST) -> list[str]:
 
 
 def _check_attribute(name: str, owner: ast.AST | None) -> None:
-    if leads_out(name) or name in CLOCK:
+    if leads_out(name) or name in CLOCK | DANGLING:
         raise Refused(f"attribute {name}")
     # format fields may read attributes, out of sight of this check unless the template is in plain sight
     if name == "format" and not (isinstance(owner, ast.Constant) and _plain_template(owner.value)):
