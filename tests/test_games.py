@@ -1,6 +1,8 @@
 """Games by their rules, against exact values where there are any."""
 
+import contextlib
 import random
+import time
 from itertools import combinations, permutations, product
 
 import pytest
@@ -153,6 +155,15 @@ def test_plan_path_pays_arriving_and_coming_nearer():
     assert game.step({0: "U"}) == {0: 0.0, 1: 0.0}  # off the grid
     assert game.step({1: "R"}) == {0: 0.1, 1: 0.1}
     assert game.step({0: "R"}) == {0: 1.1, 1: 1.1} and game.success(1) and game.to_move() == ()
+
+
+@pytest.mark.parametrize("text", ["```" + "\n" * 60_000, "```python" + " \n" * 30_000, "U " * 60_000, "```\n" * 20_001])
+def test_no_text_takes_long_to_read_as_a_plan(text):
+    started = time.perf_counter()
+    game = begun(PathPlans())
+    with contextlib.suppress(IllegalMove):
+        game.read(0, text)
+    assert time.perf_counter() - started < 2
 
 
 def test_path_plans_try_the_proposal_on_a_copy_and_walk_the_planners_plan():

@@ -1,8 +1,10 @@
 """The sandbox against hostile snippets, with and without bubblewrap, and its cache."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -260,6 +262,43 @@ def test_a_worker_that_died_is_replaced_and_no_snippet_blamed(kind):
         box.worker.kill()
         box.worker.wait()
         assert box.run(returns("2"), "f").value == 2
+
+
+def test_a_fork_made_while_another_thread_runs_a_snippet_has_a_sandbox_of_its_own():
+    with Sandbox(Limits(cpu_seconds=5, wall_seconds=2), kind="restricted", cache=False) as box:
+        box.walls()
+        thread = threading.Thread(target=box.run, args=("while True: pass", "f"))
+        thread.start()
+        while not box._lock.locked():
+            pass
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with contextlib.suppress(BaseException):
+                os.write(writing, str(box.run(returns("2"), "f").value).encode())
+            os._exit(0)
+        os.close(writing)
+        assert os.read(reading, 9) == b"2"
+        os.close(reading)
+        os.waitpid(child, 0)
+        thread.join()
+        assert box.run(returns("3"), "f").value == 3
+
+
+def test_signals_that_the_owner_holds_back_still_end_a_snippet():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
+    try:
+        with Sandbox(Limits(cpu_seconds=1, wall_seconds=60), kind="restricted", cache=False) as box:
+            assert box.run("while True: pass", "f").reason == "cpu"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_whose_json_needs_more_memory_than_there_is_kills_no_worker(kind):
+    with Sandbox(Limits(cpu_seconds=60, wall_seconds=60, memory_mb=160), kind=kind, cache=False) as box:
+        assert box.run(returns("['\u00e9' * 500] * 30_000"), "f").reason == "memory"
 
 
 def test_an_interrupted_exchange_leaves_no_answer_to_the_next(monkeypatch):

@@ -4,6 +4,7 @@ The first part is made of whole families: each way to read an attribute, for eac
 gets the attribute returns "escaped".
 """
 
+import errno
 import os
 import subprocess
 import sys
@@ -144,6 +145,97 @@ def test_the_families_get_out_where_nothing_holds_them():
     assert all(count >= 5 for count in escaped.values()), escaped
 
 
+LYING = "import typing\nfrom dataclasses import dataclass, replace\n"
+TEXT_CLASS = LYING + (
+    "class S(str):\n    told = 0\n    def startswith(self, *a): return False\n    def __hash__(self): return 5\n"
+    "    def __eq__(self, other): return self is other\n"
+    "    def __str__(self):\n        self.told += 1\n        return {says} if self.told == {when} else 'x'\n"
+    "escapes = []\nclass T: pass\n"
+)
+SOURCE = "'x=escapes.append(().__class__.__base__);self.x'"
+KEPT = (
+    "from functools import cached_property\nfrom dataclasses import dataclass, asdict, replace\nran = []\nclass Y: pass\n"
+    "@dataclass\nclass D:\n    v: object\n"
+    "def put(name, value):\n    class X:\n        a = cached_property(lambda self: value)\n"
+    "    X.a.attrname = name\n    x = X()\n    x.a\n    return x\n"
+    "class Written(cached_property):\n    attrname = '__deepcopy__'\n    def __init__(self): self.func = lambda s: ran.append\n"
+)
+STATE = "asdict(D(put('__reduce_ex__', lambda p: (lambda: Y, (), (None, {{{name!r}: lambda *a: ran.append(a)}})))))"
+MADE_SOURCE = {
+    **{
+        f"name that is source at its text {n}": TEXT_CLASS.format(says=SOURCE, when=n)
+        + "def f():\n    G = dataclass(typing.NamedTuple('N', [(S('x'), int)]), repr=False, eq=False)\n"
+        "    G.__init__(T(), 1)\n    return escapes and 'escaped'"
+        for n in range(2, 12)
+    },
+    **{
+        f"name that is source at its text {n}, as a keyword": TEXT_CLASS.format(says=SOURCE, when=n)
+        + "def f():\n    G = dataclass(typing.NamedTuple('N', **{S('x'): int}), repr=False, eq=False)\n"
+        "    G.__init__(T(), 1)\n    return escapes and 'escaped'"
+        for n in range(2, 12)
+    },
+    "name that is another when compared": TEXT_CLASS.format(says="'x'", when=0)
+    + "def x(): yield 1\nG = dataclass(typing.NamedTuple('N', [(S('gi_frame'), object)]))\ndef f(): return 'escaped'",
+    **{
+        f"full-width name {name}": LYING
+        + f"def x(): yield 1\nG = dataclass(init=False)(typing.NamedTuple('N', [({name!r}, object)]))\n"
+        "def f(): return G.__eq__(x(), x()) is not NotImplemented and 'escaped'"
+        for name in ("\uff47i_frame", "gi\uff3fcode", "g\uff49_\uff46rame")
+    },
+    "a data class that is none": LYING
+    + "class Fake:\n    def __call__(self): pass\ndef f(): return dataclass(Fake()) and 'escaped'",
+    "a data class that is a function": LYING + "def f(): return dataclass(f) and 'escaped'",
+    **{
+        f"state with {name}": KEPT
+        + "def f():\n    "
+        + STATE.format(name=name)
+        + "\n    try:\n        Y().z\n    except AttributeError:\n        pass\n    return ran and 'escaped'"
+        for name in ("__del__", "__getattr__", "__getattribute__")
+    },
+    **{
+        f"kept under {name}": KEPT + f"def f():\n    asdict(D(put({name!r}, ran.append)))\n    return ran and 'escaped'"
+        for name in ("__deepcopy__", "__reduce_ex__", "__dict__", "__class__")
+    },
+    "kept by a derived class": KEPT
+    + "class X:\n    a = Written()\ndef f():\n    x = X()\n    x.a\n    asdict(D(x))\n    return 'escaped'",
+    "fields that are none": KEPT + "class F:\n    _field_type = None\n    init = True\n    name = '__class__'\n"
+    "@dataclass\nclass E:\n    v: object = 1\n    a = cached_property(lambda self: {'q': F()})\n"
+    "E.a.attrname = '__dataclass_fields__'\nclass G(E):\n    def __init__(self, **k): ran.append(k)\n"
+    "def f():\n    g = G()\n    g.a\n    replace(g)\n    return len(ran) > 1 and ran[1] and 'escaped'",
+    "a docstring that is a signature": "from dataclasses import dataclass\nran = []\nclass P:\n    @property\n"
+    "    def q(self): ran.append(1)\np = P()\nclass A:\n    'A(a=p.q)\\n--\\n\\n'\n@dataclass(init=False)\nclass B(A):\n"
+    "    x: int\ndef f(): return ran and 'escaped'",
+}
+
+
+def test_no_source_and_no_special_name_is_made_of_a_snippets_texts(sandbox):
+    """What Python's own library writes as source, or looks up by a name, is not a snippet's to choose."""
+    outcomes = {which: sandbox.run(code, "f") for which, code in MADE_SOURCE.items()}
+    assert len(outcomes) == 36
+    assert not {which: outcome for which, outcome in outcomes.items() if outcome.value == "escaped"}
+    assert {outcome.reason for outcome in outcomes.values()} <= {
+        "forbidden", "ok", "error:TypeError", "error:AttributeError", "error:ValueError"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["flags", "traps"])
+def test_no_snippet_gets_what_reads_memory_that_is_another_objects(sandbox, name):
+    ways = (f"decimal.Context().{name}", f"(lambda c: c.copy().{name})(decimal.getcontext())")
+    pattern = f"import decimal\ndef f():\n    match decimal.Context():\n        case object({name}=x): return 1"
+    codes = [f"import decimal\nkept = {way}\ndef f(): return 1" for way in ways] + [pattern]
+    assert [sandbox.run(code, "f").reason for code in codes] == ["forbidden"] * 3
+
+
+def test_cached_properties_of_snippets_behave_as_pythons(sandbox):
+    code = (
+        "from functools import cached_property\nclass X:\n    n = 0\n    @cached_property\n"
+        "    def a(self):\n        self.n += 1\n        return self.n\n"
+        "def f():\n    x, y = X(), X()\n    seen = [x.a, x.a, y.a]\n    x.a = 7\n    seen.append(x.a)\n    del x.a\n"
+        "    seen.append(x.a)\n    del x.a\n    try:\n        del x.a\n    except AttributeError:\n        seen.append('none')\n    return seen"
+    )
+    assert sandbox.run(code, "f") == Outcome([1, 1, 1, 7, 2, "none"], "ok")
+
+
 BINDINGS = {
     "assignment": "{name} = G",
     "unpacking": "{name}, other = G, 1",
@@ -196,7 +288,8 @@ CLOCK = [
 RANDOM = [
     "random.random()", "random.Random().random()", "(random.seed(), random.random())", "(random.seed(None), random.random())",
     "random.Random(None).getrandbits(64)", "list(random.randbytes(8))", "random.sample(range(10 ** 6), 3)",
-    "(lambda r: (r.seed(), r.random()))(random.Random(3))", "statistics.NormalDist().samples(2)",
+    "(lambda r: (r.seed(), r.random()))(random.Random(3))", "(lambda r: (super(random.Random, r).seed(), r.random()))(random.Random(3))",
+    "statistics.NormalDist().samples(2)",
     "str(datetime.datetime.fromtimestamp(0))", "hash('text')", "list({'a', 'b', 'c', 'd'})",
 ]  # fmt: skip
 HEAD = "import datetime, random, statistics\ndef f(): return str({})"
@@ -215,7 +308,7 @@ def test_what_is_random_is_the_same_in_every_worker(sandbox, kind):
     assert outcomes == sandbox.run_many(codes, "f")
     assert [outcome.reason for outcome in outcomes] == ["ok"] * len(codes)
     assert outcomes[0].value == outcomes[1].value == "0.8444218515250481"  # Python's first number of seed 0
-    assert outcomes[9].value == "1970-01-01 00:00:00"
+    assert outcomes[10].value == "1970-01-01 00:00:00"
 
 
 # -- code that has escaped the language: what the kernel leaves it ---------------------------------------------------------
@@ -295,6 +388,24 @@ def test_every_system_call_but_those_of_computing_is_refused():
             say(ctypes.get_errno() == errno.EPERM)
     """
     assert escaped(body) == ("True" * 4, 0)
+
+
+@needs_filter
+def test_escaped_code_does_not_wait_and_says_no_more_than_it_may():
+    # it neither sleeps in the kernel nor advises it about memory, and a payload beyond the limit is no verdict
+    waits = {"x86_64": (202, 28), "aarch64": (98, 233)}[kernel.platform.machine()]
+    body = f"say([refused(ctypes.CDLL(None, use_errno=True).syscall, *call) for call in [({waits[0]}, 0, 0, 0), ({waits[1]}, 0, 0, 4)]])"
+    assert escaped(body) == (str([errno.EPERM] * 2), 0)
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(module.__file__).parent)!r})\n"
+        "from sandboxed import worker\n"
+        "class Escaped(worker.Worker):\n    def run_snippet(self, request, descriptor):\n"
+        '        worker.os.write(descriptor, b\'{"reason": "ok", "value": "\' + b\'x\' * 9999 + b\'"}\')\n'
+        "        worker.os._exit(0)\n"
+        "print(Escaped(dict(wall_seconds=60, output_bytes=4096), {}, None).answer(b''))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == """b'{"reason": "killed", "value": null}'\n"""
 
 
 @pytest.mark.skipif(kernel.platform.machine() != "x86_64", reason="the 32-bit calls of x86")

@@ -3,6 +3,7 @@
 import json
 import logging
 import tarfile
+import time
 
 import pytest
 
@@ -141,6 +142,40 @@ def test_data_whose_programs_do_not_end_cost_minutes_and_not_a_night(tmp_path, m
     ):
         len(TinyGSM(source=source, held_out=1, max_dropped=0.99))
     assert len(run) == 100
+
+
+def test_programs_that_crash_or_take_long_cost_minutes_too(tmp_path, monkeypatch):
+    rows = [{"question": f"Q{n}?", "code": program(n)} for n in range(1000)]
+    source = write(tmp_path / "t.jsonl", rows)
+    outcomes = iter([Outcome(None, "cpu")] * 30 + [Outcome(None, "killed")] * 70)
+    monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: next(outcomes))
+    with pytest.raises(
+        TaskError, match=r"30 of the first 100 programs did not .* time, and 70 crashed; expected at most 50"
+    ):
+        len(TinyGSM(source=source, held_out=1, max_dropped=0.99))
+    monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: Outcome(1, "ok"))
+    clock = iter(range(0, 100_000, 40))
+    monkeypatch.setattr(tinygsm.time, "monotonic", lambda: next(clock))
+    with pytest.raises(TaskError, match=r"the first 200 of 999 programs took 80 seconds; expected at most 0\.05 each"):
+        len(TinyGSM(source=source, held_out=1))
+
+
+def test_an_integer_longer_than_any_label_drops_its_row_and_nothing_else(tmp_path):
+    rows = [
+        {"question": f"Q{n}?", "code": program(p)}
+        for n, p in enumerate(["10 ** 3000", "2 ** 60 + 1", "-(10 ** 400)", "4"])
+    ]
+    task = TinyGSM(source=write(tmp_path / "t.jsonl", rows), held_out=1, max_dropped=0.9)
+    assert [(e.question, e.answer) for e in task] == [("Q1?", str(2**60 + 1))]
+    assert task.dropped == {"not_integer": 2}
+
+
+def test_every_program_may_have_a_function_of_its_own_name(monkeypatch):
+    monkeypatch.setattr(Sandbox, "run_many", lambda self, codes, call: [Outcome(int(call[1:]), "ok")] * len(codes))
+    started = time.monotonic()
+    rows = [(n, {"question": f"Q{n}?", "code": f"def f{n}(): return {n}"}) for n in range(20_000)]
+    examples, _ = tinygsm.label_rows(rows, set())
+    assert [e.answer for e in examples] == [str(n) for n in range(20_000)] and time.monotonic() - started < 5
 
 
 def test_building_a_task_reads_and_runs_nothing(monkeypatch):

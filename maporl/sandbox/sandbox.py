@@ -148,6 +148,7 @@ class Sandbox:
         )
         self._cache = None if cache is False else DiskCache(cache_folder() if cache is True else cache)
         self._lock = threading.Lock()
+        _all.add(self)
         self.worker: subprocess.Popen | None = None
         self._owner = os.getpid()
         self._stop: Callable[[], Any] = lambda: None
@@ -182,7 +183,7 @@ class Sandbox:
                     continue
                 known[key] = self.execute(code, call)
                 if known[key].reason not in _UNCACHED:
-                    fresh.append((key, asdict(known[key])))
+                    fresh.append((key, vars(known[key])))
                 if len(fresh) >= _SAVE_EVERY:
                     self._save(fresh)
         finally:
@@ -357,6 +358,19 @@ def _end(worker: subprocess.Popen, owner: int) -> None:
         if stream is not None:
             stream.close()
     worker.wait()
+
+
+_all: "weakref.WeakSet[Sandbox]" = weakref.WeakSet()
+
+
+def _unlock_in_a_fork() -> None:
+    """A fork has none of the threads that may have held a lock when it was made, and that would have freed it."""
+    for sandbox in list(_all):
+        sandbox._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_a_fork)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from maporl.types import Example, Grade
 FUNCTION = "simple_math_problem"
 """The function that each program of the data set defines. What it returns is the label."""
 _AT_ONCE, _ENDLESS = 100, 50
+_LEAST_SECONDS, _SECONDS_EACH = 60.0, 0.05
+"""The programs may take so long in all: a minute, and for each that has run ten times what it takes on a slow machine."""
+_LONGEST_LABEL = 1024
+"""The bits of the longest integer that is a label. No longer one is a float's value, and the grader reads none."""
 logger = logging.getLogger(__name__)
 Numbered = list[tuple[int, dict[str, Any]]]
 
@@ -148,29 +153,40 @@ def _run(codes: list[Any]) -> list[Any]:
     """The sandbox's outcome for each program.
 
     Raises:
-        TaskError: so many programs do not end that the rest would take hours. Each costs the sandbox's whole time limit.
+        TaskError: so many programs crash, do not end or take long that the rest would take hours. One that does not end
+            costs the sandbox's whole time limit, and one that crashes a new worker.
     """
     from maporl.sandbox.sandbox import Outcome, Sandbox  # every task is imported, and only this one needs the sandbox
 
-    calls = [labelling_function(code) for code in codes]
+    calls: dict[str, list[int]] = {}
+    for index, code in enumerate(codes):
+        calls.setdefault(labelling_function(code), []).append(index)
     outcomes: dict[int, Outcome] = {}
+    endless, crashed, started = 0, 0, time.monotonic()
     with Sandbox() as sandbox:
-        for call in dict.fromkeys(calls):
-            same = [index for index, name in enumerate(calls) if name == call]
+        for call, same in calls.items():
             for some in (same[start : start + _AT_ONCE] for start in range(0, len(same), _AT_ONCE)):
-                outcomes |= zip(some, sandbox.run_many([codes[index] for index in some], call), strict=True)
-                endless = sum(outcome.reason in ("cpu", "timeout") for outcome in outcomes.values())
-                if endless > max(_ENDLESS, len(codes) // 100):
+                fresh = sandbox.run_many([codes[index] for index in some], call)
+                outcomes |= zip(some, fresh, strict=True)
+                endless += sum(outcome.reason in ("cpu", "timeout") for outcome in fresh)
+                crashed += sum(outcome.reason == "killed" for outcome in fresh)
+                if endless + crashed > max(_ENDLESS, len(codes) // 100):
+                    did = f"{endless} of the first {len(outcomes)} programs did not end within the sandbox's time"
+                    crashes = f", and {crashed} crashed" if crashed else ""
                     raise TaskError(
-                        f"tinygsm: {endless} of the first {len(outcomes)} programs did not end within the sandbox's time; "
-                        f"expected at most {max(_ENDLESS, len(codes) // 100)} of {len(codes)}. Look at the data, or leave "
-                        "such rows out"
+                        f"tinygsm: {did}{crashes}; expected at most {max(_ENDLESS, len(codes) // 100)} of {len(codes)}. "
+                        "Look at the data, or leave such rows out"
+                    )
+                if (spent := time.monotonic() - started) > _LEAST_SECONDS + _SECONDS_EACH * len(outcomes):
+                    raise TaskError(
+                        f"tinygsm: the first {len(outcomes)} of {len(codes)} programs took {spent:.0f} seconds; expected at "
+                        f"most {_SECONDS_EACH} each. Look at the data, or lower task.limit"
                     )
     return [outcomes[index] for index in range(len(codes))]
 
 
 def whole_number(value: Any) -> str | None:
-    """``value`` as the text of an integer, or None if it is not an integer. A negative number is an answer too.
+    """``value`` as the text of an integer, or None if it is not an integer or longer than any label. It may be negative.
 
     A value that only rounding keeps from an integer counts as that integer: for a program, 1.1 * 50 is
     55.00000000000001.
@@ -178,11 +194,9 @@ def whole_number(value: Any) -> str | None:
     >>> whole_number(12), whole_number(-1.0), whole_number(1.1 * 50), whole_number(2.5), whole_number(True)
     ('12', '-1', '55', None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if isinstance(value, int):  # a float holds no more than 308 digits
-        return str(value)
-    if not math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if value.bit_length() <= _LONGEST_LABEL else None
+    if not isinstance(value, float) or not math.isfinite(value):
         return None
     return str(round(value)) if math.isclose(value, round(value), rel_tol=1e-9, abs_tol=1e-9) else None
 

@@ -11,7 +11,8 @@ from typing import Any
 from maporl.environments.games.base import MARKS, Game, IllegalMove
 from maporl.sandbox.sandbox import Sandbox
 
-PROGRAM = re.compile(r"(?>```(?:python)?\s*\n)(.*?)```", re.DOTALL)
+# blank lines belong to the program: two parts of the pattern that take them would try every division between the two
+PROGRAM = re.compile(r"```(?:python)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass
@@ -117,10 +118,10 @@ class Plans(Game):
 def _stated(text: str, symbols: Sequence[str]) -> Sequence[str]:
     """Return the symbols at the end of ``text``: one in a word, or several in a word as they are written here."""
     words = text.rpartition("####")[2].translate(MARKS).split()
-    plan: list[str] = []  # from its end
-    while words and (set(words[-1]) <= set(symbols) or words[-1].upper() in symbols):
-        plan += reversed(words.pop().upper())
-    return plan[::-1]
+    start = len(words)
+    while start and (set(words[start - 1]) <= set(symbols) or words[start - 1].upper() in symbols):
+        start -= 1
+    return [symbol for word in words[start:] for symbol in word.upper()]
 
 
 @functools.lru_cache(maxsize=4096)  # a fork plays its game again, and must then read the same plan

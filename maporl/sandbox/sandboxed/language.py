@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
+from unicodedata import normalize
 
 # None offers everything public of a module but other modules. What is left out of the lists evaluates strings, or takes
 # attribute names as strings, and would lead around this wall.
@@ -28,7 +29,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "datetime": None,
     "decimal": None,
     "fractions": ("Fraction",),
-    "functools": ("cache", "cached_property", "cmp_to_key", "lru_cache", "partial", "reduce", "total_ordering"),
+    "functools": ("cache", "cmp_to_key", "lru_cache", "partial", "reduce", "total_ordering"),  # and cached_property
     "heapq": None,
     "itertools": None,
     "math": None,
@@ -75,6 +76,8 @@ INTROSPECTION = {
 # the same from a generator, coroutine, asynchronous generator, traceback or code object
 INTROSPECTION_PREFIXES = ("ag_", "co_", "cr_", "gi_", "tb_")
 CLOCK = {"now", "today", "utcnow"}
+# those of a decimal.Context stay when it is gone, and then read and write memory that is another object's
+DANGLING = {"flags", "traps"}
 # the classes that a pattern with a position, such as ``int(x)``, gives the whole value; every other class chooses by its
 # __match_args__ which attribute it gives
 SELF_MATCHING = {"bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"}
@@ -142,7 +145,7 @@ def _bound(node: ast.AST) -> list[str]:
 
 
 def _check_attribute(name: str, owner: ast.AST | None) -> None:
-    if leads_out(name) or name in CLOCK:
+    if leads_out(name) or name in CLOCK | DANGLING:
         raise Refused(f"attribute {name}")
     # format fields may read attributes, out of sight of this check unless the template is in plain sight
     if name == "format" and not (isinstance(owner, ast.Constant) and _plain_template(owner.value)):
@@ -185,15 +188,43 @@ def safe_modules() -> dict[str, types.ModuleType]:
                 setattr(stand_in, attribute, value)
         offered[name] = stand_in
     _offer_random(offered["random"])
+    vars(offered["functools"])["cached_property"] = cached_property
     return offered
 
 
-class SeededRandom(random.Random):
-    """A generator of random numbers that starts at 0 where Python's takes its seed from the machine."""
+def cached_property(compute: Callable[[Any], Any]) -> property:
+    """``functools.cached_property`` for a snippet.
+
+    Python's stores the value in the object under a name that a snippet can change. With a name of Python's own, such as
+    ``__del__`` or ``__reduce_ex__``, the library would then call functions of the snippet's and set any attribute.
+    """
+    kept: dict[int, tuple[Any, Any]] = {}  # the object is kept too, so that no other one gets its number
+
+    def get(owner):
+        if id(owner) not in kept:
+            kept[id(owner)] = (owner, compute(owner))
+        return kept[id(owner)][1]
+
+    def put(owner, value):
+        kept[id(owner)] = (owner, value)
+
+    def forget(owner):
+        if kept.pop(id(owner), None) is None:
+            raise AttributeError("this cached property has no value yet")
+
+    return property(get, put, forget)
+
+
+class _SeededBase(random.Random):
+    """What ``super()`` gives a snippet that looks for the generator behind :class:`SeededRandom`. It is the same one."""
 
     def seed(self, a=None, version=2):
         """As ``random.Random.seed``, but None means 0."""
         super().seed(0 if a is None else a, version)
+
+
+class SeededRandom(_SeededBase):
+    """A generator of random numbers that starts at 0 where Python's takes its seed from the machine."""
 
 
 def _offer_random(stand_in: types.ModuleType) -> None:
@@ -209,15 +240,23 @@ def checked_dataclass(report: Callable[..., NoReturn]) -> Callable[..., Any]:
     """``dataclasses.dataclass`` for a snippet: ``report`` ends the snippet if a field has a name that leads out.
 
     The methods that a data class gets read and set the fields of whatever they are given. :func:`check_tree` cannot see
-    all names of fields, because ``NamedTuple`` takes them as texts.
+    all names of fields, because ``NamedTuple`` takes them as texts. Python writes the methods as source text, with the
+    names in it, so a name is exactly a text: a class derived from ``str`` could be any source. It is judged as the
+    parser will read it, which takes a full-width letter for the plain one. A class without a docstring gets one, because
+    Python would write it from the signature of a base class, and evaluates the attributes that the base class's own
+    docstring names there.
     """
 
     def dataclass(cls=None, /, **options):
         if cls is None:
             return lambda decorated: dataclass(decorated, **options)
+        if not isinstance(cls, type):
+            raise TypeError("dataclass() decorates a class")
         # before the class is made: making it may call methods of the snippet's
-        if any(leads_out(name) for name in inspect.get_annotations(cls)):
+        names = inspect.get_annotations(cls)
+        if any(type(name) is not str or leads_out(normalize("NFKC", name)) for name in names):
             report("forbidden")
+        cls.__doc__ = cls.__doc__ or cls.__name__
         return dataclasses.dataclass(cls, **options)
 
     return dataclass

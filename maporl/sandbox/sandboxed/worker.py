@@ -41,10 +41,10 @@ from .language import HIDDEN, Refused, check_tree, checked_dataclass, safe_built
 from .values import NotPlain, plain_value
 
 # dataclass and namedtuple write their classes as source text and look at their caller's name
-HARMLESS_EVENTS = {
+HARMLESS_EVENTS = frozenset({
     "builtins.id", "compile", "exec", "object.__delattr__", "object.__getattr__", "object.__setattr__",
     "sys._getframe", "sys._getframemodulename", "sys.unraisablehook",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def arm(report: Callable[..., NoReturn]) -> None:
@@ -110,14 +110,15 @@ class Worker:
             exec(program, namespace)
             function = namespace.get(asked["call"])
             plain = None if function is None else plain_value(function())
+            report("no_value" if plain is None else "ok", plain)  # a large value may need more memory than there is
         except MemoryError:
+            function = plain = None
             namespace.clear()  # makes room for the report
             report("memory")
         except NotPlain:
             report("no_value")
         except BaseException as error:
             report(f"error:{_builtin_name(type(error))}")
-        report("no_value" if plain is None else "ok", plain)
 
     def _lock_in(self, descriptor: int) -> None:
         """Leave this fork the pipe of its verdict and nothing else that the worker has open, then call the kernel."""
@@ -150,7 +151,7 @@ class Worker:
             return b'{"reason": "timeout", "value": null}'
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             return b'{"reason": "cpu", "value": null}'
-        if status != 0 or not payload:
+        if status != 0 or not payload or len(payload) > self.limits["output_bytes"]:
             return b'{"reason": "killed", "value": null}'
         return payload
 
@@ -206,6 +207,7 @@ def main(limits: dict[str, Any], filtered: bool) -> None:
     The first frame says which walls the kernel provides, as ``{"landlock": bool, "trial": how a harmless snippet ended}``.
     ``filtered``: install the filter of system calls in each fork. If that fails, the trial ends otherwise than "ok".
     """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the owner's mask is inherited, and could hold back SIGXCPU
     warnings.simplefilter("ignore")  # to show a warning, Python would open the snippet's source file
     offered = safe_modules()
     for name in HIDDEN:
