@@ -202,7 +202,7 @@ def test_a_label_that_is_too_long_cannot_be_graded():
 
 
 def test_numbers_without_end_are_no_numbers():
-    assert whole_number(10**400) is None and whole_number(-(10**300)) == f"-1{"0" * 300}"
+    assert whole_number(10**400) is None and whole_number(-(10**300)) == "-1" + "0" * 300
     assert whole_number(1e308) == str(round(1e308)) and whole_number(float("inf")) is None
     for error in ("1e999999999", "1/0", "9" * 5000, "nan"):
         assert grade_benchmark(r"\boxed{3.14}", "3.1416", {"error": error}).correct is False
