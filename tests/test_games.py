@@ -188,6 +188,7 @@ def test_path_plans_try_the_proposal_on_a_copy_and_walk_the_planners_plan():
         (0, "```python\ndef plan():\n    while True: pass\n```"),
         (0, "```python\ndef plan():\n    return 'RR'\n```"),
         (0, "no plan"),
+        (0, "```python\ndef plan():\n    return ['R'] * 257\n```"),  # the planner's prompt could not hold it
         (1, "```python\ndef plan():\n    return way\n```"),  # only the tool agent has the tool
         (1, "#### []"),
     ],

@@ -13,7 +13,7 @@ INSIDE = Path("/code")
 """The folder that holds the worker's package inside bubblewrap."""
 WORKER = Path(__file__).with_name("sandboxed")
 _STARTED_BY = (
-    "import sys, json; sys.path[:1] = []; sys.path.append(sys.argv[1]); "
+    "import sys; sys.path[:1] = []; import json; sys.path.append(sys.argv[1]); "
     "from sandboxed.worker import main; main(*json.loads(sys.argv[2]))"
 )
 

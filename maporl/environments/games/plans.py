@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from maporl.environments.games.base import MARKS, Game, IllegalMove
-from maporl.sandbox.sandbox import Sandbox
+from maporl.sandbox.sandbox import Limits, Sandbox
 
 # blank lines belong to the program: two parts of the pattern that take them would try every division between the two
 PROGRAM = re.compile(r"```(?:python)?[^\S\n]*\n(.*?)```", re.DOTALL)
+LONGEST_PLAN = 256
+"""Most symbols of a plan. A short program returns a list of any length, and the planner's prompt has to hold it."""
 
 
 @dataclass
@@ -91,13 +93,13 @@ class Plans(Game):
         """The plan that ``text`` gives, as symbols with spaces between them.
 
         Raises:
-            IllegalMove: it gives none, or its program does not return one.
+            IllegalMove: it gives none or too long a one, or its program does not return one.
         """
         symbols = self.moves(player)
         program = PROGRAM.search(text) if player == 0 else None
         plan = _computed(program.group(1)) if program else _stated(text, symbols)
-        if not plan or not set(plan) <= set(symbols):
-            raise IllegalMove(f"{text!r:.40} gives no plan; expected a list of {', '.join(symbols)}")
+        if not plan or len(plan) > LONGEST_PLAN or not set(plan) <= set(symbols):
+            raise IllegalMove(f"{text!r:.40} gives no plan; expected a list of {', '.join(symbols)}, at most {LONGEST_PLAN}")
         return " ".join(plan)
 
     def step(self, moves: dict[int, str]) -> dict[int, float]:
@@ -143,4 +145,4 @@ def _entries(value: list[Any]) -> Iterator[str]:
 
 @functools.cache
 def _sandbox() -> Sandbox:
-    return Sandbox(cache=False)
+    return Sandbox(Limits(cpu_seconds=1), cache=False)  # a batch may hold hundreds of programs that do not end

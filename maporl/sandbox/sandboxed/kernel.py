@@ -19,7 +19,7 @@ VERDICT = 3
 """The descriptor of the pipe that takes a snippet's verdict: the only one that its process may write to."""
 
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 21, 22, 2
-_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0  # refused calls fail with EPERM
 _PROT_EXEC = 4
 
@@ -94,6 +94,7 @@ class SystemCallFilter:
         Raises:
             OSError: the kernel refuses.
         """
+        _prctl(_PR_SET_DUMPABLE, 0, 0)  # nobody reads the memory of a snippet that crashes, nor attaches to it
         _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0)
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._program))
 

@@ -11,7 +11,8 @@ pipe of its own. Four walls stand between a snippet and the machine:
    CPU time beyond the limits;
 4. Landlock and a filter of system calls (``kernel``) refuse the rest to whatever runs in the process, Python or not.
 
-A fatal verdict is sent from the place where it arises and ends the process there, so that no ``except`` can hide it.
+A fatal verdict is sent from the place where it arises and ends the process there, so that no ``except`` can hide it. At
+the limit of recursion the sending itself may fail; the snippet then goes on without what it asked for.
 A verdict says no more than which value a snippet gave, and a snippet may give any. Whoever judges a snippet compares the
 value in a process of its own, where the snippet changes nothing.
 """
