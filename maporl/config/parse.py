@@ -100,8 +100,9 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     try:
         built = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        lines = [_explain(kind, fault) for fault in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines))) from None
+        lines = list(dict.fromkeys(_explain(kind, fault) for fault in error.errors()))
+        more = [f"and {len(lines) - _MOST_FAULTS} more faults"] if len(lines) > _MOST_FAULTS else []
+        raise ConfigError(f"{where}: " + "; ".join([*lines[:_MOST_FAULTS], *more])) from None
     _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
     return built
 
@@ -260,6 +261,8 @@ def _check_values(values: dict[str, Any], where: str) -> None:
             raise ConfigError(f"{at} expected a text that a file can hold, got {value!r:.80}")
 
 
+_MOST_FAULTS = 8
+"""The most faults of a configuration that one message names."""
 _DEEPEST = 40
 """The most levels of values within values. The configurations here have fewer than ten."""
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
