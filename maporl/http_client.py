@@ -24,12 +24,14 @@ import tenacity
 from maporl.errors import ConfigError, UserError
 from maporl.text import visible
 
-MOST_BYTES = 8 * 2**20
-"""The most bytes of an answer. An answer of 32,000 tokens with their log-probabilities has about a fifth of that."""
+MOST_BYTES = 16 * 2**20
+"""The most bytes of an answer. An answer of 32,000 tokens with their log-probabilities has about a quarter of that."""
 LONGEST_PAUSE = 60.0
 """The most seconds that a server's ``Retry-After`` is waited for."""
 BACKOFF = tenacity.wait_random_exponential(multiplier=0.5, max=10)
 """The pause before another try, in seconds."""
+_GRACE_SECONDS = 30.0
+"""An exchange ends by its own deadline. It is left alone this much later, if a connection cannot even be closed."""
 _SHOWN = 200
 """The number of characters of an answer that messages show."""
 _REPR = reprlib.Repr()  # does not go deep into nested values
@@ -67,13 +69,12 @@ class HttpClient:
         seconds: the time for a whole exchange.
         key: the bearer token, or an empty text.
         key_variable: the environment variable that ``key`` is from, for errors.
-        connections: the most exchanges at a time. Others wait, and their time runs.
 
     Raises:
         ConfigError: ``url`` is not the address of a server, or ``key`` has characters that no header may have.
     """
 
-    def __init__(self, url: str, seconds: float, key: str = "", key_variable: str = "", connections: int = 64):
+    def __init__(self, url: str, seconds: float, key: str = "", key_variable: str = ""):
         self.seconds = seconds
         key = key.strip()
         if not (key.isascii() and key.isprintable()):
@@ -96,7 +97,7 @@ class HttpClient:
             headers=headers,
             auth=login,
             follow_redirects=False,
-            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
+            limits=httpx2.Limits(max_connections=None),  # callers bound them; time in a queue would count
         )
 
     def get(self, path: str, read: Callable[[Any], Read] = unchanged) -> Read:
@@ -179,7 +180,7 @@ class HttpClient:
     def _wait(self, exchange: Coroutine[Any, Any, Read]) -> Read:
         running = asyncio.run_coroutine_threadsafe(exchange, self._loop)
         try:
-            return running.result()
+            return running.result(self.seconds + _GRACE_SECONDS)
         except BaseException:
             running.cancel()
             raise

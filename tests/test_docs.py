@@ -86,6 +86,11 @@ def _parse(command, words):
         command.parse_args(context, list(words))
 
 
+def test_the_tests_that_the_page_on_security_names_are_there():
+    named = re.findall(r"`(test_\w+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 15 and [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+
+
 def test_every_page_is_in_the_navigation():
     config = (ROOT / "mkdocs.yml").read_text()
     assert yaml.safe_load(config)["strict"] is True

@@ -195,7 +195,7 @@ def look_at(whole, tmp_path, seeds):
             except UserError as error:
                 refused += 1
                 message = str(error).replace(str(folder), "")
-                assert message.strip() and "\n" not in message and len(message) < 1500, (seed, name, message)
+                assert message.strip() and "\n" not in message and len(message) < 4000, (seed, name, message)
             except Exception as error:
                 raise AssertionError(f"mutant {seed}: {name}: {type(error).__name__}: {error!s:.200}") from error
         shutil.rmtree(place)

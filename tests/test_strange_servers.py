@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -151,6 +152,13 @@ def test_a_byte_now_and_then_is_no_answer(pieces):
     with pytest.raises(HttpFailure, match=r"no whole answer within 0.5 s"):
         client_of(Stranger(pieces, slow=0.05), seconds=0.5).post("/x", {})
     assert time.monotonic() - began < 30
+
+
+def test_more_requests_than_a_server_answers_at_once_do_not_lose_their_time_in_a_queue():
+    server = Stranger(http({}), slow=0.3)
+    client = client_of(server, seconds=30.0)
+    with ThreadPoolExecutor(200) as pool:
+        assert list(pool.map(lambda _: client.post("/x", {}), range(200))) == [{}] * 200
 
 
 def test_no_key_goes_to_another_server_and_the_place_is_told():
@@ -301,6 +309,7 @@ WORTHLESS = {
     "no text": completion(None),
     "a number": completion(5),
     "another end": completion("4", 7),
+    "an endless end": completion("4", "x" * 1000),
     "an error as end": completion("4", "error"),
     "an error beside": completion("4", error={"code": 1}),
     "a flood": completion("x" * 1001),

@@ -29,7 +29,8 @@ def shell(command, **environment):
     """What bash prints for ``command``, in which ``maporl`` is this checkout's."""
     script = f'maporl() {{ "{sys.executable}" -m maporl "$@"; }}; {command}'
     known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=known, timeout=300)
+    settings = {"text": True, "errors": "replace", "env": known, "timeout": 300}
+    return subprocess.run(["bash", "-c", script], capture_output=True, **settings)
 
 
 def check(*words, **environment):

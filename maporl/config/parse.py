@@ -24,7 +24,7 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.text import visible
 
-MOST_FAULTS = 10
+MOST_FAULTS = 8
 """The faults of a configuration that a message names. A stranger's may have thousands."""
 
 
@@ -104,10 +104,9 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     try:
         built = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        faults = error.errors()
-        lines = [_explain(kind, fault) for fault in faults[:MOST_FAULTS]]
-        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(lines)) + more) from None
+        lines = list(dict.fromkeys(_explain(kind, fault) for fault in error.errors()))
+        more = [f"and {len(lines) - MOST_FAULTS} more faults"] if len(lines) > MOST_FAULTS else []
+        raise ConfigError(f"{where}: " + "; ".join([*lines[:MOST_FAULTS], *more])) from None
     _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
     return built
 

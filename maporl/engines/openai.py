@@ -137,7 +137,7 @@ def client_of(name: str, section: ApiSection) -> HttpClient:
         )
     url = section.base_url or os.environ.get("OPENAI_BASE_URL") or VENDOR
     try:
-        return HttpClient(url, section.timeout, key or "", section.key_variable, section.concurrency)
+        return HttpClient(url, section.timeout, key or "", section.key_variable)
     except ConfigError as error:
         raise ConfigError(f"agents.{name}.api: {error}") from None
 
@@ -156,7 +156,8 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
             raise HttpFailure(f"answered without choices[0].message.content: {client.shown(found)}", True) from None
         if text is None and stop in _CUT:
             text = ""
-        if not isinstance(text, str) or not isinstance(stop, str | None) or stop == "error" or found.get("error"):
+        named = stop is None or (isinstance(stop, str) and len(stop) < 40 and stop != "error")
+        if not isinstance(text, str) or not named or found.get("error"):
             raise HttpFailure(f"answered with a broken choice: {client.shown(found)}", passing=True)
         if len(text) > MOST_CHARACTERS * max_tokens:
             raise HttpFailure(f"answered with {len(text):,} characters, and {max_tokens} tokens were asked for", True)

@@ -184,7 +184,7 @@ class Evaluation:
 
         def share(entry: dict[str, Any]) -> Share:
             if not 0 <= entry["count"] <= entry["total"] < 2**53:
-                raise ValueError(f"{entry!r:.80} cannot be a share")
+                raise ValueError(f"{entry['count']!s:.40} of {entry['total']!s:.40} cannot be a share")
             return Share(entry["count"], entry["total"])
 
         def change(entry: dict[str, Any]) -> Flips:

@@ -84,7 +84,7 @@ class RemoteServer:
 
     def __init__(self, url: str, section: VLLMSection):
         key = os.environ.get(section.key_variable, "")
-        self._client = HttpClient(url, section.timeout, key, section.key_variable, section.concurrency)
+        self._client = HttpClient(url, section.timeout, key, section.key_variable)
         self.url, self.section = self._client.url, section
         self._base: str | None = None
 

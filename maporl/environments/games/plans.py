@@ -99,7 +99,9 @@ class Plans(Game):
         program = PROGRAM.search(text) if player == 0 else None
         plan = _computed(program.group(1)) if program else _stated(text, symbols)
         if not plan or len(plan) > LONGEST_PLAN or not set(plan) <= set(symbols):
-            raise IllegalMove(f"{text!r:.40} gives no plan; expected a list of {', '.join(symbols)}, at most {LONGEST_PLAN}")
+            raise IllegalMove(
+                f"{text!r:.40} gives no plan; expected a list of {', '.join(symbols)}, at most {LONGEST_PLAN}"
+            )
         return " ".join(plan)
 
     def step(self, moves: dict[int, str]) -> dict[int, float]:

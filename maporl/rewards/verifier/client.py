@@ -118,9 +118,7 @@ class VerifierClient:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{URLS_VARIABLE}: expected http://HOST:PORT, got {url!r}")
         token = os.environ.get(TOKEN_VARIABLE, "")
-        self._http = {
-            url: HttpClient(url, section.timeout, token, TOKEN_VARIABLE, section.concurrency) for url in self.urls
-        }
+        self._http = {url: HttpClient(url, section.timeout, token, TOKEN_VARIABLE) for url in self.urls}
         self._servers = Servers(self.urls)
         self._ask = {"maporl": self._ask_maporl, "vllm": self._ask_vllm}[section.api]
         self._counts: Counter[str] = Counter()
