@@ -241,9 +241,12 @@ def test_rows_that_cannot_serve_are_named(tmp_path, content, message):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (rb'{"id": "a\ud800", "question": "1+1=", "answer": "#### 2"}', r"line 1 has half a character \('\\ud800'\)"),
-        (rb'{"question": "1\udfff1=", "answer": "#### 2"}', "line 1 has half a character"),
-        (rb'{"question": "1+1=", "answer": "#### 2", "more": {"a": ["\ud800"]}}', "line 1 has half a character"),
+        (rb'{"id": "a\ud800", "question": "1+1=", "answer": "#### 2"}', "line 1 has half of a surrogate pair"),
+        (rb'{"question": "1\udfff1=", "answer": "#### 2"}', "line 1 has half of a surrogate pair"),
+        (
+            rb'{"question": "1+1=", "answer": "#### 2", "more": {"a": ["\ud800"]}}',
+            "line 1 has half of a surrogate pair",
+        ),
         (b'{"question": "\xff", "answer": "#### 2"}', "cannot be read: .*; save it as UTF-8"),
         (b"[" * 100_000, "line 1 is not JSON"),
         (b'{"question": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),

@@ -182,7 +182,7 @@ MADE_SOURCE = {
         "def f(): return G.__eq__(x(), x()) is not NotImplemented and 'escaped'"
         for name in ("\uff47i_frame", "gi\uff3fcode", "g\uff49_\uff46rame")
     },
-    "a data class that is none": LYING
+    "what only looks like a data class": LYING
     + "class Fake:\n    def __call__(self): pass\ndef f(): return dataclass(Fake()) and 'escaped'",
     "a data class that is a function": LYING + "def f(): return dataclass(f) and 'escaped'",
     **{
@@ -198,7 +198,7 @@ MADE_SOURCE = {
     },
     "kept by a derived class": KEPT
     + "class X:\n    a = Written()\ndef f():\n    x = X()\n    x.a\n    asdict(D(x))\n    return 'escaped'",
-    "fields that are none": KEPT + "class F:\n    _field_type = None\n    init = True\n    name = '__class__'\n"
+    "what only looks like a field": KEPT + "class F:\n    _field_type = None\n    init = True\n    name = '__class__'\n"
     "@dataclass\nclass E:\n    v: object = 1\n    a = cached_property(lambda self: {'q': F()})\n"
     "E.a.attrname = '__dataclass_fields__'\nclass G(E):\n    def __init__(self, **k): ran.append(k)\n"
     "def f():\n    g = G()\n    g.a\n    replace(g)\n    return len(ran) > 1 and ran[1] and 'escaped'",
@@ -392,7 +392,7 @@ def test_every_system_call_but_those_of_computing_is_refused():
 
 @needs_filter
 def test_escaped_code_does_not_wait_and_says_no_more_than_it_may():
-    # it neither sleeps in the kernel nor advises it about memory, and a payload beyond the limit is no verdict
+    # it neither sleeps in the kernel nor advises it about memory, and a payload beyond the limit does not count as a verdict
     waits = {"x86_64": (202, 28), "aarch64": (98, 233)}[kernel.platform.machine()]
     body = f"say([refused(ctypes.CDLL(None, use_errno=True).syscall, *call) for call in [({waits[0]}, 0, 0, 0), ({waits[1]}, 0, 0, 4)]])"
     assert escaped(body) == (str([errno.EPERM] * 2), 0)

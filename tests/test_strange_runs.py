@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import yaml
-from maporl.storage.jsonl import whole_lines
 
 from maporl.errors import UserError
 from maporl.report.live import LivePage
@@ -17,6 +16,7 @@ from maporl.report.terminal import frame
 from maporl.runs.crossplay import play_crossplay, read_entrants, write_crossplay
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
+from trl_ext.jsonl import whole_lines
 
 READ = (".yaml", ".json", ".jsonl")
 

@@ -57,35 +57,37 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "lines, kept",
+    "lines, dropped",
     [
-        (["import datetime", "def f(): return datetime.datetime.now().microsecond"], False),
-        (["from datetime import date as d", "def f(): return d.today().day"], False),
-        (["import datetime", "def f():", "    g = datetime.date.today", "    return g().day"], False),
-        (["import random", "def f(): return random.SystemRandom().randint(1, 10**9)"], False),
-        (["from random import SystemRandom as R", "def f(): return R().randint(1, 10**9)"], False),
-        (["import random", "random.seed()", "def f(): return random.randint(1, 10**9)"], False),
-        (["import random", "random.seed(None)", "def f(): return random.randint(1, 10**9)"], False),
-        (["import random", "def f(): return random.Random().randint(1, 10**9)"], False),
-        (["def f(): return id(f)"], False),
-        (["def f(): return hash(None) % 1000"], False),
-        (["def f():", "    g = [id, 1]", "    return g[0](g)"], False),
-        (["import random", "def f(): return random.Random(5).randint(1, 10**9)"], True),
-        (["import random", "def f(): return random.randint(1, 10**9)"], True),
-        (["def f(id=3):", "    now, today = 4, 5", "    return id * now + today"], True),
-        (["def f():", "    hash = 7", "    return hash"], True),
+        (["import datetime", "def f(): return datetime.datetime.now().microsecond"], "forbidden"),
+        (["from datetime import date as d", "def f(): return d.today().day"], "forbidden"),
+        (["import datetime", "def f():", "    g = datetime.date.today", "    return g().day"], "forbidden"),
+        (["import random", "def f(): return random.SystemRandom().randint(1, 10**9)"], "error:AttributeError"),
+        (["from random import SystemRandom as R", "def f(): return R().randint(1, 10**9)"], "error:ImportError"),
+        (["def f(): return id(f)"], "forbidden"),
+        (["def f(): return hash(None) % 1000"], "forbidden"),
+        (["def f(): return hash((1, f)) % 1000"], "forbidden"),
+        (["def f():", "    g = [id, 1]", "    return g[0](g)"], "forbidden"),
+        (["import random", "random.seed()", "def f(): return random.randint(1, 10**9)"], None),
+        (["import random", "random.seed(None)", "def f(): return random.randint(1, 10**9)"], None),
+        (["import random", "def f(): return random.Random().randint(1, 10**9)"], None),
+        (["import random", "def f(): return random.Random(5).randint(1, 10**9)"], None),
+        (["import random", "def f(): return random.randint(1, 10**9)"], None),
+        (["def f(id=3):", "    now, today = 4, 5", "    return id * now + today"], None),
+        (["def f():", "    hash = 7", "    return hash"], None),
+        (["def f(): return hash(('a', 2.5, frozenset({3})))"], None),
     ],
 )
-def test_a_program_that_reads_the_clock_or_chance_is_no_label(tmp_path, lines, kept):
+def test_a_label_is_the_same_on_every_day_and_in_every_process(tmp_path, lines, dropped):
     code = "\n".join(lines)
     rows = [{"question": f"Q{n}?", "code": code if n else "def f(): return 1"} for n in range(3)]
     labels = []
     for name in ("one", "two"):  # a cache of its own each, so that the programs run twice
         task = TinyGSM(source=write(tmp_path / f"{name}.jsonl", rows), held_out=1, max_dropped=0.9)
         labels.append([example.answer for example in task])
-        assert task.dropped == ({} if kept else {"not_repeatable": 1})
+        assert task.dropped == ({dropped: 1} if dropped else {})
         (tmp_path / "cache").rename(tmp_path / f"cache-{name}")
-    assert labels[0] == labels[1] and len(labels[0]) == (2 if kept else 1)
+    assert labels[0] == labels[1] and len(labels[0]) == (1 if dropped else 2)
 
 
 def test_the_only_function_of_a_program_may_have_another_name(tmp_path):

@@ -223,7 +223,7 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
                 f"--set {visible(override):.80}: expected key=value, for example --set training.learning_rate=1e-4"
             )
         if path.count(".") >= DEEPEST:
-            raise ConfigError(f"--set {path:.80}...: expected a key of at most {DEEPEST} parts")
+            raise ConfigError(f"--set {visible(override):.80}: expected a key of at most {DEEPEST} parts")
         try:
             nested: Any = parse_yaml(text)
         except yaml.YAMLError as error:
@@ -250,8 +250,8 @@ def _check_values(values: dict[str, Any], where: str) -> None:
         key, value, depth = left.pop()
         at = f"{where}: {key or 'the configuration'}:"
         if isinstance(value, dict | list | tuple | set):
-            if depth > _DEEPEST:
-                raise ConfigError(f"{at[:200]} expected values at most {_DEEPEST} levels deep")
+            if depth > DEEPEST:
+                raise ConfigError(f"{at[:200]} expected values at most {DEEPEST} levels deep")
             if id(value) in seen:
                 continue
             seen.add(id(value))
@@ -266,8 +266,6 @@ def _check_values(values: dict[str, Any], where: str) -> None:
             raise ConfigError(f"{at} expected a text that a file can hold, got {value!r:.80}")
 
 
-_DEEPEST = 40
-"""The most levels of values within values. The configurations here have fewer than ten."""
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """The character NUL, which no file name holds, and halves of characters, which no UTF-8 holds."""
 

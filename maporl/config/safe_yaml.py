@@ -34,7 +34,9 @@ def parse_yaml(text: str, name: str = "the text") -> Any:
     loader.name = name
     try:
         return loader.get_single_data()
-    except (ValueError, OverflowError) as error:  # of a date that does not exist
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # for a date or a number that does not exist, the library raises several kinds
         raise yaml.YAMLError(f"{name}: {error}") from None
     finally:
         loader.dispose()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from maporl.sandbox.repeatable import is_repeatable
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_rows
 from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
@@ -140,13 +139,10 @@ def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str
 
 
 def _unusable(row: dict[str, Any], known: set[str]) -> str | None:
-    """Why a row is dropped before its program runs; None if it is not. A label is the same on every day and machine."""
-    code = _code(row)
+    """Why a row is dropped before its program runs; None if it is not."""
     if not _question(row):
         return "no_question"
-    if _question(row) in known:
-        return "also_in_training"
-    return "not_repeatable" if isinstance(code, str) and not is_repeatable(code) else None
+    return "also_in_training" if _question(row) in known else None
 
 
 def _run(codes: list[Any]) -> list[Any]:

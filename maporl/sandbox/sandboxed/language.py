@@ -15,6 +15,9 @@ import string
 import sys
 import types
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from importlib import import_module
 from typing import Any, NoReturn
 from unicodedata import normalize
@@ -50,7 +53,7 @@ HIDDEN = ("_strptime", "time", "unicodedata")
 
 BUILTINS = {
     "abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr", "classmethod", "complex",
-    "dict", "divmod", "enumerate", "filter", "float", "format", "frozenset", "hash", "hex", "int",
+    "dict", "divmod", "enumerate", "filter", "float", "format", "frozenset", "hex", "int",
     "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min", "next", "object", "oct", "ord", "pow",
     "property", "range", "repr", "reversed", "round", "set", "slice", "sorted", "staticmethod", "str", "sum",
     "super", "tuple", "zip", "NotImplemented", "Ellipsis", "__build_class__",
@@ -262,6 +265,14 @@ def checked_dataclass(report: Callable[..., NoReturn]) -> Callable[..., Any]:
     return dataclass
 
 
+def _is_hashed_by_value(value: Any) -> bool:
+    """Whether ``hash(value)`` depends on what the value is, and not on where it lies."""
+    if type(value) in (tuple, frozenset):
+        return all(_is_hashed_by_value(item) for item in value)
+    plain = (bool, bytes, complex, float, int, str, Decimal, Fraction, date, datetime, time, timedelta)
+    return type(value) in plain or isinstance(type(value).__hash__, types.FunctionType)
+
+
 def safe_builtins(report: Callable[..., NoReturn], offered: dict[str, types.ModuleType], output: int) -> dict[str, Any]:
     """The builtins of a snippet: the harmless ones, exceptions, and for every other a function that ends the snippet.
 
@@ -289,7 +300,12 @@ def safe_builtins(report: Callable[..., NoReturn], offered: dict[str, types.Modu
             report("forbidden")
         return type(value)
 
-    allowed: dict[str, Any] = {"__import__": load, "print": show, "type": kind}
+    def hashed(value):
+        if not _is_hashed_by_value(value):  # Python's number for it is its address, which changes from run to run
+            report("forbidden")
+        return hash(value)
+
+    allowed: dict[str, Any] = {"__import__": load, "print": show, "type": kind, "hash": hashed}
     for name, value in vars(builtins).items():
         if name in BUILTINS or (isinstance(value, type) and issubclass(value, BaseException)):
             allowed[name] = value
