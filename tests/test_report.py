@@ -746,7 +746,13 @@ def test_no_command_line_and_no_other_user_sees_the_token(tmp_path):
     found = {"BROWSER": "firefox", "DISPLAY": ":0", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     environment = {**os.environ, **found, "TMPDIR": str(temporary)}
     command = [sys.executable, "-m", "maporl", "watch", str(folder), "--port", "0"]
-    watching = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    watching = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        # a shell starts what runs in the background with SIGINT ignored, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     try:
         deadline = time.monotonic() + 120
         while not noted.exists():

@@ -79,7 +79,11 @@ class SystemCallFilter:
     """A seccomp filter that leaves a process what it needs to compute, to take memory and to write its verdict.
 
     Memory is never executable, and nothing but :data:`VERDICT` is written. The program is made once and serves every
-    fork. Its calls are those of one architecture: another one's, with other numbers, end the process.
+    fork, because what a fork does by ctypes costs it a tenth of its time. Its calls are those of one architecture:
+    another one's, with other numbers, end the process.
+
+    Raises:
+        OSError: the kernel refuses what a filter needs.
     """
 
     def __init__(self) -> None:
@@ -87,6 +91,10 @@ class SystemCallFilter:
         self._steps = ctypes.create_string_buffer(b"".join(_program(calls)))
         count = len(self._steps.raw) // 8
         self._program = ctypes.create_string_buffer(struct.pack("@HP", count, ctypes.addressof(self._steps)))
+        self._place, self._prctl = ctypes.addressof(self._program), _libc().prctl
+        # forks inherit both: they gain no rights, and nobody reads the memory of one that crashes, nor attaches to it
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0)
+        _prctl(_PR_SET_DUMPABLE, 0, 0)
 
     def install(self) -> None:
         """Filter the calls of this process from now on. This cannot be undone.
@@ -94,9 +102,8 @@ class SystemCallFilter:
         Raises:
             OSError: the kernel refuses.
         """
-        _prctl(_PR_SET_DUMPABLE, 0, 0)  # nobody reads the memory of a snippet that crashes, nor attaches to it
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0)
-        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._program))
+        if self._prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._place, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
 
 
 def forbid_paths() -> bool:
@@ -150,10 +157,12 @@ def _program(calls: _Calls) -> list[bytes]:
 
 
 def _prctl(option: int, first: int, second: int) -> None:
-    if _libc().prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+    if _libc().prctl(option, first, second, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {first}): {os.strerror(ctypes.get_errno())}")
 
 
 @cache
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    library = ctypes.CDLL(None, use_errno=True)
+    library.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+    return library

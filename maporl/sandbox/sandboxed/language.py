@@ -178,8 +178,11 @@ def _plain_template(template: Any) -> bool:
     )
 
 
-def safe_modules() -> dict[str, types.ModuleType]:
-    """Stand-ins for the modules of ``MODULES`` by name. The real modules hold references to ``sys`` and ``os``."""
+def safe_modules(report: Callable[..., NoReturn]) -> dict[str, types.ModuleType]:
+    """Stand-ins for the modules of ``MODULES`` by name. The real modules hold references to ``sys`` and ``os``.
+
+    ``report`` ends a snippet with a reason.
+    """
     offered = {}
     for name, chosen in MODULES.items():
         real = import_module(name)
@@ -192,6 +195,7 @@ def safe_modules() -> dict[str, types.ModuleType]:
         offered[name] = stand_in
     _offer_random(offered["random"])
     vars(offered["functools"])["cached_property"] = cached_property
+    vars(offered["dataclasses"])["dataclass"] = checked_dataclass(report)
     return offered
 
 

@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 
 # relative: the worker runs without the rest of the library, and with nothing of it in reach
 from .kernel import VERDICT, SystemCallFilter, confine, forbid_paths
-from .language import HIDDEN, Refused, check_tree, checked_dataclass, safe_builtins, safe_modules
+from .language import HIDDEN, Refused, check_tree, safe_builtins, safe_modules
 from .values import NotPlain, plain_value
 
 # dataclass and namedtuple write their classes as source text and look at their caller's name
@@ -81,16 +81,20 @@ def reporter(descriptor: int, limit: int) -> Callable[..., NoReturn]:
 
 @dataclass(frozen=True)
 class Worker:
-    """What each fork gets: the limits, the modules that a snippet may import, and the filter of its system calls."""
+    """What each fork gets: the limits, the filter of its system calls, how it reports, and a snippet's builtins.
+
+    All are made before the first fork. What a fork makes or changes costs it a copy of the memory that it lies in.
+    """
 
     limits: dict[str, Any]
-    offered: dict[str, types.ModuleType]
     filter: SystemCallFilter | None
+    report: Callable[..., NoReturn]
+    builtins: dict[str, Any]
 
     def run_snippet(self, request: bytes, descriptor: int) -> None:
         """Run one request in the fork and report its verdict to the pipe ``descriptor``. Never returns."""
         self._lock_in(descriptor)
-        report = reporter(VERDICT, self.limits["output_bytes"])
+        report = self.report
         asked = json.loads(request)
         try:
             tree = ast.parse(asked["code"])
@@ -103,9 +107,8 @@ class Worker:
         module = types.ModuleType("snippet")  # dataclasses look up the module of their class
         sys.modules["snippet"] = module
         namespace = vars(module)
-        namespace["__builtins__"] = safe_builtins(report, self.offered, self.limits["output_bytes"])
+        namespace["__builtins__"] = self.builtins
         random.seed(0)  # statistics draws from Python's generator, to which each fork gives a new seed
-        vars(self.offered["dataclasses"])["dataclass"] = checked_dataclass(report)
         arm(report)
         try:
             exec(program, namespace)
@@ -210,14 +213,15 @@ def main(limits: dict[str, Any], filtered: bool) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the owner's mask is inherited, and could hold back SIGXCPU
     warnings.simplefilter("ignore")  # to show a warning, Python would open the snippet's source file
-    offered = safe_modules()
+    report = reporter(VERDICT, limits["output_bytes"])
+    builtins = safe_builtins(report, safe_modules(report), limits["output_bytes"])
     for name in HIDDEN:
         import_module(name)
     drop_privileges()
     os.environ.clear()
     os.environ["TZ"] = "UTC"  # dates are the same on every machine
     time.tzset()
-    worker = Worker(limits, offered, SystemCallFilter() if filtered else None)
+    worker = Worker(limits, SystemCallFilter() if filtered else None, report, builtins)
     landlock = forbid_paths()
     gc.collect()
     gc.freeze()  # a fork that collects garbage then copies nothing that was there before it
