@@ -7,7 +7,7 @@ import random
 import pytest
 
 from maporl.evaluation.metrics import evaluate_dialogues
-from maporl.tasks import ANLI, GSM8K, Arithmetic, TaskError
+from maporl.tasks import ANLI, GSM8K, Arithmetic, Mathematics, TaskError, TinyGSM
 from maporl.tasks.grading import answers, canonical, find_label, grade_label, grade_mathematics, same_answer
 from maporl.types import Dialogue, Example, Grade, Utterance
 
@@ -353,3 +353,35 @@ def test_an_evaluation_counts_accuracy_votes_agreement_and_flips():
     assert type(result).from_json(result.to_json()) == result
     low, high = result.final().interval()
     assert (round(low, 3), round(high, 3)) == (0.208, 0.939)  # Wilson's at 2/3 of 3 questions
+
+
+STRANGE = [None, True, 5, -1, 10**30, 2.5, "", " ", [], [1], {}, {"a": 1}, "x", {"code": 5}, {"code": ["a"]}]
+ROWS = {
+    GSM8K: {"id": "1", "question": "q", "answer": "#### 5", "meta": {"a": 1}},
+    Mathematics: {"id": "1", "question": "q", "problem": "q", "answer": "5", "solution": "5", "level": "Level 1"},
+    TinyGSM: {"id": "1", "question": "q", "meta": {"code": "def f():\n    return 1"}},
+    ANLI: {"uid": "1", "premise": "p", "hypothesis": "h", "label": 0},
+}
+
+
+@pytest.mark.parametrize("task", ROWS, ids=lambda task: task.__name__)
+def test_a_row_with_a_strange_or_a_missing_value_serves_or_is_named(task, tmp_path, monkeypatch):
+    monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
+    options = {"held_out": 1, "max_dropped": 0.99} if task is TinyGSM else {}
+    row, refused, served = ROWS[task], 0, 0
+    changed = [row | {key: value} for key in row for value in STRANGE]
+    changed += [{name: value for name, value in row.items() if name != key} for key in row]
+    for number, strange in enumerate(changed):
+        others = [row | {"question": text, "problem": text} for text in ("other", "third")]
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text("\n".join(json.dumps(one) for one in [strange, *others]))
+        try:
+            made = task(source=str(file), **options)
+            for example in made:
+                made.question(example)
+                made.grade(example, "5")
+            served += 1
+        except TaskError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert (refused > 0) == (task is not TinyGSM) and served > 5  # TinyGSM counts what it drops

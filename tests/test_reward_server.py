@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx2
 import processes
@@ -319,6 +320,23 @@ def test_slow_clients_are_told_so_and_let_go(labels):
     with suppress(ConnectionError):  # closed while it was still dripping
         assert raw(labels, *dripping, pause=0.15).startswith(b"HTTP/1.1 408")
     assert raw(labels, b"GARBAGE\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert httpx2.get(f"{labels}/health").status_code == 200
+
+
+@pytest.mark.slow
+def test_idle_connections_and_a_crowd_leave_room_for_one_more(labels):
+    host, port = labels.removeprefix("http://").split(":")
+    with ExitStack() as idle:
+        for _ in range(500):
+            idle.enter_context(socket.create_connection((host, int(port)), timeout=10))
+        assert post(labels, {"chats": [RIGHT], "references": ["2"]}).status_code == 200
+    with ThreadPoolExecutor(500) as crowd:
+        answers = list(
+            crowd.map(lambda _: post(labels, {"chats": [RIGHT, WRONG], "references": ["2", "2"]}), range(500))
+        )
+    assert {answer.status_code for answer in answers} <= {200, 429}
+    scored = [[item["score"] for item in answer.json()["results"]] for answer in answers if answer.status_code == 200]
+    assert scored and all(scores == [1.0, 0.0] for scores in scored)
     assert httpx2.get(f"{labels}/health").status_code == 200
 
 

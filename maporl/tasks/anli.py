@@ -76,6 +76,8 @@ def _example(row: dict, number: int) -> Example:
     answer = {str(place): label for place, label in enumerate(LABELS)}.get(written, written)
     if answer.strip() and answer not in LABELS:
         raise ValueError(f"({name}) has the label {given!r}; expected {', '.join(LABELS)}, or 0, 1, 2 in this order")
+    if "premise" in row and "hypothesis" not in row:
+        raise ValueError(f"({name}) has 'premise' but no 'hypothesis'")
     if "premise" not in row:
         return Example(name, "" if row.get("question") is None else str(row["question"]), answer)
     return Example(name, f"Premise: {row['premise']}\nHypothesis: {row['hypothesis']}", answer)

@@ -215,4 +215,5 @@ def _question(row: dict[str, Any]) -> str:
 
 
 def _code(row: dict[str, Any]) -> Any:
-    return row.get("code") or (row.get("meta") or {}).get("code")
+    meta = row.get("meta")
+    return row.get("code") or (meta.get("code") if isinstance(meta, dict) else None)
