@@ -31,7 +31,7 @@ def nested(depth):
 ODD = [
     None, True, False, 0, -1, 1.5, float("nan"), float("inf"), 10**9, 2**63, 10**400, -(10**18), 1e300, "", "x", "9" * 400, "\ud800",
     "\x00\x1b[31m", "\u202ex", "x" * 100_000, [], [1], [[]], [None], [{}], {}, {"a": 1}, {"": None}, ["a", None, 5], {"a": {"b": [1]}},
-    nested(50), nested(900),
+    nested(50), nested(300),
 ]  # fmt: skip
 NAMES = [
     "",
@@ -92,22 +92,27 @@ def places(value, at=()):
         yield from places(own, (*at, key))
 
 
+def odd(rng):
+    """A new copy of an odd value, because a later change may put things into it."""
+    return json.loads(json.dumps(rng.choice(ODD)))
+
+
 def other_value(rng, value):
     """``value`` with a part replaced, removed, added or doubled."""
     for _ in range(rng.choice([1, 1, 1, 3])):
         *path, last = rng.choice(list(places(value))) or (None,)
         if last is None:
-            return rng.choice(ODD)
+            return odd(rng)
         inside = value
         for key in path:
             inside = inside[key]
         how = rng.random()
         if how < 0.7:
-            inside[last] = rng.choice(ODD)
+            inside[last] = odd(rng)
         elif how < 0.85:
             del inside[last]
         elif isinstance(inside, dict):
-            inside[rng.choice(NAMES)] = rng.choice(ODD)
+            inside[rng.choice(NAMES)] = odd(rng)
         else:
             inside += inside[:3]
     return value
