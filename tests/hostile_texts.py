@@ -14,6 +14,14 @@ def between(before: str, unit: str, after: str) -> Callable[[int], str]:
     return lambda length: before + again(unit)(length) + after
 
 
+def nested(depth: int) -> list:
+    """A list in a list, and so on, ``depth`` deep."""
+    value: list = [0]
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
 UNITS = [
     "a", "9", "0", " ", "\t", "\n", "\r\n", ".", ",", ";", ":", "!", "?", "-", "–", "—", "_", "*", "#", "$", "€", "%", "&",
     "/", "\\", "|", "=", "^", "+", "~", "'", '"', "`", "(", ")", "[", "]", "{", "}", "<", ">", "()", "[]", "{}", "({[", ")}]",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 INTERNAL = {
     "maporl.engines.human.SeatLeft": "the person leaves the game: `maporl play` ends it in good order",
     "maporl.environments.games.base.IllegalMove": "an agent's move: the protocol turns it into a penalty or a retry",
-    "maporl.sandbox.sandbox._Lost": "the worker died: it is replaced, and the snippet's outcome says so",
+    "maporl.sandbox.frames.Lost": "the worker died: it is replaced, and the snippet's outcome says so",
     "maporl.sandbox.sandboxed.language.Refused": "a snippet's fault: its outcome is `forbidden`",
     "maporl.sandbox.sandboxed.values.NotPlain": "a snippet's fault: its outcome is `no_value`",
     "maporl.tasks.grading.symbolic._Lost": "the process was killed: the pair is asked again, then it is a MathematicsError",

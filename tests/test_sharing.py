@@ -101,12 +101,14 @@ def test_the_team_trains_on(run, tmp_path):
         output_dir=str(tmp_path), per_device_train_batch_size=4, total_episodes=4, response_length=4, report_to=[], use_cpu=True,
         disable_tqdm=True, save_strategy="no",
     )  # fmt: skip
-    MultiAgentPPOTrainer(
+    trainer = MultiAgentPPOTrainer(
         args,
         Team.from_pretrained(run),
         Arithmetic(largest=9),
         Debate(turns=2, later="{others};{question}", quote="{text}", separator=";"),
-    ).train()
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_dry_run_says_what_would_be_pushed(run):

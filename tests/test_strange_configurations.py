@@ -7,20 +7,13 @@ import sys
 import typing
 
 import pytest
+from hostile_texts import nested
 
 from maporl.config.parse import parse_config, read_values
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, UserError
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
-
-
-def nested(depth):
-    value = 0
-    for _ in range(depth):
-        value = [value]
-    return value
-
 
 ODD = [
     None, True, 0, -1, 10**400, 10**5000, 2**63, 1.5, float("nan"), float("inf"), "", "x", "9" * 400, "\ud800", "a\x00b",

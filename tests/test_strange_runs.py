@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import yaml
+from hostile_texts import nested
 
 from maporl.errors import UserError
 from maporl.report.live import LivePage
@@ -19,13 +20,6 @@ from maporl.validation.load import from_dict
 from trl_ext.jsonl import whole_lines
 
 READ = (".yaml", ".json", ".jsonl")
-
-
-def nested(depth):
-    value = 0
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 ODD = [

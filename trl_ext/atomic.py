@@ -13,6 +13,9 @@ from pathlib import Path
 
 from trl_ext.errors import UserError
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The system's errors of a full disk, of a quota, and of a limit on the size of files."""
+
 
 class NoSpace(UserError, OSError):
     """The disk is full, or a quota or a limit on the size of files is reached."""
@@ -68,9 +71,8 @@ def new_folder(target: Path, main: bool = True) -> Iterator[Path]:
 
 
 def _out_of_space(error: Exception) -> bool:
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     # safetensors raises an error of its own, which contains the system's message
-    return getattr(error, "errno", None) in full or any(os.strerror(n) in str(error) for n in full)
+    return getattr(error, "errno", None) in NO_ROOM or any(os.strerror(n) in str(error) for n in NO_ROOM)
 
 
 def flush(path: Path) -> None:

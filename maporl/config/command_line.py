@@ -4,7 +4,6 @@ An option is declared once, as a field of the dataclass that the code behind the
 the fields, so that the command line can neither miss an option nor disagree about a default. Imports no torch.
 """
 
-import errno
 import inspect
 import logging
 import sys
@@ -23,9 +22,8 @@ import typer
 
 from maporl.errors import UserError
 from maporl.text import printable
+from trl_ext.atomic import NO_ROOM
 from trl_ext.interruptions import Interrupted
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -84,7 +82,7 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
         except UserError as error:
             _fail(error, error.exit_status)
         except OSError as error:
-            if error.errno not in _NO_ROOM and error.filename is None:
+            if error.errno not in NO_ROOM and error.filename is None:
                 raise
             _fail(error, 1)
 

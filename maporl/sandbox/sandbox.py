@@ -20,9 +20,7 @@ import hashlib
 import json
 import logging
 import os
-import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -36,6 +34,7 @@ from typing import Any, Literal, get_args
 
 from maporl.errors import UserError
 from maporl.sandbox.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
+from maporl.sandbox.frames import Lost, receive, send
 from maporl.sandbox.sandboxed.values import NotPlain, plain_value
 from maporl.storage.disk_cache import DiskCache, cache_folder
 
@@ -146,7 +145,11 @@ class Sandbox:
         self.command = (
             [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else worker_command(WORKER.parent)
         )
-        self._cache = None if cache is False else DiskCache(cache_folder() if cache is True else cache)
+        self._cache = None
+        if cache is not False:
+            self._cache = DiskCache(
+                cache_folder() if cache is True else cache, valid=lambda record: bool(plain_outcome(record))
+            )
         self._lock = threading.Lock()
         _all.add(self)
         self.worker: subprocess.Popen | None = None
@@ -175,7 +178,7 @@ class Sandbox:
         known: dict[str | None, Outcome] = {None: Outcome(None, "source")}
         if self._cache:
             found = self._cache.get(list({key for key in keys if key is not None}))
-            known |= {key: outcome for key, record in found.items() if (outcome := plain_outcome(record))}
+            known |= {key: Outcome(**record) for key, record in found.items()}
         fresh: list[tuple[str, dict[str, Any]]] = []
         try:
             for key, code in zip(keys, codes, strict=True):
@@ -245,9 +248,9 @@ class Sandbox:
         worker = self._running()
         deadline = time.monotonic() + self.limits.wall_seconds + _GRACE_SECONDS
         try:
-            _send(worker.stdin, request, deadline)
+            send(worker.stdin, request, deadline)
             outcome = decode(receive(worker.stdout, deadline))
-        except _Lost as lost:
+        except Lost as lost:
             outcome = Outcome(None, str(lost))
         except BaseException:  # an interrupted exchange would leave its answer to the next snippet
             self.close()
@@ -270,7 +273,7 @@ class Sandbox:
             self._stop = weakref.finalize(self, _end, self.worker, self._owner)
             try:
                 started = json.loads(receive(self.worker.stdout, time.monotonic() + _LOADING_SECONDS))
-            except _Lost as lost:
+            except Lost as lost:
                 started = {"trial": str(lost)}
             if started["trial"] != "ok":
                 self.close()
@@ -280,45 +283,6 @@ class Sandbox:
                 )
             self._landlock = started["landlock"]
         return self.worker
-
-
-class _Lost(Exception):
-    """The worker died ("killed") or did not answer in time ("timeout"); the message is one of the two words."""
-
-
-def _send(stream: Any, payload: bytes, deadline: float) -> None:
-    frame = struct.pack(">I", len(payload)) + payload
-    while frame:
-        _wait(stream, select.POLLOUT, deadline)
-        try:
-            sent = os.write(stream.fileno(), frame[: select.PIPE_BUF])  # so much never blocks
-        except BrokenPipeError:
-            raise _Lost("killed") from None
-        frame = frame[sent:]
-
-
-def receive(stream: Any, deadline: float) -> bytes:
-    """One frame from the worker: four bytes of length, then so many bytes. ``deadline`` is a time of the monotonic clock."""
-    header = _receive_bytes(stream, 4, deadline)
-    return _receive_bytes(stream, struct.unpack(">I", header)[0], deadline)
-
-
-def _receive_bytes(stream: Any, count: int, deadline: float) -> bytes:
-    received = b""
-    while len(received) < count:
-        _wait(stream, select.POLLIN, deadline)
-        piece = os.read(stream.fileno(), count - len(received))
-        if not piece:
-            raise _Lost("killed")
-        received += piece
-    return received
-
-
-def _wait(stream: Any, event: int, deadline: float) -> None:
-    poller = select.poll()
-    poller.register(stream, event)
-    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise _Lost("timeout")
 
 
 def decode(payload: bytes) -> Outcome:
