@@ -40,7 +40,7 @@ def assign_credit(
             for u in answers:
                 u.rewards["score"] = min(_penalties(u), default=u.rewards["score"])
     if reward.rules:
-        _by_rules(dialogues, reward)
+        credit_by_rules(dialogues, reward)
     else:
         _by_shares(dialogues, agents, reward)
     if penalties is not None and penalties.mode == "subtract":
@@ -51,7 +51,7 @@ def assign_credit(
         credit_by_readers(dialogue)
 
 
-def _by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
+def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
     """Apply the rules from left to right to the dialogues of each question."""
     rules = build_rules(reward.rules)
     questions: dict[int, list[Dialogue]] = {}

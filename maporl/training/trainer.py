@@ -129,7 +129,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
         self.player.engines |= {**built, **(engines or {})}
-        playing = [name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))]
+        playing = [
+            name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
+        ]
         self.untrained = UntrainedCounter(playing, bool(reward.rules))
         self._ahead: Ahead[TeamUpdateBatch] = Ahead()
         if args.async_depth:
