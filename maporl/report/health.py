@@ -34,7 +34,7 @@ def _untrained(run: Run, updates: list[dict[str, Any]]) -> list[str]:
     """A sentence about each agent, in each role, with utterances that could have been trained on but had no credit."""
     found: dict[tuple[str, str | None], list[float]] = {}
     for key, value in ((key, finite(value)) for record in updates for key, value in record.items()):
-        if value and (known := re.fullmatch(r"[^/]+/untrained/([^/]+)(?:/(.+))?", key)):
+        if value and value > 0 and (known := re.fullmatch(r"[^/]+/untrained/([^/]+)(?:/(.+))?", key)):
             found.setdefault((known[1], known[2]), []).append(value)
     ruled = ", no rule credited them" if run.section("reward").get("rules") else ""
     return [

@@ -74,6 +74,8 @@ def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: Rewar
     """
     for u in (u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards):
         u.rewards["credit"] = u.rewards["score"]
+    if not any(d.answers() for d in dialogues):
+        return
     grid = _Grid(dialogues, agents)
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
     bonus = np.zeros(credit.shape)

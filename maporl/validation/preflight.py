@@ -284,7 +284,8 @@ def _check_lengths(
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
     protocol = build_protocol(config.protocol, names)
-    specs = {name: SpeakerSpec("silent", (name,), system=config.agents[name].system) for name in players}
+    sections = {name: config.agents[name] for name in players}
+    specs = {name: SpeakerSpec("silent", (name,), system=a.system, role=a.role) for name, a in sections.items()}
     steps: list[int] = []
     played: list[Dialogue] = []
     for task in splits:
