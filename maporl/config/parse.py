@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from maporl.config.files import configuration_files, recipe_files
+from maporl.config.imports import look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
@@ -111,10 +112,13 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     return built
 
 
-def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
+def build_named(
+    entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str, base: type | None = None
+) -> list[Any]:
     """Build the parts that ``entries`` name, in their order.
 
-    An entry is a name among ``known``, or one mapping ``{name: options}``.
+    An entry is a name, or one mapping ``{name: options}``. A name is one of ``known``, or ``MODULE:OBJECT`` for a class
+    that derives from ``base``.
 
     Raises:
         ConfigError: a name is unknown, or its options are wrong. The message begins with ``where``.
@@ -124,9 +128,7 @@ def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mappi
         if isinstance(entry, dict) and len(entry) != 1:
             raise ConfigError(f"{where}: expected a name or one {{name: options}}, got {entry!r:.80}")
         name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
-        if name not in known:
-            raise ConfigError(f"{where}: {unknown(name, known)}")
-        parts.append(validated(known[name], options or {}, f"{where}.{name}"))
+        parts.append(validated(look_up(name, known, where, base), options or {}, f"{where}.{name}"))
     return parts
 
 
@@ -181,13 +183,6 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True)
             "remove the key, or give the file itself as the configuration"
         )
     return _merge(read_yaml(path.parent / parent, (*overlays, path.resolve())), values) if parent else values
-
-
-def unknown(name: str, known: Any) -> str:
-    """Return the message ``unknown 'x'; did you mean 'y'? known: ...``."""
-    names = sorted(map(str, known))
-    near = difflib.get_close_matches(f"{name!s:.80}", names, 1)
-    return f"unknown {name!r:.80}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
 
 
 def _merge(under: dict, over: dict) -> dict:

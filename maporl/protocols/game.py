@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maporl.config.parse import unknown, validated
+from maporl.config.imports import unknown
+from maporl.config.parse import validated
 from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template

@@ -530,7 +530,7 @@ def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str =
     Raises:
         ConfigError: a name is unknown, or its options are wrong.
     """
-    return build_named(entries, RULES, where)
+    return build_named(entries, RULES, where, Rule)
 
 
 def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maporl.config.engines import ENGINES
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 from maporl.config.schema import AdvantageConfig, AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers

@@ -18,7 +18,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError
