@@ -24,6 +24,7 @@ def check(config: Config, where: str) -> None:
     Raises:
         ConfigError: they do not. The message begins with ``where`` and names the first fault.
     """
+    _check_named(config, where)
     _check_output(config, where)
     _check_ppo(config, where)
     check_agents(config, where)
@@ -37,6 +38,17 @@ def check(config: Config, where: str) -> None:
     _check_branching(config, protocol, where)
     _check_advantage(config, protocol, where)
     _check_task(config, where)
+
+
+def _check_named(config: Config, where: str) -> None:
+    """Check that every part of the run has a name with which it can be built here."""
+    if config.only_in_python:
+        parts = ", ".join(f"{key} ({what})" for key, what in config.only_in_python.items())
+        raise ConfigError(
+            f"{where}: only_in_python: the run was made in Python with parts that cannot be built from here: {parts:.400}; put "
+            "them into a module that maporl has (docs/howto), or use them in Python: Team.from_pretrained(RUN), and pass "
+            "them to a trainer"
+        )
 
 
 def _check_output(config: Config, where: str) -> None:
