@@ -72,7 +72,7 @@ class Speaker:
         sampling = Sampling(self.longest, temperature, self.policy.stop_ids, batch_size, top_p)
         with torch.random.fork_rng(), self.policy.active() as model:
             torch.manual_seed(seed)
-            answers = generate(model, prompts, tokenizer.pad_token_id, sampling)
+            answers = generate(model, prompts, sampling)
         return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
 
