@@ -25,11 +25,12 @@ class StopStrings:
         return cls(tokenizer, tuple(strings)) if strings else None
 
     def end(self, ids: Sequence[int]) -> bool:
-        """Return whether a string ends in the last token of ``ids``. No earlier token may have ended one.
+        """Return whether the last token of ``ids`` is the first to complete a string.
 
         Only the last tokens are decoded, because a sampler asks this after every token.
         """
-        return self._said(self._last(ids))
+        last = self._last(ids)
+        return self._said(last) and not self._said(last[:-1])
 
     def length(self, ids: Sequence[int]) -> int | None:
         """Return the smallest number of first tokens whose text contains a string, or None if no text does."""
@@ -43,7 +44,8 @@ class StopStrings:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        return frozenset(self.tokenizer.all_special_ids)
+        added = self.tokenizer.added_tokens_decoder
+        return frozenset([*self.tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)])
 
     @cached_property
     def _most(self) -> int:
