@@ -141,7 +141,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
         self.player.engines |= {**built, **(engines or {})}
-        playing = [name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))]
+        playing = [
+            name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
+        ]
         self.untrained = UntrainedCounter(playing, bool(reward.rules))
         self._engine_options = dict(engine_options or {})
         self._parts = RunParts(
@@ -284,7 +286,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
-    def finish_update(self, batch: TeamUpdateBatch, clock: Clock) -> None:
+    def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         self._ahead.settle()  # the background batch must not mix two sets of weights
         with self.whole_weights():
