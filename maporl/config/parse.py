@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from maporl.config.files import configuration_files, recipe_files
-from maporl.config.safe_yaml import DEEPEST, parse_yaml, read_yaml_text
+from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.text import visible
@@ -89,7 +89,7 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
 
 def to_yaml(config: Config) -> str:
     """Return the YAML text of a configuration with all its values. Reading it gives an equal configuration."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return dump_yaml(dataclasses.asdict(config))
 
 
 def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
@@ -280,6 +280,11 @@ def _explain(kind: type, fault: Any) -> str:
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):
         return f"{location}: this key is required"
+    if fault["type"] == "string_type" and isinstance(fault["input"], bool | int | float | dict):
+        return (
+            f"{location}: expected a text, got {fault['input']!r:.80}; put a text that YAML would read as something else in "
+            f"quotes: {fault['loc'][-1]}: \"TEXT\" in a file, '{fault['loc'][-1]}=\"TEXT\"' on a command line"
+        )
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
         return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}" if location else message
