@@ -39,6 +39,7 @@ class PlayGame(Protocol):
     illegal: float | None = None
     illegal_others: float | None = None
     after_illegal: Literal["end", "replace"] = "end"
+    own_questions = True
     roles = True
     records = frozenset({"game", "seed", "state"})
     pays = frozenset({"env", "legal"})
