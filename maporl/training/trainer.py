@@ -42,6 +42,7 @@ from maporl.training.progress import TeamProgress
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
 from maporl.training.token_traces import trace
+from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Example
 from trl_ext import distributed
@@ -140,6 +141,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
         self.player.engines |= {**built, **(engines or {})}
+        playing = [
+            name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
+        ]
+        self.untrained = UntrainedCounter(playing, bool(reward.rules))
         self._engine_options = dict(engine_options or {})
         self._parts = RunParts(
             args,
@@ -259,7 +264,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return batch
 
     def advantage(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
-        """Fill in the token batch of each policy, with advantages over the dialogues of all processes."""
+        """Fill in the token batch of each policy, with advantages over the dialogues of all processes.
+
+        Raises:
+            RewardFailure: no utterance of an agent has a credit, in the first update that would train it.
+        """
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         batch.samples = samples_by_policy(
             batch.dialogues,
@@ -270,13 +279,14 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.args.critic_context,
             self.args.ratio == "trajectory",
         )
+        batch.metrics |= self.untrained.measure(batch, tokenizers)
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
         trace(batch, batch.dialogues[: self.args.dialogues_logged], tokenizers, self.advantages.critics)
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
-    def finish_update(self, batch: TeamUpdateBatch, clock: Clock) -> None:
+    def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         self._ahead.settle()  # the background batch must not mix two sets of weights
         with self.whole_weights():
@@ -362,13 +372,16 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return others | {name: other for name, other in more.items() if other is not None}
 
     def checkpoint_state(self) -> dict:
-        """Return the state of the loop, and the running means of baselines."""
-        return super().checkpoint_state() | {"baselines": dict(self.advantages.state.means)}
+        """Return the state of the loop, the running means of baselines, and which agents have had a credit."""
+        more = {"baselines": dict(self.advantages.state.means), "credited": sorted(self.untrained.credited)}
+        return super().checkpoint_state() | more
 
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
-        self.advantages.state.means = dict(state.get("baselines", {}))  # older checkpoints lack this entry
+        # older checkpoints lack these entries
+        self.advantages.state.means = dict(state.get("baselines", {}))
+        self.untrained.credited = set(state.get("credited", self.team.names()))
         self.run.go_on()
 
     def data_sets(self) -> dict[str, Task]:
