@@ -89,8 +89,8 @@ def test_a_recurrent_model_ends_there_too():
     model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=4))
     stops = StopStrings.of(tokenizer, ["a", "1"])
     prompts, keys = [tokenizer.encode("1"), tokenizer.encode("12a")] * 8, [(n,) for n in range(16)]
-    free = sample(model, prompts, 0, Sampling(40, 1.0), keys)
-    until = sample(model, prompts, 0, Sampling(40, 1.0, stop_strings=stops), keys)
+    free = sample(model, prompts, Sampling(40, 1.0), keys)
+    until = sample(model, prompts, Sampling(40, 1.0, stop_strings=stops), keys)
     assert any(len(one.ids) < 40 for one in until)
     assert [one.ids for one in until] == [one.ids[: stops.length(one.ids)] for one in free]
 

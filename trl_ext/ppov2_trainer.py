@@ -7,10 +7,14 @@ maintained.
 import json
 import math
 import numbers
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from peft import PeftConfig, PeftModel, get_peft_model
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 from trl.trainer import disable_dropout_in_model
@@ -21,6 +25,8 @@ from trl_ext.forward import base_of, check_text_only
 from trl_ext.learner import Learner
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics, mean
+from trl_ext.model_card import model_card
+from trl_ext.policy_and_value import PolicyAndValue
 from trl_ext.ppo_options import GREEDY, Decoding
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import Prompt, check_columns, check_dataset, read_prompt, rows_of
@@ -102,7 +108,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             check_columns(train_dataset, "train_dataset", RESERVED)
             check_columns(eval_dataset, "eval_dataset", RESERVED)
         if peft_config is not None:
-            model = get_peft_model(model, peft_config)
+            model = _adapted(model, peft_config)
         self._reward_functions = _as_list(reward_funcs)
         self._reward_model: Any = None
         if reward_model is not None:
@@ -129,6 +135,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
         if self._reward_model is not None:
             self._reward_model.model.to(self.accelerator.device)
+        self.model = PolicyAndValue(learner)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
         self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
         self._sampler = sampler or OwnWeights()
@@ -148,6 +155,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
 
         Raises:
             PromptTooLong: a prompt and its completion do not fit the model's context.
+            ValueError: a row has no prompt, or a token that the model lacks.
         """
         batch.completions = self._sample(batch.examples, self.args.decoding)
         return batch
@@ -198,7 +206,7 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
     def _sample(self, batch: list[dict], decoding: Decoding) -> list[Completion]:
         learner = self.learners["policy"]
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
-        self._check_lengths(prompts)
+        self._check_prompts(prompts)
         sampling = Sampling(
             self.args.response_length,
             decoding.temperature,
@@ -225,8 +233,15 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             for number, (prompt, response) in enumerate(zip(prompts, sampled, strict=True))
         ]
 
-    def _check_lengths(self, prompts: list[Prompt]) -> None:
-        """Check that every prompt and its completion fit the model's context."""
+    def _check_prompts(self, prompts: list[Prompt]) -> None:
+        """Check that the model has an embedding for every token, and that prompts and completions fit its context."""
+        size = base_of(self.learners["policy"].model).config.get_text_config().vocab_size
+        for prompt in prompts:
+            if max(prompt.ids) >= size:
+                raise ValueError(
+                    f"prompt {prompt.prompt!r:.80}: token id {max(prompt.ids)} is outside the model's vocabulary of {size}; "
+                    "tokenise with the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
+                )
         longest = max(prompts, key=lambda p: len(p.ids))
         context = context_of(base_of(self.learners["policy"].model).config)
         where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
@@ -310,17 +325,72 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def generate_completions(self, sampling: bool = False) -> list[str]:
-        """Return the texts of completions of the evaluation set. They are greedy unless ``sampling``.
+        """Return the texts of completions of the evaluation set, and print the first five in a table.
 
-        Scripts that were written for TRL call this method.
+        They are greedy unless ``sampling``. Scripts that were written for TRL call this method at their end, also
+        without an evaluation set. It then returns no texts.
 
         Raises:
-            ValueError: the evaluation set is missing or empty.
+            RewardError: a reward source failed, or left a completion without a score.
         """
-        check_dataset(self.eval_dataset, "eval_dataset")
+        if self.eval_dataset is None:
+            return []
         rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
         with self.sampling_weights():
-            return [c.text for c in self._sample(rows, self.args.decoding if sampling else GREEDY)]
+            completions = self._sample(rows, self.args.decoding if sampling else GREEDY)
+            self._score(completions)
+        if distributed.is_main():
+            _print_table(completions[:5])
+        return [c.text for c in completions]
+
+    def create_model_card(  # type: ignore[override]
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Write the model card ``README.md`` into the output folder. ``push_to_hub`` calls this.
+
+        Args:
+            model_name: the policy's name. By default it is the output folder's.
+            dataset_name: the data set's name on the hub.
+            tags: further tags.
+        """
+        if not distributed.is_main():
+            return
+        learner, args = self.learners["policy"], self.args
+        base = base_of(learner.model).config._name_or_path
+        facts = {
+            "updates": self.state.global_step,
+            "episodes": self.episodes,
+            "critic": learner.critic,
+            "kl_coef": args.kl_coef,
+            "cliprange": args.cliprange,
+            "learning_rate": learner.learning_rate,
+        }
+        on_hub = base if base and not os.path.exists(base) else None
+        more = [tags] if isinstance(tags, str) else tags or []
+        self.folder.mkdir(parents=True, exist_ok=True)
+        card = model_card(model_name or self.folder.resolve().name, on_hub, dataset_name, more, facts)
+        card.save(self.folder / "README.md")
+
+
+def _adapted(model: Any, config: PeftConfig) -> PeftModel:
+    if not isinstance(config, PeftConfig):
+        raise ValueError(
+            f"peft_config: expected a peft.PeftConfig such as peft.LoraConfig, got {type(config).__name__}"
+        )
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            "peft_config: the model is a PeftModel already; pass it without peft_config to train its adapter, or "
+            "model.merge_and_unload() with peft_config for a new one"
+        )
+    return get_peft_model(model, config)
+
+
+def _print_table(completions: list[Completion]) -> None:
+    table = Table("query", "model response", "score", show_lines=True)
+    for done in completions:
+        # repr, because a terminal would obey the control characters of a completion
+        table.add_row(Text(repr(done.prompt.prompt)), Text(repr(done.text)), Text(f"{done.score:.4g}"))
+    Console().print(table)
 
 
 def _as_list(functions) -> list[RewardFunction]:

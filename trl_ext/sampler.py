@@ -37,4 +37,4 @@ class OwnWeights(Sampler):
         learner = self.learner
         merge = merges(learner.model, learner.adapter) and learner.device.type == "cpu"
         with merged(learner.model, learner.adapter) if merge else learner.active() as model:
-            return sample(model, prompts, learner.tokenizer.pad_token_id or 0, sampling, keys)
+            return sample(model, prompts, sampling, keys)

@@ -22,6 +22,7 @@ from trl_ext.chat import Tokenizer
 from trl_ext.forward import accepts, base_of
 from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
 from trl_ext.stop_strings import StopStrings, ended
+from trl_ext.token_batch import PADDING
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,15 @@ def stop_ids_of(
     return frozenset(found)
 
 
-def generate(model: Any, prompts: list[list[int]], pad_id: int, sampling: Sampling) -> list[list[int]]:
+def generate(model: Any, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
     """Return the token ids of :func:`sample`, without log-probabilities."""
-    return [completion.ids for completion in sample(model, prompts, pad_id, sampling)]
+    return [completion.ids for completion in sample(model, prompts, sampling)]
 
 
 @torch.no_grad()
 def sample(
     model: Any,
     prompts: list[list[int]],
-    pad_id: int,
     sampling: Sampling,
     keys: Sequence[tuple] | None = None,
     adapters: Sequence[str] | None = None,
@@ -117,7 +117,6 @@ def sample(
     Args:
         model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``.
         prompts: the token ids of the prompts.
-        pad_id: the padding id.
         sampling: how to sample.
         keys: the key of each row's random numbers. By default they come from torch's random state.
         adapters: the adapter of each row.
@@ -144,9 +143,9 @@ def sample(
     with _clean_generation(model):
         for batch in _batches(rows, sampling):
             if plain == "no":
-                _generate_by_transformers(model, batch, pad_id, sampling)
+                _generate_by_transformers(model, batch, sampling)
             else:
-                _Batch(model, batch, pad_id, sampling, states).run()
+                _Batch(model, batch, sampling, states).run()
     return [Sampled(row.ids, row.logprobs if sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
@@ -201,8 +200,8 @@ def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
 class _Batch:
     """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
 
-    def __init__(self, model: Any, rows: list[_Row], pad_id: int, sampling: Sampling, states: KVCache | None):
-        self.model, self.base, self.pad_id, self.sampling, self.states = model, base_of(model), pad_id, sampling, states
+    def __init__(self, model: Any, rows: list[_Row], sampling: Sampling, states: KVCache | None):
+        self.model, self.base, self.sampling, self.states = model, base_of(model), sampling, states
         self.device = next(self.base.parameters()).device
         self.rows = rows
         self.cache = DynamicCache(config=self.base.config)
@@ -239,7 +238,7 @@ class _Batch:
         past = max(row.read for row in unique)
         new = [row.prompt[row.read :] for row in unique]
         width = max(map(len, new))
-        ids = torch.full((len(unique), width), self.pad_id)
+        ids = torch.full((len(unique), width), PADDING)
         self.mask = torch.zeros(len(unique), past, dtype=torch.long)
         fresh = torch.zeros(len(unique), width, dtype=torch.long)
         for number, (row, tokens) in enumerate(zip(unique, new, strict=True)):
@@ -348,7 +347,7 @@ def truncated(probabilities: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tens
     return torch.zeros_like(probabilities).scatter(1, index, ordered / ordered.sum(-1, keepdim=True))
 
 
-def _generate_by_transformers(model: Any, rows: list[_Row], pad_id: int, sampling: Sampling) -> None:
+def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling) -> None:
     """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
 
     ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
@@ -362,12 +361,12 @@ def _generate_by_transformers(model: Any, rows: list[_Row], pad_id: int, samplin
         top_k=None if greedy else sampling.top_k,
         top_p=None if greedy else sampling.top_p,
         eos_token_id=sorted(sampling.stop_ids) or None,
-        pad_token_id=pad_id,
+        pad_token_id=PADDING,
         use_cache=True,
     )
     device = next(base_of(model).parameters()).device
     width = max(len(row.prompt) for row in rows)
-    ids = torch.tensor([[pad_id] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
+    ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
     options: dict[str, Any] = {}
     if rows[0].adapter is not None:

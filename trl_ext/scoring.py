@@ -126,7 +126,17 @@ class ModelReward:
 
     @torch.no_grad()
     def score_ids(self, rows: list[list[int]]) -> list[float]:
-        """Return one score for each row of token ids. The ids belong to the reward model's own vocabulary."""
+        """Return one score for each row of token ids. The ids belong to the reward model's own vocabulary.
+
+        Raises:
+            RewardError: an id is outside the vocabulary.
+        """
+        highest, size = max(map(max, rows)), self.model.config.get_text_config().vocab_size
+        if highest >= size:
+            raise RewardError(
+                f"reward model: token id {highest} is outside its vocabulary of {size}; pass its own tokenizer as "
+                "reward_processing_class, and texts are scored in place of the policy's ids"
+            )
         device = next(self.model.parameters()).device
         trunk = getattr(self.model, self.model.base_model_prefix)
         scores: list[float] = []

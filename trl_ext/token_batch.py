@@ -10,6 +10,12 @@ from torch import Tensor
 
 from trl_ext import distributed
 
+PADDING = 0
+"""The id at padded positions. A mask hides them, so any id of the vocabulary serves.
+
+The tokenizer's own padding token does not: scripts add one whose id the model's embedding does not have.
+"""
+
 
 @dataclass
 class Completion:
@@ -174,7 +180,7 @@ class TokenBatch:
 
 
 def build_token_batch(
-    completions: Sequence[Completion], pad_id: int, device: torch.device | str, critic_only: bool = False
+    completions: Sequence[Completion], device: torch.device | str, critic_only: bool = False
 ) -> TokenBatch:
     """Return ``completions`` as right-padded tensors. Groups are numbered in order of first appearance.
 
@@ -186,7 +192,7 @@ def build_token_batch(
     sequences = [c.prompt_ids + c.response_ids for c in completions]
     width = max(map(len, sequences), default=1)
     shape = (len(completions), width)
-    input_ids = torch.full(shape, pad_id, dtype=torch.long)
+    input_ids = torch.full(shape, PADDING, dtype=torch.long)
     attention = torch.zeros(shape, dtype=torch.bool)
     sampled = torch.zeros(shape, dtype=torch.bool)
     sampler_logprobs = torch.full(shape, float("nan"))
@@ -230,7 +236,7 @@ def build_token_batch(
     rows = _moved(rows, device)
     if any(c.critic_prompt_ids is not None for c in completions):
         seen = [replace(c, prompt_ids=c.critic_prompt_ids or c.prompt_ids, critic_prompt_ids=None) for c in completions]
-        rows.critic = build_token_batch(seen, pad_id, device, critic_only)
+        rows.critic = build_token_batch(seen, device, critic_only)
     return rows
 
 
@@ -270,7 +276,7 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
 
 def placeholder(device: torch.device | str) -> TokenBatch:
     """Return a row of two tokens, for a forward that a process makes only because other processes make one."""
-    return build_token_batch([Completion([0], [0], True, "placeholder")], 0, device)
+    return build_token_batch([Completion([0], [0], True, "placeholder")], device)
 
 
 @dataclass

@@ -72,7 +72,7 @@ class TransformersEngine(Engine):
     def _group(self, policy: Policy) -> tuple:
         """Return the policy's group. Policies of one group answer in one batch."""
         if self._how(policy) == "mixed":
-            return (id(policy.model), policy.stop_ids, policy.stop_strings, policy.tokenizer.pad_token_id)
+            return (id(policy.model), policy.stop_ids, policy.stop_strings)
         return (policy.name,)
 
     def _how(self, policy: Policy) -> str:
@@ -108,7 +108,6 @@ class TransformersEngine(Engine):
             completions = sample(
                 first.model if mixed else model,
                 prompts,
-                first.tokenizer.pad_token_id,
                 sampling,
                 keys,
                 [str(p.adapter) for p in speaking] if mixed else None,

@@ -104,5 +104,5 @@ class UntrainedWeights:
             voice.check_length(len(prompt), most, f"restating an answer of policy {policy!r}")
         sampling = Sampling(most, 0.0, voice.stop_ids, self.batch_size, stop_strings=voice.stop_strings)
         with self.model_of(policy) as model:
-            answers = generate(model, prompts, voice.tokenizer.pad_token_id, sampling)
+            answers = generate(model, prompts, sampling)
         return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]

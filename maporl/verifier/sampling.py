@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.tasks.base import Task
@@ -76,7 +76,7 @@ class Speaker:
         )
         with torch.random.fork_rng(), self.policy.active() as model:
             torch.manual_seed(seed)
-            answers = generate(model, prompts, tokenizer.pad_token_id, sampling)
+            answers = generate(model, prompts, sampling)
         return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
 
