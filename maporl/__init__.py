@@ -44,6 +44,7 @@ _EXPORTS = {
     "IllegalMove": "maporl.environments.games",
     "RewardFailure": "maporl.rewards",
     "RewardSource": "maporl.rewards",
+    "ServedReward": "maporl.rewards.verifier.served",
     "SOURCES": "maporl.rewards",
     "Rule": "maporl.rewards.rules",
     "RULES": "maporl.rewards.rules",
@@ -99,31 +100,19 @@ _EXPORTS = {
     "build_tiny_tokenizer": "maporl.team.tiny",
     "MultiAgentPPOConfig": "maporl.training.args",
     "MultiAgentPPOTrainer": "maporl.training.trainer",
+    "VLLMSampler": "maporl.engines.vllm.sampler",
     "warm_start": "maporl.training.warm_start",
     "Ask": "maporl.types",
     "Dialogue": "maporl.types",
     "Example": "maporl.types",
     "from_json": "maporl.types",
     "Grade": "maporl.types",
-<<<<<<< HEAD
-    "Protocol": "maporl.protocols.base",
-    "RewardSource": "maporl.rewards.base",
-    "ServedReward": "maporl.rewards.verifier.served",
-    "UserError": "maporl.errors",
-    "from_dict": "maporl.validation.load",
-    "Utterance": "maporl.types",
-    "VLLMSampler": "maporl.engines.vllm.sampler",
-    "build_tiny_model": "maporl.team.tiny",
-    "build_tiny_tokenizer": "maporl.team.tiny",
-    "warm_start": "maporl.training.warm_start",
-=======
     "Stop": "maporl.types",
     "to_json": "maporl.types",
     "Utterance": "maporl.types",
     "from_dict": "maporl.validation.load",
     "load": "maporl.validation.load",
     "Decoding": "trl_ext.ppo_options",
->>>>>>> main
 }
 __all__ = sorted(_EXPORTS)
 
