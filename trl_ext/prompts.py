@@ -97,6 +97,19 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
         )
 
 
+def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[str]) -> None:
+    """Check that no column has one of the ``reserved`` names, which reward functions get for other things.
+
+    Raises:
+        ValueError: a column has one.
+    """
+    taken = [column for column in reserved if dataset and column in dataset[0]]
+    if taken:
+        raise ValueError(
+            f"{name}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename it"
+        )
+
+
 def shuffled_indices(size: int, seed: int, start: int, count: int) -> list[int]:
     """Return entries ``start`` to ``start + count`` of an endless sequence of seeded permutations of ``range(size)``.
 

@@ -77,7 +77,7 @@ class Resuming:
         """
         args = self.args
         self.state.max_steps = args.num_total_batches
-        self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
+        self.state.num_train_epochs = math.ceil(args.total_episodes / (len(self.train_dataset) * args.num_generations))
         self.state.compute_steps(args, self.state.max_steps)
         self.state.train_batch_size = args.per_device_train_batch_size
         folder = distributed.on_main(lambda: self._checked(wanted))

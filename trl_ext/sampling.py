@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from trl_ext.chat import Tokenizer
 from trl_ext.forward import accepts, base_of
 from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
+from trl_ext.stop_strings import StopStrings, ended
 from trl_ext.token_batch import PADDING
 
 
@@ -36,6 +37,7 @@ class Sampling:
         top_p: the share of the probability to sample from (:class:`trl_ext.ppo_options.Decoding`).
         batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
         top_k: the number of likeliest tokens to sample from; 0: all.
+        stop_strings: the strings that end a completion too.
     """
 
     max_new_tokens: int
@@ -45,11 +47,16 @@ class Sampling:
     top_p: float = 1.0
     batch_tokens: int | None = None
     top_k: int = 0
+    stop_strings: StopStrings | None = None
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Return whether a completion ends with the last token of ``ids``, and not because it is too long."""
+        return ended(ids, self.stop_ids, self.stop_strings)
 
 
 @dataclass
 class Sampled:
-    """A completion: its token ids, up to and including the first stop id, and their log-probabilities.
+    """A completion: its token ids, up to and including what ended it, and their log-probabilities.
 
     The log-probabilities are those of the distribution that the tokens were drawn from, which ``top_p`` and ``top_k``
     make narrower than the model's own.
@@ -210,7 +217,7 @@ class _Batch:
         for step in range(self.sampling.max_new_tokens):
             tokens = self._choose(logits, step, ended)
             for position in running:
-                ended[position] = tokens[position] in self.sampling.stop_ids
+                ended[position] = self.sampling.ends(self.rows[position].ids)
             running = [position for position in running if not ended[position]]
             if not running or step + 1 == self.sampling.max_new_tokens:
                 break
@@ -348,7 +355,7 @@ def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling) 
     greedy = sampling.temperature <= 0
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=None if sampling.stop_ids else sampling.max_new_tokens,
+        min_new_tokens=None if sampling.stop_ids or sampling.stop_strings else sampling.max_new_tokens,
         do_sample=not greedy,
         temperature=None if greedy else sampling.temperature,
         top_k=None if greedy else sampling.top_k,
@@ -361,7 +368,11 @@ def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling) 
     width = max(len(row.prompt) for row in rows)
     ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
-    options = {} if rows[0].adapter is None else {"adapter_names": [row.adapter for row in rows]}
+    options: dict[str, Any] = {}
+    if rows[0].adapter is not None:
+        options["adapter_names"] = [row.adapter for row in rows]
+    if sampling.stop_strings is not None:
+        options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(sampling.stop_strings, width)])
     with torch.random.fork_rng():
         if rows[0].uniforms is not None:
             torch.manual_seed(int(float(rows[0].uniforms[0]) * 2**53))
@@ -369,6 +380,17 @@ def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling) 
     for row, ids_after in zip(rows, output[:, width:].tolist(), strict=True):
         stop = next((i for i, token in enumerate(ids_after) if token in sampling.stop_ids), len(ids_after) - 1)
         row.ids = ids_after[: stop + 1]
+        if sampling.stop_strings is not None:
+            row.ids = row.ids[: sampling.stop_strings.length(row.ids)]
+
+
+def _ends_by_string(stop_strings: StopStrings, width: int) -> Any:
+    """Return a stopping criterion of ``generate`` for completions that begin at column ``width``."""
+
+    def ends(ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        return torch.tensor([stop_strings.end(row) for row in ids[:, width:].tolist()], device=ids.device)
+
+    return ends
 
 
 def _checkpoints(model: Any) -> bool:

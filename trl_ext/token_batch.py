@@ -32,7 +32,9 @@ class Completion:
         head: the critic's output for this row, such as the turn.
         trajectory: completions of the same trajectory have one importance ratio with ``ratio: trajectory``. By default
             a completion is a trajectory of its own.
-        score: the scalar score, which the reward step fills in.
+        score: what the completion earned, which the reward step fills in.
+        token_scores: where it was earned: a number for each of ``response_ids``, whose sum is ``score``. By default all
+            of it is at the last token.
         weight: how often the row counts in the loss.
         critic_prompt_ids: the critic's prompt, if it differs from the policy's.
         sampled_logprobs: the log-probabilities of ``response_ids`` from the engine that sampled them, if it gives them.
@@ -48,6 +50,7 @@ class Completion:
     head: int = 0
     trajectory: tuple | None = None
     score: float | None = None
+    token_scores: list[float] | None = None
     weight: float = 1.0
     critic_prompt_ids: list[int] | None = None
     sampled_logprobs: list[float] | None = None
@@ -71,7 +74,7 @@ class TokenBatch:
     input_ids: Tensor  # [N, T]
     attention_mask: Tensor  # [N, T] true at tokens, false at padding
     sampled_mask: Tensor  # [N, T] true where the policy sampled the token
-    score: Tensor  # [N]
+    token_scores: Tensor  # [N, T] what was earned at each sampled token; a score of the completion is at its last one
     head: Tensor  # [N] the critic's output for the row
     group: Tensor  # [N] index of the whitening group
     prefix_group: Tensor  # [N] index of the shared-prefix group
@@ -93,6 +96,11 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
+
+    @property
+    def score(self) -> Tensor:
+        """Return what each completion earned [N], the sum over its tokens. It is NaN where nothing was scored."""
+        return self.token_scores.sum(1)
 
     def microbatches(self, index: Tensor, most_rows: int, most_tokens: int | None = None) -> list[Tensor]:
         """Cut the rows ``index`` into micro-batches of one forward each, from short rows to long ones.
@@ -188,6 +196,7 @@ def build_token_batch(
     attention = torch.zeros(shape, dtype=torch.bool)
     sampled = torch.zeros(shape, dtype=torch.bool)
     sampler_logprobs = torch.full(shape, float("nan"))
+    token_scores = torch.zeros(shape)
     groups: dict[tuple, int] = {}
     trajectories: dict[tuple, int] = {}  # a trajectory's number is that of its first row
     for row, completion in enumerate(completions):
@@ -197,6 +206,9 @@ def build_token_batch(
         input_ids[row, :end] = torch.tensor(sequences[row])
         attention[row, :end] = True
         sampled[row, start:end] = True
+        token_scores[row, end - 1] = float("nan") if completion.score is None else completion.score
+        if completion.token_scores is not None:
+            token_scores[row, start:end] = torch.tensor(completion.token_scores)
         if completion.sampled_logprobs is not None:
             sampler_logprobs[row, start:end] = torch.tensor(completion.sampled_logprobs)
         groups.setdefault(completion.group, len(groups))
@@ -204,7 +216,7 @@ def build_token_batch(
         input_ids=input_ids,
         attention_mask=attention,
         sampled_mask=sampled,
-        score=torch.tensor([float("nan") if c.score is None else c.score for c in completions]),
+        token_scores=token_scores,
         head=torch.tensor([c.head for c in completions]),
         group=torch.tensor([groups[c.group] for c in completions]),
         prefix_group=torch.tensor(prefix_groups(sequences)),

@@ -19,6 +19,7 @@ from trl_ext.learner import Learner, starting_point
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sampling import stop_ids_of
+from trl_ext.stop_strings import StopStrings
 
 
 class Team:
@@ -77,7 +78,7 @@ class Team:
         return tuple(self.agents)
 
     def find_stop_ids(self, options: PPOOptions) -> None:
-        """Fill in the token ids that end completions, for every policy.
+        """Fill in the token ids and the strings that end completions, for every policy.
 
         Raises:
             ValueError: a policy has no known end-of-sequence id.
@@ -86,6 +87,7 @@ class Team:
             policy.voice.stop_ids = stop_ids_of(
                 base_of(policy.model), policy.tokenizer, options.stop_token, options.stop_token_id
             )
+            policy.voice.stop_strings = StopStrings.of(policy.tokenizer, options.stop_strings)
 
     def build_central_critic(self, args: PPOv2Config, outputs: int) -> CentralCritic | None:
         """Build the critic that policies share, as a copy of the first one's model. None if no policy has one.

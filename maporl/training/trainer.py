@@ -201,7 +201,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
-    def finish_update(self, batch: TeamUpdateBatch, clock: Clock) -> None:
+    def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         self._ahead.settle()  # the background batch must not mix two sets of weights
         with self.whole_weights():
