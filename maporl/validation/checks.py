@@ -12,7 +12,7 @@ from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards import SOURCES
 from maporl.rewards.rules import build_rules
-from maporl.tasks import TASKS, Task, build_task
+from maporl.tasks import TASKS, build_task
 from maporl.team.checks import check_agents
 from maporl.training.ahead import check_ahead
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
@@ -347,8 +347,6 @@ def _check_task(config: Config, protocol: Protocol, where: str) -> None:
         if pupil.skill is not None and pupil.skill not in task.skills:
             known = unknown(pupil.skill, task.skills) if task.skills else f"task {name!r} has no skills; remove it"
             raise ConfigError(f"{where}: warm_start.agents.{agent}.skill: {known}")
-    if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
-        raise ConfigError(f"{where}: warm_start: task {name!r} cannot write example answers; set warm_start.steps to 0")
     if config.training.eval_steps and not config.evaluation.questions:
         raise ConfigError(
             f"{where}: training.eval_steps={config.training.eval_steps} asks for evaluations but evaluation.questions is 0; "
