@@ -11,7 +11,8 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import RETURNS, return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.slots import Return, find
-from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
+from maporl.advantages.transforms import Transform, build_transforms
+from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig
 
 
@@ -105,18 +106,13 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     wanted = [(name, f"{where}.returns: {config.returns}") for name in return_of(config, f"{where}.returns").needs]
     wanted += [(name, f"{where}.key") for name in config.key]
     wanted += [(name, f"{where}.scale: {config.scale}") for name in scale_of(config, f"{where}.scale").needs]
-    for transform in build_transforms(config, where):
-        wanted += [(name, f"{where}.post: {name_of(transform)}") for name in transform.needs]
+    for entry, transform in zip(config.post, build_transforms(config, where), strict=True):
+        wanted += [(name, f"{where}.post: {entry_name(entry)}") for name in transform.needs]
     for name, who in wanted:
         if name not in recorded:
             raise ValueError(
                 f"{who} names the column {name!r}, which is not recorded here; recorded are {list(recorded)}"
             )
-
-
-def name_of(transform: Transform) -> str:
-    """Return the name of a transform in ``TRANSFORMS``."""
-    return next(name for name, kind in TRANSFORMS.items() if isinstance(transform, kind))
 
 
 def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -496,6 +496,11 @@ class EvaluationSection:
         return Decoding(self.temperature, self.top_p, self.top_k)
 
 
+def _listed(value: Any) -> Any:
+    """Return one text as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
 def _off(value: Any) -> Any:
     """Return "off" for false, because YAML reads a bare ``off`` as false."""
     return "off" if value is False else value
@@ -532,7 +537,11 @@ for _plain in (
 
 @dataclass(config=STRICT)
 class Config(RunOptions):
-    """The configuration of a run."""
+    """The configuration of a run.
+
+    ``pythonpath`` has the folders in which modules that the configuration names are looked for
+    (:mod:`maporl.config.imports`).
+    """
 
     output_dir: str
     task: dict[str, Any]
@@ -548,6 +557,7 @@ class Config(RunOptions):
     training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
     warm_start: WarmStartSection = dataclasses.field(default_factory=WarmStartSection)
     evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
+    pythonpath: Annotated[list[str], BeforeValidator(_listed)] = dataclasses.field(default_factory=list)
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

@@ -1,15 +1,17 @@
 """Take the output folder for a run, so that no two runs share one and no run is overwritten."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
+from maporl.config.imports import FINGERPRINTS, module_files
 from maporl.storage.run_folder import RunExists
 from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import replace_file
-from trl_ext.fingerprint import DATA, check_data, fingerprint, remember_data
+from trl_ext.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
 from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import LOCK, holds_something, is_leftover
 
@@ -30,7 +32,9 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     """
     if resume:
         must_hold_run(folder)
-        begun = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        # the run's folder and the user's own modules may have moved
+        begun = replace(kept, output_dir=config.output_dir, pythonpath=config.pythonpath)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
@@ -41,11 +45,15 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     else:
         must_be_free(folder)
     data = {name: fingerprint(task) for name, task in _tasks(config).items()}
+    modules = {name: _lines(file) for name, file in module_files(config).items()}
     if resume:
         data = check_data(folder, data) | data
-    else:
+        check_data(folder, modules, FINGERPRINTS, "module")
+    if not resume or kept != config:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)
+    if modules:
+        remember_data(folder, modules, FINGERPRINTS)
 
 
 def has_ended(folder: Path, config: Config) -> bool:
@@ -82,7 +90,7 @@ def must_be_free(folder: Path) -> None:
 
 def release(folder: Path) -> None:
     """Empty the folder of a run that failed before it trained anything, so that a corrected run can use the folder."""
-    if not _rest(folder) <= {CONFIG, DATA, *UNTRAINED}:
+    if not _rest(folder) <= {CONFIG, DATA, FINGERPRINTS, *UNTRAINED}:
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):  # the lock last: until then nobody begins
         if path.is_dir():
@@ -93,6 +101,10 @@ def release(folder: Path) -> None:
 
 def _rest(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not is_leftover(path)}
+
+
+def _lines(file: Path) -> Fingerprint:
+    return fingerprint(file.read_text(encoding="utf-8", errors="replace").split("\n"))
 
 
 def _tasks(config: Config) -> dict:

@@ -9,7 +9,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.config import Config, parse_config, read_yaml
-from maporl.config.parse import apply_overrides
+from maporl.config.imports import with_imports
+from maporl.config.parse import override
 from maporl.errors import RunError
 from maporl.protocols import turns_of
 from maporl.team.agents import Policy
@@ -53,15 +54,17 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
 
     Fully trained models are read from their own folders there, so the models that they started from are not needed. With
     ``restate: base_model`` they are, because they restate answers. A configuration from the hub may name things on the
-    hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may name anything.
+    hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may name anything. Modules that a local
+    configuration names are imported (:mod:`maporl.config.imports`).
 
     Raises:
         RunError: no such team exists, or its configuration refers to something outside its folder.
-        ConfigError: this version cannot read its configuration.
+        ConfigError: this version cannot read its configuration, or a module that it names cannot be imported.
     """
     folder, local = find_run(name), Path(name).is_dir()
     file, root = folder / "config.yaml", weights_of(folder)
-    values = apply_overrides(read_yaml(file, extends=False), overrides)
+    # a team from the hub brings no code: what the user's own overrides name is in the present folder
+    values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
     parse_config(values, str(file))  # the types are right from here on
     started_from = values.get("restate") == "base_model"
     for agent, section in values["agents"].items():
@@ -70,12 +73,12 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
         if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
             # its tokenizer's chat template was saved with the options in it
             section |= {"model": str(own), "tokenizer": None, "chat_template": None, "template_options": {}}
-    if not local and (reach := reach_of(values, apply_overrides({}, overrides), root)):
+    if not local and (reach := reach_of(values, override({}, overrides, [Path.cwd()]), root)):
         raise RunError(
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
             f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
         )
-    config = parse_config(values, str(file))
+    config = with_imports(parse_config(values, str(file)), str(file))
     check_agents(config, str(file))
     return dataclasses.replace(config, output_dir=str(folder) if local else Path(str(name)).name), folder
 
