@@ -63,6 +63,8 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         ) from None
     try:
         return MultiAgentPPOConfig.from_config(config)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"training: {' '.join(str(error).split())}") from None
 
