@@ -17,7 +17,20 @@ from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 
 PAGE = Path(__file__).parents[1] / "docs/rewards.md"
 TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
-KNOWN = {"dialogue", "#", "agent", "turn", "role", "shown", "called by", "tokens", "token ids", "final answer", "end", "score"}
+KNOWN = {
+    "dialogue",
+    "#",
+    "agent",
+    "turn",
+    "role",
+    "shown",
+    "called by",
+    "tokens",
+    "token ids",
+    "final answer",
+    "end",
+    "score",
+}
 
 
 def rows_of(table):
@@ -49,7 +62,8 @@ def utterance(row):
         role=row.get("role") or None,
         parents=tuple(int(number) for number in row.get("shown", "").split(",") if number),
         caller=int(row["called by"]) if row.get("called by") else None,
-        response_ids=[int(token) for token in row.get("token ids", "").split()] or list(range(int(row.get("tokens", 0)))),
+        response_ids=[int(token) for token in row.get("token ids", "").split()]
+        or list(range(int(row.get("tokens", 0)))),
         stop={"eos": Stop.EOS, "cut off": Stop.LENGTH}[row.get("end", "eos")],
         sample=row.get("shared as") or None,
     )
