@@ -5,27 +5,45 @@ maintained.
 """
 
 import json
+import math
+import numbers
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from peft import PeftConfig, PeftModel, get_peft_model
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 from trl.trainer import disable_dropout_in_model
 
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer, check_length, context_of
-from trl_ext.forward import base_of
+from trl_ext.forward import base_of, check_text_only
 from trl_ext.learner import Learner
 from trl_ext.loop import PPOLoop
-from trl_ext.lora_merge import merged, merges
-from trl_ext.metrics import Metrics, mean
+from trl_ext.metrics import Clock, Metrics, mean
+from trl_ext.model_card import model_card
+from trl_ext.policy_and_value import PolicyAndValue
 from trl_ext.ppo_options import GREEDY, Decoding
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.prompts import Prompt, check_dataset, read_prompt, rows_of
+from trl_ext.prompts import Prompt, check_columns, check_dataset, read_prompt, rows_of
 from trl_ext.resuming import COMPLETIONS
-from trl_ext.sampling import Sampling, sample, stop_ids_of
-from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
+from trl_ext.sampler import OwnWeights, Sampler
+from trl_ext.sampling import Sampling, stop_ids_of
+from trl_ext.scoring import (
+    RESERVED,
+    ModelReward,
+    Reward,
+    RewardFunction,
+    assign_scores,
+    call_reward_functions,
+    reward_name,
+    total,
+)
+from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
 from trl_ext.update_batch import UpdateBatch
@@ -52,9 +70,11 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         optimizers: an optimizer and a scheduler. None builds them from ``args``.
         callbacks: further ``TrainerCallback`` objects.
         peft_config: wraps ``model`` in a new adapter.
-        reward_funcs: one or several ``f(prompts, completions, **columns) -> list[float | None]``, plain or async.
+        reward_funcs: one or several :data:`trl_ext.scoring.RewardFunction`, plain or async. They return a number, a
+            number for each sampled token, or None for each completion.
         reward_weights: one weight for each source: first the reward model, then the functions. The default is 1.
         reward_processing_class: the reward model's tokenizer, if it differs from the policy's.
+        sampler: where completions come from, such as ``maporl.VLLMSampler``. The default samples from ``model`` here.
 
     Raises:
         ValueError: a data set, a source of reward or an option is missing or does not fit. The message says which.
@@ -78,12 +98,17 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,
         reward_processing_class: Tokenizer | None = None,
+        sampler: Sampler | None = None,
     ):
         check_dataset(train_dataset, "train_dataset")
+        check_text_only(model, processing_class)
         if reward_model is None and reward_funcs is None:
             raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
+        if reward_funcs is not None:
+            check_columns(train_dataset, "train_dataset", RESERVED)
+            check_columns(eval_dataset, "eval_dataset", RESERVED)
         if peft_config is not None:
-            model = get_peft_model(model, peft_config)
+            model = _adapted(model, peft_config)
         self._reward_functions = _as_list(reward_funcs)
         self._reward_model: Any = None
         if reward_model is not None:
@@ -91,7 +116,8 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             self._reward_model = ModelReward(
                 reward_model, reward_processing_class, args.local_rollout_forward_batch_size
             )
-        self._reward_weights = _weights(reward_weights, len(self._reward_functions) + (reward_model is not None))
+        sources = ["reward_model"] * (reward_model is not None) + [reward_name(f) for f in self._reward_functions]
+        self._reward_weights = _weights(reward_weights, sources)
         learner = Learner(
             "policy",
             model,
@@ -103,35 +129,46 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             reference=ref_model,
             ref_adapter=args.ref_adapter_name,
         )
+        if args.critic_warmup and learner.critic == "none":
+            raise ValueError("critic_warmup: there is no critic to train first; choose another critic, or remove it")
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
         if self._reward_model is not None:
             self._reward_model.model.to(self.accelerator.device)
+        self.model = PolicyAndValue(learner)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
+        self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
+        self._sampler = sampler or OwnWeights()
+        self._sampler.attach(learner, args)
 
     def next_batch(self, ahead: int = 0) -> UpdateBatch:
-        """Return this process's rows of the next update. They are in seeded order, without replacement in an epoch."""
+        """Return this process's rows of the next update, each ``num_generations`` times.
+
+        They are in seeded order, without replacement in an epoch.
+        """
         step = self.state.global_step
         rows = [self.train_dataset[i] for i in self.indices(len(self.train_dataset), ahead)]
-        return UpdateBatch(step + 1 + ahead, step, rows)
+        return UpdateBatch(step + 1 + ahead, step, [row for row in rows for _ in range(self.args.num_generations)])
 
     def collect(self, batch: UpdateBatch) -> UpdateBatch:
-        """Sample one completion for each row from the current policy.
+        """Sample one completion for each row of ``batch`` from the current policy.
 
         Raises:
             PromptTooLong: a prompt and its completion do not fit the model's context.
+            ValueError: a row has no prompt, or a token that the model lacks.
         """
         batch.completions = self._sample(batch.examples, self.args.decoding)
         return batch
 
     def score(self, batch: UpdateBatch) -> UpdateBatch:
-        """Give every completion its scalar score. ``self.rewards`` keeps each source's values by name.
+        """Give every completion its score. ``self.rewards`` keeps each source's values by name.
 
         Raises:
             RewardError: a reward source failed, or left a completion without a score.
             NonFiniteError: a reward is NaN or infinite.
         """
         self._score(batch.completions)
+        batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._gathered_rewards().items()}
         return batch
 
     def advantage(self, batch: UpdateBatch) -> UpdateBatch:
@@ -140,7 +177,8 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
         """
-        batches, metrics = self.learning.token_batches({"policy": batch.completions})
+        critic_only = batch.number <= self.args.critic_warmup
+        batches, metrics = self.learning.token_batches({"policy": batch.completions}, critic_only)
         has_critic = self.learners["policy"].critic != "none"
         gathered = GlobalBatch.of(batches["policy"])
         metrics["policy"] |= assign_advantages(gathered.rows, self.args, has_critic)
@@ -149,25 +187,26 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         return batch
 
     def _score(self, completions: list[Completion]) -> None:
-        named: dict[str, list[float | None]] = {}
+        named: dict[str, list[Reward]] = {}
         prompts: list[Prompt] = [c.prompt for c in completions]
         if self._reward_model is not None:
             named["reward_model"] = list(self._score_by_model(completions))
         if self._reward_functions:
             columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
             named |= call_reward_functions(
-                self._reward_functions, [p.prompt for p in prompts], [c.text for c in completions], columns
+                self._reward_functions,
+                [p.prompt for p in prompts],
+                [c.text for c in completions],
+                [c.response_ids for c in completions],
+                columns,
             )
-        scores = weighted_scores(named, self._reward_weights)
-        penalty = self.args.missing_eos_penalty
-        for completion, score in zip(completions, scores, strict=True):
-            completion.score = score - (penalty if penalty is not None and not completion.ended else 0.0)
+        assign_scores(completions, named, self._reward_weights, self.args.missing_eos_penalty)
         self.rewards = named
 
     def _sample(self, batch: list[dict], decoding: Decoding) -> list[Completion]:
         learner = self.learners["policy"]
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
-        self._check_lengths(prompts)
+        self._check_prompts(prompts)
         sampling = Sampling(
             self.args.response_length,
             decoding.temperature,
@@ -176,17 +215,16 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             decoding.top_p,
             self.args.max_tokens_per_generate,
             decoding.top_k,
+            self._stop_strings,
         )
         first = self.episodes + distributed.rank() * self.args.local_batch_size
         keys = [(self.args.seed, first + number) for number in range(len(prompts))]
-        merge = merges(learner.model, learner.adapter) and self.accelerator.device.type == "cpu"
-        with merged(learner.model, learner.adapter) if merge else learner.active() as model:
-            sampled = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
+        sampled = self._sampler.sample([p.ids for p in prompts], sampling, keys)
         return [
             Completion(
                 prompt_ids=prompt.ids,
                 response_ids=response.ids,
-                ended=response.ids[-1] in self._stop_ids,
+                ended=sampling.ends(response.ids),
                 sampled_logprobs=response.logprobs,
                 label=f"update {self.state.global_step + 1}, completion {number}",
                 prompt=prompt,
@@ -195,8 +233,15 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             for number, (prompt, response) in enumerate(zip(prompts, sampled, strict=True))
         ]
 
-    def _check_lengths(self, prompts: list[Prompt]) -> None:
-        """Check that every prompt and its completion fit the model's context."""
+    def _check_prompts(self, prompts: list[Prompt]) -> None:
+        """Check that the model has an embedding for every token, and that prompts and completions fit its context."""
+        size = base_of(self.learners["policy"].model).config.get_text_config().vocab_size
+        for prompt in prompts:
+            if max(prompt.ids) >= size:
+                raise ValueError(
+                    f"prompt {prompt.prompt!r:.80}: token id {max(prompt.ids)} is outside the model's vocabulary of {size}; "
+                    "tokenise with the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
+                )
         longest = max(prompts, key=lambda p: len(p.ids))
         context = context_of(base_of(self.learners["policy"].model).config)
         where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
@@ -209,6 +254,24 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         tokenizer = self.learners["policy"].tokenizer
         prompts = [tokenizer.decode(c.prompt_ids, skip_special_tokens=True) for c in completions]
         return reward.score_texts([prompt + c.text for prompt, c in zip(prompts, completions, strict=True)])
+
+    def _gathered_rewards(self) -> dict[str, list[float | None]]:
+        """Return what each source gave each completion, over all processes. All processes call this together."""
+        own = {name: [total(value) for value in values] for name, values in self.rewards.items()}
+        parts = distributed.all_gather(own)
+        return {name: [v for part in parts for v in part.get(name, [])] for name in max(parts, key=len)}
+
+    def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:
+        """Let the sampler take over the new weights, and record the update."""
+        with self.whole_weights():
+            self._sampler.sync()
+        super().finish_update(batch, clock)
+
+    def restore_state(self, state: dict) -> None:
+        """Restore the state of a checkpoint, and let the sampler take over its weights."""
+        super().restore_state(state)
+        with self.whole_weights():
+            self._sampler.sync()
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
@@ -226,18 +289,24 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             completions = self._sample(rows, GREEDY) if rows else []
             if rows:
                 self._score(completions)
-        numbers = distributed.all_gather_lists([(c.score, float(c.ended)) for c in completions])
-        parts = distributed.all_gather(self.rewards if rows else {})
-        rewards = {name: [v for part in parts for v in part.get(name, [])] for name in parts[0]}
-        metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in rewards.items()}
-        metrics[f"{metric_key_prefix}_score"] = mean([score for score, _ in numbers])
-        metrics[f"{metric_key_prefix}_ended"] = mean([ended for _, ended in numbers])
+            else:
+                self.rewards = {}
+        scored = distributed.all_gather_lists([(c.score, float(c.ended)) for c in completions])
+        metrics = {f"{metric_key_prefix}_{name}": mean(v) for name, v in self._gathered_rewards().items()}
+        metrics[f"{metric_key_prefix}_score"] = mean([score for score, _ in scored])
+        metrics[f"{metric_key_prefix}_ended"] = mean([ended for _, ended in scored])
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def log_completions(self) -> None:
-        """Write greedy completions of the evaluation set to a file, ``num_sample_generations`` times in a run."""
+        """Write greedy completions of the evaluation set, and what they earned, to a file.
+
+        This happens ``num_sample_generations`` times in a run.
+
+        Raises:
+            RewardError: a reward source failed, or left a completion without a score.
+        """
         times = self.args.num_sample_generations
         every = max(1, self.args.num_total_batches // times) if times > 0 else 0
         if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
@@ -246,24 +315,82 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             completions = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], GREEDY)
         if not distributed.is_main():
             return
+        self._score(completions)
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:
-            for done in completions:
+            for number, done in enumerate(completions):
+                rewards = {name: values[number] for name, values in self.rewards.items()}
                 record = {"step": self.state.global_step, "prompt": done.prompt.prompt, "completion": done.text}
+                record |= {"score": done.score, "rewards": rewards}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def generate_completions(self, sampling: bool = False) -> list[str]:
-        """Return the texts of completions of the evaluation set. They are greedy unless ``sampling``.
+        """Return the texts of completions of the evaluation set, and print the first five in a table.
 
-        Scripts that were written for TRL call this method.
+        They are greedy unless ``sampling``. Scripts that were written for TRL call this method at their end, also
+        without an evaluation set. It then returns no texts.
 
         Raises:
-            ValueError: the evaluation set is missing or empty.
+            RewardError: a reward source failed, or left a completion without a score.
         """
-        check_dataset(self.eval_dataset, "eval_dataset")
+        if self.eval_dataset is None:
+            return []
         rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
         with self.sampling_weights():
-            return [c.text for c in self._sample(rows, self.args.decoding if sampling else GREEDY)]
+            completions = self._sample(rows, self.args.decoding if sampling else GREEDY)
+            self._score(completions)
+        if distributed.is_main():
+            _print_table(completions[:5])
+        return [c.text for c in completions]
+
+    def create_model_card(  # type: ignore[override]
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Write the model card ``README.md`` into the output folder. ``push_to_hub`` calls this.
+
+        Args:
+            model_name: the policy's name. By default it is the output folder's.
+            dataset_name: the data set's name on the hub.
+            tags: further tags.
+        """
+        if not distributed.is_main():
+            return
+        learner, args = self.learners["policy"], self.args
+        base = base_of(learner.model).config._name_or_path
+        facts = {
+            "updates": self.state.global_step,
+            "episodes": self.episodes,
+            "critic": learner.critic,
+            "kl_coef": args.kl_coef,
+            "cliprange": args.cliprange,
+            "learning_rate": learner.learning_rate,
+        }
+        on_hub = base if base and not os.path.exists(base) else None
+        more = [tags] if isinstance(tags, str) else tags or []
+        self.folder.mkdir(parents=True, exist_ok=True)
+        card = model_card(model_name or self.folder.resolve().name, on_hub, dataset_name, more, facts)
+        card.save(self.folder / "README.md")
+
+
+def _adapted(model: Any, config: PeftConfig) -> PeftModel:
+    if not isinstance(config, PeftConfig):
+        raise ValueError(
+            f"peft_config: expected a peft.PeftConfig such as peft.LoraConfig, got {type(config).__name__}"
+        )
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            "peft_config: the model is a PeftModel already; pass it without peft_config to train its adapter, or "
+            "model.merge_and_unload() with peft_config for a new one"
+        )
+    return get_peft_model(model, config)
+
+
+def _print_table(completions: list[Completion]) -> None:
+    table = Table("query", "model response", "score", show_lines=True)
+    for done in completions:
+        # repr, because a terminal would obey the control characters of a completion
+        table.add_row(Text(repr(done.prompt.prompt)), Text(repr(done.text)), Text(f"{done.score:.4g}"))
+    Console().print(table)
 
 
 def _as_list(functions) -> list[RewardFunction]:
@@ -272,7 +399,14 @@ def _as_list(functions) -> list[RewardFunction]:
     return list(functions) if isinstance(functions, (list, tuple)) else [functions]
 
 
-def _weights(weights: Sequence[float] | None, sources: int) -> list[float]:
-    if weights is not None and len(weights) != sources:
-        raise ValueError(f"reward_weights: expected {sources} numbers, one per source, got {len(weights)}")
-    return [1.0] * sources if weights is None else [float(w) for w in weights]
+def _weights(weights: Sequence[float] | None, sources: list[str]) -> list[float]:
+    if weights is None:
+        return [1.0] * len(sources)
+    given, expected = list(weights), f"expected {len(sources)} numbers, one per source ({', '.join(sources)})"
+    if len(given) != len(sources):
+        raise ValueError(f"reward_weights: {expected}, got {len(given)}")
+    if not all(isinstance(w, numbers.Real) and math.isfinite(w) for w in given):
+        raise ValueError(f"reward_weights: {expected}, got {given}")
+    if not any(given):
+        raise ValueError(f"reward_weights: all are 0, so no completion would earn anything; {expected}, got {given}")
+    return [float(w) for w in given]

@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from maporl.config.safe_yaml import dump_yaml
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference, Evaluation
 from maporl.report import crossplay
@@ -79,7 +79,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "results": results(run),
         "flips": _flips(run),
         "crossplay": crossplay.section(run.crossplay) if run.crossplay else None,
-        "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else "",
+        "config": dump_yaml(run.config) if run.config else "",
     }
 
 

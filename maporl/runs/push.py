@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from maporl.config.safe_yaml import parse_yaml
+from maporl.config.safe_yaml import dump_yaml, parse_yaml
 from maporl.errors import RunError
 from maporl.report.failures import failures
 from maporl.report.page import payload, render, results
@@ -141,7 +141,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     shown = dataclasses.replace(run, config=config)
     page = scrubber.values(payload([shown]), "report.html")
     contents: dict[str, bytes | Path] = {
-        "config.yaml": yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode(),
+        "config.yaml": dump_yaml(config).encode(),
         "report.html": render(page).encode(),
         "README.md": scrubber.text(card(shown, name, policies), "README.md").encode(),
     }
