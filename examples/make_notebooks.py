@@ -38,6 +38,8 @@ def cleaned(output: dict, temporary: str) -> dict | None:
         output["text"] = hidden("\n".join(line.rstrip() for line in lines), temporary)
         return output if output["text"].strip() else None
     data = output.get("data", {})
+    if "<progress" in "".join(data.get("text/html", "")):
+        return None
     for kind in [kind for kind in data if kind.startswith("text/")]:
         data[kind] = hidden(data[kind], temporary)
     return output
