@@ -68,7 +68,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     for agent, section in values["agents"].items():
         if section:
             kept = (given.get("agents") or {}).get(agent) or {}
-            section |= own_places(section, values["output_dir"], folder if local else None, root)
+            section |= own_places(section, values["output_dir"], folder)
             if values.get("restate") != "base_model" and not {"model", "adapter", "tokenizer"} & kept.keys():
                 section |= _trained(section, root / policy_names(agent, parsed.agents[agent], parsed)[0])
     if not local and (reach := reach_of(values, given, root)):
@@ -83,24 +83,20 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     return dataclasses.replace(config, output_dir=output, only_in_python=needed), folder
 
 
-def own_places(section: Mapping[str, Any], output_dir: str, folder: Path | None, root: Path) -> dict[str, str]:
-    """Return the places in an agent's ``section`` that lie in the team's own folder, as they are now.
+def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dict[str, str]:
+    """Return the places in an agent's ``section`` that lie in the team's own ``folder``, as they are now.
 
-    Args:
-        section: the section.
-        output_dir: the folder when the configuration was written.
-        folder: the folder now. None if it is a download, whose configuration may name only what is in it.
-        root: the folder with the policies' folders.
+    They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team that
+    was pushed.
     """
     found = {}
     for key in ("model", "tokenizer", "adapter"):
         value = section.get(key)
-        if not isinstance(value, str) or ".." in value:
-            continue
-        inside = value.removeprefix(f"{output_dir}/") if folder is not None else value
-        for place in [folder / inside] if folder is not None and inside != value else [root / value]:
-            if not Path(value).is_absolute() | (place == Path(value)) and place.is_dir():
-                found[key] = str(place)
+        for start in (f"{output_dir}/", "./"):
+            if isinstance(value, str) and value.startswith(start) and ".." not in value:
+                place = folder / value.removeprefix(start)
+                if place.is_dir():
+                    found[key] = str(place)
     return found
 
 

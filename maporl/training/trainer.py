@@ -207,17 +207,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """
         return super().train(resume_from_checkpoint, **kwargs)
 
-    def _train(self, resume_from_checkpoint: str | bool | None) -> Metrics:
-        try:
-            metrics = super()._train(resume_from_checkpoint)
-            self.record.end(self.save_model)
-            self.after = self.record.evaluate(AFTER, self._evaluation)
-        except (Exception, KeyboardInterrupt):
-            self.record.failed()
-            raise
-        self.record.report()
-        return metrics
-
     def begin_run(self, resumes: bool) -> None:
         """Write the run's configuration, and evaluate the team before training."""
         if self.state.global_step:  # train() was called before
@@ -227,6 +216,16 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         with self.whole_weights():
             self.record.begin(self._parts, self.team, self._engine_options, resumes)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
+
+    def end_run(self) -> None:
+        """Save the trained team, evaluate it, and write the report."""
+        self.record.end(self.save_model)
+        self.after = self.record.evaluate(AFTER, self._evaluation)
+        self.record.report()
+
+    def run_failed(self) -> None:
+        """Leave what the run has, and its report."""
+        self.record.failed()
 
     @property
     def _evaluation(self) -> Callable[[], list[Dialogue]] | None:
@@ -355,6 +354,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             task=type(self.task).__name__,
             updates=self.state.global_step,
             episodes=self.episodes,
+            objective=args.objective,
             critic=learner.critic,
             kl_coef=args.kl_coef,
             cliprange=args.cliprange,
