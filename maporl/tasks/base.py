@@ -28,6 +28,8 @@ class Task(ABC):
 
     name: ClassVar[str] = "task"
     """Its name in messages: that of the class in lower case, unless a class sets another."""
+    has_questions: ClassVar[bool] = True
+    """Whether its examples are questions. If not, they only count episodes, and the protocol brings what is asked."""
     answer_form = "Answer: <final answer>"
     """The form in which agents are asked for a final answer."""
     skills: tuple[str, ...] = ()

@@ -15,6 +15,8 @@ class Episodes(Task):
         ValueError: ``count`` or ``held_out`` is below 1.
     """
 
+    has_questions = False
+
     count: int = 10_000
     held_out: int = 256
     split: Literal["train", "eval"] = "train"

@@ -27,6 +27,7 @@ from maporl.team.team import Policy, Team
 from maporl.types import Dialogue, Example
 from trl_ext.master_weights import MasterAdamW
 from trl_ext.ppo_options import GREEDY
+from trl_ext.token_batch import PADDING
 
 
 def warm_start(
@@ -144,7 +145,7 @@ def _step(
     if not rows:  # the policy's agents gave no answers
         return
     width = max(len(ids) for ids, _ in rows)
-    input_ids = torch.full((len(rows), width), policy.tokenizer.pad_token_id)
+    input_ids = torch.full((len(rows), width), PADDING)
     labels = torch.full((len(rows), width), -100)
     for row, (ids, mask) in enumerate(rows):
         input_ids[row, : len(ids)] = torch.tensor(ids)
