@@ -74,10 +74,10 @@ class UntrainedCounter:
             return
         rules = ", no rule of reward.rules credited them" if self.rules else ""
         raise RewardFailure(
-            f"{'; '.join(_never(agent, counts) for agent in never)} in update {update}, so nothing would be learned from "
-            f"them: no reward source and no payment of the protocol scored them{rules}. Name their ids in Ask.parents where the "
-            "protocol shows them to an agent; or let a reward source, or the protocol (pays), score them; or credit them by a "
-            "rule such as reward.rules: [last]; or do not train the agent (trainable: false)"
+            f"update {update}: no utterance of {'; and none of '.join(_never(agent, counts) for agent in never)} has a credit, so "
+            f"nothing would be learned from them. No reward source and no payment of the protocol scored them{rules}. Name their "
+            "ids in Ask.parents where the protocol shows them to an agent; or let a reward source, or the protocol (pays), score "
+            "them; or credit them by a rule such as reward.rules: [last]; or do not train the agent (trainable: false)"
         )
 
     def _mention_silent(self, spoken: Collection[str], plan: Plan) -> None:
@@ -90,12 +90,12 @@ class UntrainedCounter:
 
 
 def _never(agent: str, counts: dict[Speaker, Count]) -> str:
-    """Return how many utterances of an agent have no credit, and why one of them has none."""
+    """Return an agent, with its roles, the number of its utterances, and why one of them has no credit."""
     own = {role: count for (_, name, role), count in counts.items() if name == agent}
     roles = [repr(role) for role in own if role is not None]
     known = f" as {', '.join(roles)}" if roles else ""
     lacking = sum(count.uncredited for count in own.values())
-    return f"agent {agent!r}: no credit for any of its {lacking} utterances{known} ({next(iter(own.values())).first})"
+    return f"agent {agent!r}{known} ({lacking} utterances; {next(iter(own.values())).first})"
 
 
 def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Plan) -> dict[Speaker, Count]:

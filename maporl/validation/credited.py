@@ -32,6 +32,9 @@ def credit_lines(
         dialogues: what was said. Their rewards change.
     """
     learners = tuple(learners)
+    unlisted = (
+        {name for d in dialogues for u in d.utterances for name in u.rewards} - protocol.pays - set(reward.sources)
+    )
     unsure = [name for name in reward.sources if name not in protocol.pays and name not in ANSWERS_ONLY]
     for u in (u for d in dialogues for u in d.utterances if u.answers):
         u.rewards |= {name: 1.0 for name in reward.sources if name not in protocol.pays}
@@ -44,7 +47,7 @@ def credit_lines(
     sources = _credited(reward, dialogues, unsure)
     told = {agent: [(role, parts) for (name, role), parts in sources.items() if name == agent] for agent in learners}
     line = "; ".join(f"{', '.join(names)}: {what}" for what, names in _grouped(told).items())
-    return [f"credit: {line}", *_warnings(told, bool(reward.rules))]
+    return [f"credit: {line}", *_warnings(told, bool(reward.rules)), *_unlisted(protocol, sorted(unlisted))]
 
 
 def _credited(reward: RewardSection, dialogues: list[Dialogue], unsure: list[str]) -> dict[Speaker, dict[str, None]]:
@@ -87,6 +90,16 @@ def _own(u: Utterance, reward: RewardSection, unsure: list[str]) -> str:
         names = (entry if isinstance(entry, str) else next(iter(entry)) for entry in reward.rules)
         return f"{what}, by reward.rules [{', '.join(names)}]"
     return f"{what}, horizon {reward.horizon}, share {reward.share}" if u.answers else f"{what}, not shared"
+
+
+def _unlisted(protocol: Protocol, names: list[str]) -> list[str]:
+    """Return a warning if the protocol sets rewards that it does not list."""
+    if not names:
+        return []
+    return [
+        f"warning: protocol: {protocol.label} sets the rewards {', '.join(names)}, which its pays does not list, so they are only "
+        f"logged; write pays = frozenset({set(names)}) in its class, and give them weights in reward.sources"
+    ]
 
 
 def _grouped(told: dict[str, list[tuple[str | None, dict[str, None]]]]) -> dict[str, list[str]]:
