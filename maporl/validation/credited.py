@@ -96,9 +96,10 @@ def _unlisted(protocol: Protocol, names: list[str]) -> list[str]:
     """Return a warning if the protocol sets rewards that it does not list."""
     if not names:
         return []
+    listed = ", ".join(map(repr, names))
     return [
         f"warning: protocol: {protocol.label} sets the rewards {', '.join(names)}, which its pays does not list, so they are only "
-        f"logged; write pays = frozenset({set(names)}) in its class, and give them weights in reward.sources"
+        f"logged; write pays = frozenset({{{listed}}}) in its class, and give them weights in reward.sources"
     ]
 
 
