@@ -162,7 +162,7 @@ class AgentSection:
     load_in_4bit: bool = False
     load_in_8bit: bool = False
     policy: str | None = None
-    policy_per: Literal["agent", "turn", "first_and_rest"] = "agent"
+    policy_per: Literal["agent", "turn", "first_and_rest"] | list[str] = "agent"
     role: str | None = None
     system: str | None = None
     trainable: bool = True
@@ -539,6 +539,8 @@ for _plain in (
 class Config(RunOptions):
     """The configuration of a run.
 
+    ``only_in_python`` has the parts of a run made in Python that no configuration can build, by key. They have no name
+    with which another process could import them.
     ``pythonpath`` has the folders in which modules that the configuration names are looked for
     (:mod:`maporl.config.imports`).
     """
@@ -557,6 +559,7 @@ class Config(RunOptions):
     training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
     warm_start: WarmStartSection = dataclasses.field(default_factory=WarmStartSection)
     evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
+    only_in_python: dict[str, str] = dataclasses.field(default_factory=dict)
     pythonpath: Annotated[list[str], BeforeValidator(_listed)] = dataclasses.field(default_factory=list)
 
     def questions_per_update(self) -> int:

@@ -39,6 +39,7 @@ class PlayGame(Protocol):
     illegal: float | None = None
     illegal_others: float | None = None
     after_illegal: Literal["end", "replace"] = "end"
+    own_questions = True
     roles = True
     records = frozenset({"game", "seed", "state"})
     pays = frozenset({"env", "legal"})
@@ -114,9 +115,13 @@ class PlayGame(Protocol):
         observation, moves = game.observe(player), game.moves(player)
         text = self.prompt.format(observation=observation, moves=", ".join(moves))
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
-        tags["taught"] = list(game.taught(player))
         return Ask(
-            agent, [{"role": "user", "content": text}], role=f"player {player}", fresh=not self.memory, tags=tags
+            agent,
+            [{"role": "user", "content": text}],
+            role=f"player {player}",
+            fresh=not self.memory,
+            tags=tags,
+            taught=game.taught(player),
         )
 
     def _pay(

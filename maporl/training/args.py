@@ -10,6 +10,12 @@ from trl_ext.losses import OBJECTIVES
 from trl_ext.ppo_options import Decoding, option
 from trl_ext.ppov2_config import PPOv2Config
 
+_OF_ONE_POLICY = (
+    ("num_generations", 1, "branching=BranchingSection(group=...), the dialogues of each question"),
+    ("critic_warmup", 0, "schedule=Schedule(critic_warmup=...)"),
+)
+"""Options of :class:`trl_ext.PPOv2Config` with their defaults, and what a team has in their place."""
+
 
 @dataclass
 class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ignore[misc]  # transformers' types are wider
@@ -33,6 +39,9 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         if self.eval_steps:
             self.eval_strategy = "steps"
         PPOv2Config.__post_init__(self)
+        for name, default, instead in _OF_ONE_POLICY:
+            if getattr(self, name) != default:
+                raise ValueError(f"{name}: is for PPOv2Trainer; a team has {instead}")
 
     @property
     def eval_decoding(self) -> Decoding:

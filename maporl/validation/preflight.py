@@ -8,6 +8,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from maporl.config.engines import ENGINES
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.engines import Engine, Reply, Request
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
@@ -29,7 +31,12 @@ from maporl.tasks import Task, build_task
 from maporl.team.devices import split
 from maporl.team.loading import context_length, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.types import Dialogue
 from maporl.validation import memory
+from maporl.validation.credited import credit_lines
+from maporl.validation.model_checks import check_alphabets, check_lora
+from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
+from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.ppo_options import GREEDY, Decoding
@@ -45,7 +52,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
     _check_schedule(training)
     if "8bit" in training.optim and find_spec("bitsandbytes") is None:
         raise ConfigError(
-            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: pip install 'maporl[quantized]'"
+            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: {install_command('quantized')}"
         )
     try:
         for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
@@ -109,12 +116,15 @@ def check_run(config: Config) -> list[str]:
         ConfigError: the run cannot start.
     """
     training_arguments(config)
+    _check_writing(Path(config.output_dir))
     task, held_out = tasks_of(config)
     tokenizers = load_tokenizers(config)
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
-    _check_alphabets(config, splits)
-    warnings, longest, steps = _check_lengths(config, splits, tokenizers)
+    check_lora(config)
+    check_alphabets(config, splits)
+    check_taught(config, task)
+    warnings, longest, steps, played = _check_lengths(config, splits, tokenizers)
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
@@ -124,11 +134,21 @@ def check_run(config: Config) -> list[str]:
         memory.line(config, longest, dialogues),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *_narrow_sampling(config),
+        *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
         *warnings,
+        *check_questions(config, task),
+        *check_groups(config, task),
+        *check_hearing(config, task),
         *method_warnings(config),
         *_fewer_questions(config, held_out),
         *_idle_cores(config),
     ]
+
+
+def _learners(config: Config) -> list[str]:
+    """Return the agents that play and are trained."""
+    playing = speakers(config.protocol, tuple(config.agents))
+    return [name for name in playing if config.agents[name].trainable and config.agents[name].weights]
 
 
 def _run_line(config: Config, dialogues: int, condition: str) -> str:
@@ -210,6 +230,19 @@ def _idle_cores(config: Config) -> list[str]:
     ]
 
 
+def _check_writing(folder: Path) -> None:
+    """Check that the run's folder can be made and written to, by making an empty folder there and removing it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with TemporaryDirectory(prefix=".maporl-check-", dir=there):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir: {str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror}); give "
+            "another output_dir"
+        ) from None
+
+
 def _check_placement(config: Config) -> None:
     """Check that there are enough devices for every base model if ``placement`` is split."""
     if config.training.placement == "shared":
@@ -228,21 +261,6 @@ def _check_placement(config: Config) -> None:
         split(list(owners.values()))
     except ValueError as error:
         raise ConfigError(f"training.{error}") from None
-
-
-def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:
-    """Check that the alphabets of all tiny models that play have every character of every question."""
-    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
-    tinies = {name: tiny for name, tiny in players if tiny is not None}
-    if not tinies:
-        return
-    used = {character for task in splits for example in task for character in task.question(example)}
-    for name, tiny in tinies.items():
-        if missing := used - set(tiny.alphabet):
-            raise ConfigError(
-                f"agents.{name}.tiny.alphabet: questions have characters that {tiny.alphabet!r:.80} lacks: "
-                f"{''.join(sorted(missing))!r:.80}; add them"
-            )
 
 
 class _Silent(Engine):
@@ -264,23 +282,26 @@ class _Silent(Engine):
 
 def _check_lengths(
     config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]
-) -> tuple[list[str], int, list[int]]:
+) -> tuple[list[str], int, list[int], list[Dialogue]]:
     """Check that prompts fit the models' contexts if every answer is empty.
 
     Returns:
         Warnings for prompts that do not fit if answers are as long as possible, the length of the longest conversation
-        then, in tokens, and the number of utterances of each step of the longest dialogue.
+        then, in tokens, the number of utterances of each step of the longest dialogue, and the dialogues.
     """
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
     protocol = build_protocol(config.protocol, names)
-    specs = {name: SpeakerSpec("silent", (name,), system=config.agents[name].system) for name in players}
+    sections = {name: config.agents[name] for name in players}
+    specs = {name: SpeakerSpec("silent", (name,), system=a.system, role=a.role) for name, a in sections.items()}
     steps: list[int] = []
+    played: list[Dialogue] = []
     for task in splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
-        for dialogue in RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:]):
-            steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
+        played += RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:])
+    for dialogue in played:
+        steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length
     longer: dict[str, int] = {}
@@ -305,7 +326,7 @@ def _check_lengths(
         f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
         for agent, length in longer.items()
     ]
-    return warnings, longest, steps
+    return warnings, longest, steps, played
 
 
 def _unread(config: Config, silent: _Silent) -> list[str]:
