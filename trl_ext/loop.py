@@ -42,7 +42,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
-    :meth:`begin_run`, :meth:`set_results_aside` and :meth:`must_be_new`.
+    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
     args: Any  # a PPOv2Config; setup fills in its batch counts
@@ -156,6 +156,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
             yield
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.end_run()
+        except (Exception, KeyboardInterrupt):
+            self.run_failed()
+            raise
         finally:
             lock.release()
 
@@ -268,6 +272,12 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
         By default this does nothing, because the weights that sample are the weights that change.
         """
+
+    def end_run(self) -> None:
+        """Hook: all updates are made, and the output folder is still locked. By default this does nothing."""
+
+    def run_failed(self) -> None:
+        """Hook: an error or Ctrl-C ends the run before its end. By default this does nothing."""
 
     def log_completions(self) -> None:
         """Hook: write completions for people to read. By default this writes nothing."""

@@ -207,17 +207,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """
         return super().train(resume_from_checkpoint, **kwargs)
 
-    def _train(self, resume_from_checkpoint: str | bool | None) -> Metrics:
-        try:
-            metrics = super()._train(resume_from_checkpoint)
-            self.record.end(self.save_model)
-            self.after = self.record.evaluate(AFTER, self._evaluation)
-        except (Exception, KeyboardInterrupt):
-            self.record.failed()
-            raise
-        self.record.report()
-        return metrics
-
     def begin_run(self, resumes: bool) -> None:
         """Write the run's configuration, and evaluate the team before training."""
         if self.state.global_step:  # train() was called before
@@ -227,6 +216,16 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         with self.whole_weights():
             self.record.begin(self._parts, self.team, self._engine_options, resumes)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
+
+    def end_run(self) -> None:
+        """Save the trained policies, evaluate the team, and write the report."""
+        self.record.end(self.save_model)
+        self.after = self.record.evaluate(AFTER, self._evaluation)
+        self.record.report()
+
+    def run_failed(self) -> None:
+        """Write the report of what there is. If nothing was trained, empty the folder."""
+        self.record.failed()
 
     @property
     def _evaluation(self) -> Callable[[], list[Dialogue]] | None:
