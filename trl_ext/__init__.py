@@ -14,6 +14,7 @@ _EXPORTS = {
     "PPOv2Config": "trl_ext.ppov2_config",
     "PPOv2Trainer": "trl_ext.ppov2_trainer",
     "Learner": "trl_ext.learner",
+    "Sampler": "trl_ext.sampler",
     "UserError": "trl_ext.errors",
     "ValueHead": "trl_ext.value_head",
 }

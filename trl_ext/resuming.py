@@ -150,6 +150,12 @@ class Resuming:
         ``resumes`` is whether a checkpoint will be loaded.
         """
 
+    def end_run(self) -> None:
+        """Hook: end the run, after its last update. By default this does nothing."""
+
+    def run_failed(self) -> None:
+        """Hook: record that the run was stopped or failed. By default this does nothing."""
+
     def data_sets(self) -> dict[str, Any]:
         """Hook: return the data sets that must be the same when the run resumes, by the names that errors use."""
         sets = {"train_dataset": self.train_dataset, "eval_dataset": self.eval_dataset}

@@ -218,13 +218,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.before = self.record.evaluate(BEFORE, self._evaluation)
 
     def end_run(self) -> None:
-        """Save the trained policies, evaluate the team, and write the report."""
+        """Save the trained team, evaluate it, and write the report."""
         self.record.end(self.save_model)
         self.after = self.record.evaluate(AFTER, self._evaluation)
         self.record.report()
 
     def run_failed(self) -> None:
-        """Write the report of what there is. If nothing was trained, empty the folder."""
+        """Leave what the run has, and its report."""
         self.record.failed()
 
     @property
