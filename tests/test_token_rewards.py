@@ -33,9 +33,7 @@ def scored(trainer):
 
 
 def test_scores_are_earned_at_their_tokens_and_the_kl_penalty_is_subtracted_everywhere():
-    rows = build_token_batch(
-        [completion(3, score=6.0, token_scores=[1.0, 2.0, 3.0]), completion(2, score=20.0)], 0, "cpu"
-    )
+    rows = build_token_batch([completion(3, score=6.0, token_scores=[1.0, 2.0, 3.0]), completion(2, score=20.0)], "cpu")
     rows.old_logprobs = torch.where(rows.sampled_mask, torch.tensor([[0.0, 0.0, 1.0, 2.0, 3.0]]), 0.0)
     assert token_rewards(rows, PPOOptions(kl_coef=0.5)).tolist() == [[0, 0, 0.5, 1, 1.5], [0, 0, -0.5, 19, 0]]
     assert token_rewards(rows, PPOOptions(kl_coef=0.0)).tolist() == [[0, 0, 1, 2, 3], [0, 0, 0, 20, 0]]
@@ -75,7 +73,7 @@ def test_a_list_with_the_whole_score_at_the_last_token_equals_the_number():
         for values in (scores, lists):
             completions = [completion(n, ended=n > 3) for n in lengths]
             assign_scores(completions, {"one": values, "two": [0.25] * 4}, [weight, 1.0], penalty)
-            rows = build_token_batch(completions, 0, "cpu")
+            rows = build_token_batch(completions, "cpu")
             seeded = torch.Generator().manual_seed(case)
             rows.old_logprobs = torch.where(rows.sampled_mask, torch.randn(rows.values.shape, generator=seeded), 0.0)
             rows.values = torch.where(rows.sampled_mask, torch.randn(rows.values.shape, generator=seeded), 0.0)
