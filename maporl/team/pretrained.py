@@ -10,7 +10,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.config import Config, parse_config, read_yaml
-from maporl.config.parse import apply_overrides
+from maporl.config.imports import with_imports
+from maporl.config.parse import override
 from maporl.errors import RunError
 from maporl.team.agents import Policy
 from maporl.team.checks import check_agents
@@ -54,21 +55,23 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     What was saved in the folder is read from there, wherever the folder lies now. So the models that fully trained ones
     started from are not needed. With ``restate: base_model`` they are, because they restate answers. A configuration from
     the hub may name things on the hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may
-    name anything. ``only_in_python`` is left with what playing needs.
+    name anything. Modules that a local configuration names are imported (:mod:`maporl.config.imports`).
+    ``only_in_python`` is left with what playing needs.
 
     Raises:
         RunError: no such team exists, or its configuration refers to something outside its folder.
-        ConfigError: this version cannot read its configuration.
+        ConfigError: this version cannot read its configuration, or a module that it names cannot be imported.
     """
     folder, local = find_run(name), Path(name).is_dir()
     file, root = folder / "config.yaml", weights_of(folder)
-    given = apply_overrides({}, overrides)
-    values = apply_overrides(read_yaml(file, extends=False), overrides)
+    # a team from the hub brings no code: what the user's own overrides name is in the present folder
+    values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
+    given = override({}, overrides, [Path.cwd()])
     parsed = parse_config(values, str(file))  # the types are right from here on
     for agent, section in values["agents"].items():
         if section:
             kept = (given.get("agents") or {}).get(agent) or {}
-            section |= own_places(section, values["output_dir"], folder if local else None, root)
+            section |= own_places(section, values["output_dir"], folder)
             if values.get("restate") != "base_model" and not {"model", "adapter", "tokenizer"} & kept.keys():
                 section |= _trained(section, root / policy_names(agent, parsed.agents[agent], parsed)[0])
     if not local and (reach := reach_of(values, given, root)):
@@ -76,31 +79,27 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
             f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
         )
-    config = parse_config(values, str(file))
+    config = with_imports(parse_config(values, str(file)), str(file))
     check_agents(config, str(file))
     needed = {key: what for key, what in config.only_in_python.items() if not key.startswith("training.")}
     output = str(folder) if local else Path(str(name)).name
     return dataclasses.replace(config, output_dir=output, only_in_python=needed), folder
 
 
-def own_places(section: Mapping[str, Any], output_dir: str, folder: Path | None, root: Path) -> dict[str, str]:
-    """Return the places in an agent's ``section`` that lie in the team's own folder, as they are now.
+def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dict[str, str]:
+    """Return the places in an agent's ``section`` that lie in the team's own ``folder``, as they are now.
 
-    Args:
-        section: the section.
-        output_dir: the folder when the configuration was written.
-        folder: the folder now. None if it is a download, whose configuration may name only what is in it.
-        root: the folder with the policies' folders.
+    They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team that
+    was pushed.
     """
     found = {}
     for key in ("model", "tokenizer", "adapter"):
         value = section.get(key)
-        if not isinstance(value, str) or ".." in value:
-            continue
-        inside = value.removeprefix(f"{output_dir}/") if folder is not None else value
-        for place in [folder / inside] if folder is not None and inside != value else [root / value]:
-            if not Path(value).is_absolute() | (place == Path(value)) and place.is_dir():
-                found[key] = str(place)
+        for start in (f"{output_dir}/", "./"):
+            if isinstance(value, str) and value.startswith(start) and ".." not in value:
+                place = folder / value.removeprefix(start)
+                if place.is_dir():
+                    found[key] = str(place)
     return found
 
 

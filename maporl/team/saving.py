@@ -18,9 +18,9 @@ from maporl.storage.run_folder import must_be_empty
 from maporl.team.agents import Agent, Policy
 from maporl.team.team import Team
 from trl_ext.atomic import new_folder, replace_file
-from trl_ext.checkpoint import save_policy_weights
+from trl_ext.checkpoint import save_model, save_policy_weights
 from trl_ext.forward import base_of
-from trl_ext.weights import has_weights_of, plain_state
+from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of, plain_state
 
 BASE = "base"
 """The folder in an adapter's folder with the model below it, if that has no name."""
@@ -69,7 +69,7 @@ class SavedTeam:
             save_policy_weights(policy.model, policy.adapter, policy.tokenizer, weights / name)
             base = base_of(policy.model)
             if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
-                base.save_pretrained(weights / name / BASE, state_dict=plain_state(base))
+                save_model(base, weights / name / BASE, plain_state(base))
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the configuration's section of each agent."""
@@ -152,10 +152,13 @@ def name_of(policy: Policy) -> str | None:
 
     The name that transformers keeps is not enough: a model that was built from a configuration has the name of the
     configuration, and weights may have been changed in memory. So some rows of every tensor are compared with the
-    files. Quantised weights cannot be compared, and keep their name.
+    files. Quantised weights cannot be compared, and keep their name. A model that only a saved team has, below its
+    adapters, counts as without a name, so that no team depends on the folder of another one.
     """
     base = base_of(policy.model)
     name = base.config._name_or_path
+    if (Path(name).parent / ADAPTER_OPTIONS).is_file():
+        return None
     if not name or not (policy.is_quantized or has_weights_of(base, name)):
         return None
     return str(Path(name).resolve()) if Path(name).is_dir() else name

@@ -354,6 +354,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             task=type(self.task).__name__,
             updates=self.state.global_step,
             episodes=self.episodes,
+            objective=args.objective,
             critic=learner.critic,
             kl_coef=args.kl_coef,
             cliprange=args.cliprange,
