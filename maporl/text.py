@@ -8,7 +8,7 @@ from typing import Any
 
 import regex
 
-from maporl.errors import UserError
+from maporl.errors import ConfigError, UserError
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
@@ -98,6 +98,18 @@ def check_placeholders(text: str, allowed: Collection[str]) -> None:
         if name is not None and (name not in allowed or form or conversion):
             shown = f"{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}"
             raise ValueError(f"{{{shown:.60}}}; two braces, as in {{{{a}}}}, stand for one")
+
+
+def check_names(names: Any, where: str) -> None:
+    """Check that ``names`` is a set of texts, because callers compare it with other sets.
+
+    Raises:
+        ConfigError: it is something else, such as a tuple, or one text. The message begins with ``where``.
+    """
+    if isinstance(names, set | frozenset) and all(isinstance(name, str) for name in names):
+        return
+    meant = [names] if isinstance(names, str) else list(names) if isinstance(names, list | tuple) else ["NAME"]
+    raise ConfigError(f"{where}: expected a set of names, as frozenset({{{str(meant)[1:-1]}}}), got {names!r:.80}")
 
 
 class PatternError(UserError, ValueError):

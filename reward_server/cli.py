@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from maporl.config.command_line import command, printable_messages
+from maporl.errors import install_command
 from reward_server.options import ServerError, ServerOptions
 
 
@@ -44,7 +45,7 @@ def serve(
     try:
         from reward_server import serve as serving
     except ModuleNotFoundError as error:
-        raise ServerError(f"{error.name} is not installed; pip install 'maporl[server]'") from error
+        raise ServerError(f"{error.name} is not installed; install it with: {install_command('server')}") from error
     if task is not None:
         scorers = serving.label_scorers(task, workers)
     else:

@@ -62,7 +62,7 @@ def base(tiny, folder, dtype=HALF):
 )
 def test_small_steps_add_up_for_every_critic_and_optimizer(tmp_path, critic, optim):
     if optim.endswith("8bit") and not HAS_BITSANDBYTES:
-        pytest.skip("needs bitsandbytes: pip install 'maporl[quantized]'")
+        pytest.skip("needs bitsandbytes: pip install -e '.[dev]'")
     whole = movement(learner_of(torch.float32, critic, tmp_path, optim=optim), steps=20)
     learner = learner_of(HALF, critic, tmp_path, optim=optim)
     for part, found in shares(movement(learner, steps=20), whole).items():

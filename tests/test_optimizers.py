@@ -15,9 +15,7 @@ from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.sharding import Replicated, Sharded, Zero, build_optimizer
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
-with_bitsandbytes = pytest.mark.skipif(
-    not HAS_BITSANDBYTES, reason="needs bitsandbytes: pip install 'maporl[quantized]'"
-)
+with_bitsandbytes = pytest.mark.skipif(not HAS_BITSANDBYTES, reason="needs bitsandbytes: pip install -e '.[dev]'")
 
 
 def arguments(folder, **options):

@@ -192,7 +192,6 @@ EPISODES = {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1}, "rul
         ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "game"]}, "branching": {"group": 2}}, r"advantage\.key names the column 'game'"),
         ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "post": ["broadcast_to_callees"]}}, r"broadcast_to_callees names the column 'caller'"),
         ({"advantage": {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["prompt"]}}, r"'prompt' never has the same value again"),
-        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"]}}, r"makes groups of one"),
         ({"advantage": {"returns": "token_gae", "baseline": "mean"}}, r"token_gae goes with baseline critic or none"),
         ({"advantage": {"returns": "chain_gae", "baseline": "none"}}, r"needs a critic's values"),
         ({"advantage": {"returns": "turn_gae"}, "training": {"critic": "none"}}, r"agent 'ann' has none"),

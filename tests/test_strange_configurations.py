@@ -96,7 +96,7 @@ def test_every_key_takes_or_refuses_all_values_and_the_check_does_too():
     "change, message",
     [
         ({"agents": ["ann", "bob"]}, r"c.yaml: agents: expected a mapping of keys to values, got \['ann', 'bob'\]"),
-        ({"agents": {"ann": {"tiny": {}, "policy": 5}}}, "c.yaml: agents.ann.policy: expected a valid string, got 5"),
+        ({"agents": {"ann": {"tiny": {}, "policy": 5}}}, "c.yaml: agents.ann.policy: expected a text, got 5; put a text"),
         ({"meta": 5}, "c.yaml: unknown key 'meta'"),
         ({"updates": 10**5000}, "c.yaml: updates: expected a number of at most 64 bits, got one of 16610 bits"),
         ({"updates": "9" * 400}, "c.yaml: updates: expected a number of at most 64 bits, got one of 1329 bits"),

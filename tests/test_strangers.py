@@ -37,15 +37,15 @@ BOMBS = {
     "a long integer": ("seed: " + "9" * 5_000, "a number of 5000 characters"),
     "a large integer": ("seed: 9999999999999999999999999", "at most 63 bits"),
     "a long hexadecimal integer": ("seed: 0x" + "f" * 5_000, "a number of 5002 characters"),
-    "a long integer to base 60": ("seed: " + ":".join(["1"] * 100_000), "a number of 199999 characters"),
-    "a long float to base 60": ("seed: " + ":".join(["1"] * 50_000) + ".5", "a number of 100001 characters"),
+    "a long integer to base 60": ("seed: !!int " + ":".join(["1"] * 100_000), "a number of 199999 characters"),
+    "a long float to base 60": ("seed: !!float " + ":".join(["1"] * 50_000) + ".5", "a number of 100001 characters"),
     "a key twice": ("seed: 1\nseed: 2\n", "the key 'seed' stands twice"),
     "a key twice below": ("recipe: {a: 1, a: 2}\n", "the key 'a' stands twice"),
     "a list as a key": ("? [a]\n: 1\n", "a key is a list or a mapping"),
     "bytes": ("recipe: !!binary L2V0Yy9wYXNzd2Q=\n", "is not a plain value"),
     "a Python object": ("recipe: !!python/object/apply:os.system [true]\n", "is not a plain value"),
     "a set": ("recipe: !!set {a, b}\n", "is not a plain value"),
-    "a date that does not exist": ("recipe: 2024-99-99\n", "month must be in 1..12"),
+    "a date": ("recipe: !!timestamp 2024-01-31\n", "is not a plain value"),
     "two documents": ("--- {}\n", "expected a single document"),
     "too long": ("# " + "x" * MOST_BYTES, f"more than {MOST_BYTES} bytes"),
 }  # fmt: skip
@@ -67,7 +67,7 @@ def test_yaml_that_would_explode_is_refused_in_one_line(tmp_path, bomb):
 
 
 @pytest.mark.parametrize(
-    "value", ["[" * 10_000, "9" * 5_000, "&a [*a]", "{a: 1, a: 2}", "!!binary L2V0Yw==", "2024-99-99"]
+    "value", ["[" * 10_000, "9" * 5_000, "&a [*a]", "{a: 1, a: 2}", "!!binary L2V0Yw==", "!!timestamp 2024-99-99"]
 )
 def test_an_override_that_would_explode_is_refused_in_one_line(tmp_path, value):
     (tmp_path / "config.yaml").write_text(PLAIN)
@@ -93,7 +93,6 @@ def test_thousands_of_faults_are_not_all_named():
 def test_what_people_write_in_yaml_is_still_read():
     text = "lora: &lora {r: 8}\nagents: {ann: {lora: *lora}, bob: {lora: *lora}}\nrate: 1.0e-5\nnone: ~\nyes: true\nbig: 9223372036854775807\n"
     assert parse_yaml(text) == yaml.safe_load(text)
-    assert parse_yaml("day: 2024-01-31") == yaml.safe_load("day: 2024-01-31")
     many = "\n".join(f"k{number}: {number}" for number in range(6_000))
     assert len(parse_yaml(many)) == 6_000, "in less than quadratic time"
 

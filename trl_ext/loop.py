@@ -42,7 +42,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
-    :meth:`set_results_aside` and :meth:`must_be_new`.
+    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
     args: Any  # a PPOv2Config; setup fills in its batch counts
@@ -156,6 +156,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
             yield
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.end_run()
+        except (Exception, KeyboardInterrupt):
+            self.run_failed()
+            raise
         finally:
             lock.release()
 

@@ -17,7 +17,7 @@ from trl_ext.model_card import model_card
 from trl_ext.ppo_options import GREEDY, Decoding
 from trl_ext.prompts import check_dataset
 from trl_ext.resuming import COMPLETIONS
-from trl_ext.scoring import Reward
+from trl_ext.reward_sources import RewardSources
 from trl_ext.token_batch import Completion
 
 
@@ -32,7 +32,7 @@ class PPOv2Evaluation:
     folder: Path
     learners: dict[str, Learner]
     episodes: int
-    rewards: dict[str, list[Reward]]
+    _sources: RewardSources
     sampling_weights: Any
     log: Any
 
@@ -40,9 +40,6 @@ class PPOv2Evaluation:
         raise NotImplementedError
 
     def _score(self, completions: list[Completion]) -> None:
-        raise NotImplementedError
-
-    def _gathered_rewards(self) -> dict[str, list[float | None]]:
         raise NotImplementedError
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
@@ -57,12 +54,9 @@ class PPOv2Evaluation:
         rows = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
         with self.sampling_weights():
             completions = self._sample(rows, GREEDY) if rows else []
-            if rows:
-                self._score(completions)
-            else:
-                self.rewards = {}
+            self._score(completions)
         scored = distributed.all_gather_lists([(c.score, float(c.ended)) for c in completions])
-        metrics = {f"{metric_key_prefix}_{name}": mean(v) for name, v in self._gathered_rewards().items()}
+        metrics = {f"{metric_key_prefix}_{name}": mean(v) for name, v in self._sources.gathered().items()}
         metrics[f"{metric_key_prefix}_score"] = mean([score for score, _ in scored])
         metrics[f"{metric_key_prefix}_ended"] = mean([ended for _, ended in scored])
         self.log(dict(metrics))
@@ -89,7 +83,7 @@ class PPOv2Evaluation:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:
             for number, done in enumerate(completions):
-                rewards = {name: values[number] for name, values in self.rewards.items()}
+                rewards = {name: values[number] for name, values in self._sources.given.items()}
                 record = {"step": self.state.global_step, "prompt": done.prompt.prompt, "completion": done.text}
                 record |= {"score": done.score, "rewards": rewards}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -4,15 +4,12 @@ maintained.
 :class:`trl_ext.loop.PPOLoop` is the loop. This module defines its seams for one policy.
 """
 
-import math
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
-from trl.trainer import disable_dropout_in_model
 
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer, check_length, context_of
@@ -25,18 +22,10 @@ from trl_ext.ppo_options import Decoding
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.ppov2_evaluation import PPOv2Evaluation
 from trl_ext.prompts import Prompt, check_columns, check_dataset, read_prompt, rows_of
+from trl_ext.reward_sources import RewardSources
 from trl_ext.sampler import OwnWeights, Sampler
 from trl_ext.sampling import Sampling, stop_ids_of
-from trl_ext.scoring import (
-    RESERVED,
-    ModelReward,
-    Reward,
-    RewardFunction,
-    assign_scores,
-    call_reward_functions,
-    reward_name,
-    total,
-)
+from trl_ext.scoring import RESERVED, Reward, RewardFunction
 from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
@@ -96,22 +85,19 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
     ):
         check_dataset(train_dataset, "train_dataset")
         check_text_only(model, processing_class)
-        if reward_model is None and reward_funcs is None:
-            raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
         if reward_funcs is not None:
             check_columns(train_dataset, "train_dataset", RESERVED)
             check_columns(eval_dataset, "eval_dataset", RESERVED)
         if peft_config is not None:
             model = _adapted(model, peft_config)
-        self._reward_functions = _as_list(reward_funcs)
-        self._reward_model: Any = None
-        if reward_model is not None:
-            disable_dropout_in_model(reward_model)
-            self._reward_model = ModelReward(
-                reward_model, reward_processing_class, args.local_rollout_forward_batch_size
-            )
-        sources = ["reward_model"] * (reward_model is not None) + [reward_name(f) for f in self._reward_functions]
-        self._reward_weights = _weights(reward_weights, sources)
+        self._sources = RewardSources(
+            processing_class,
+            reward_funcs,
+            reward_weights,
+            reward_model,
+            reward_processing_class,
+            args.local_rollout_forward_batch_size,
+        )
         learner = Learner(
             "policy",
             model,
@@ -127,8 +113,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             raise ValueError("critic_warmup: there is no critic to train first; choose another critic, or remove it")
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
-        if self._reward_model is not None:
-            self._reward_model.model.to(self.accelerator.device)
+        self._sources.to(self.accelerator.device)
         self.model = PolicyAndValue(learner)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
         self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
@@ -162,7 +147,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             NonFiniteError: a reward is NaN or infinite.
         """
         self._score(batch.completions)
-        batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._gathered_rewards().items()}
+        batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._sources.gathered().items()}
         return batch
 
     def advantage(self, batch: UpdateBatch) -> UpdateBatch:
@@ -180,22 +165,13 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
+    @property
+    def rewards(self) -> dict[str, list[Reward]]:
+        """Return what each reward source gave each completion that was scored last, by the source's name."""
+        return self._sources.given
+
     def _score(self, completions: list[Completion]) -> None:
-        named: dict[str, list[Reward]] = {}
-        prompts: list[Prompt] = [c.prompt for c in completions]
-        if self._reward_model is not None:
-            named["reward_model"] = list(self._score_by_model(completions))
-        if self._reward_functions:
-            columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
-            named |= call_reward_functions(
-                self._reward_functions,
-                [p.prompt for p in prompts],
-                [c.text for c in completions],
-                [c.response_ids for c in completions],
-                columns,
-            )
-        assign_scores(completions, named, self._reward_weights, self.args.missing_eos_penalty)
-        self.rewards = named
+        self._sources.score(completions, self.args.missing_eos_penalty)
 
     def _sample(self, batch: list[dict], decoding: Decoding) -> list[Completion]:
         learner = self.learners["policy"]
@@ -241,20 +217,6 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
         check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
 
-    def _score_by_model(self, completions: list[Completion]) -> list[float]:
-        reward = self._reward_model
-        if reward.tokenizer is None:
-            return reward.score_ids([c.prompt_ids + c.response_ids for c in completions])
-        tokenizer = self.learners["policy"].tokenizer
-        prompts = [tokenizer.decode(c.prompt_ids, skip_special_tokens=True) for c in completions]
-        return reward.score_texts([prompt + c.text for prompt, c in zip(prompts, completions, strict=True)])
-
-    def _gathered_rewards(self) -> dict[str, list[float | None]]:
-        """Return what each source gave each completion, over all processes. All processes call this together."""
-        own = {name: [total(value) for value in values] for name, values in self.rewards.items()}
-        parts = distributed.all_gather(own)
-        return {name: [v for part in parts for v in part.get(name, [])] for name in max(parts, key=len)}
-
     def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:
         """Let the sampler take over the new weights, and record the update."""
         with self.whole_weights():
@@ -279,22 +241,3 @@ def _adapted(model: Any, config: PeftConfig) -> PeftModel:
             "model.merge_and_unload() with peft_config for a new one"
         )
     return get_peft_model(model, config)
-
-
-def _as_list(functions) -> list[RewardFunction]:
-    if functions is None:
-        return []
-    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
-
-
-def _weights(weights: Sequence[float] | None, sources: list[str]) -> list[float]:
-    if weights is None:
-        return [1.0] * len(sources)
-    given, expected = list(weights), f"expected {len(sources)} numbers, one per source ({', '.join(sources)})"
-    if len(given) != len(sources):
-        raise ValueError(f"reward_weights: {expected}, got {len(given)}")
-    if not all(isinstance(w, numbers.Real) and math.isfinite(w) for w in given):
-        raise ValueError(f"reward_weights: {expected}, got {given}")
-    if not any(given):
-        raise ValueError(f"reward_weights: all are 0, so no completion would earn anything; {expected}, got {given}")
-    return [float(w) for w in given]

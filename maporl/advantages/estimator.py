@@ -13,6 +13,11 @@ from maporl.advantages.scales import scale_of
 from maporl.advantages.slots import Return, find
 from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
+from maporl.errors import UserError
+
+
+class GroupOfOne(UserError, ValueError):
+    """A row has no other row in its group to be compared with. The message names the group."""
 
 
 @dataclass
@@ -40,7 +45,8 @@ def estimate(batch: TurnBatch, config: AdvantageConfig, state: BaselineState | N
     [0.5, -0.5, -0.5, 0.5]
 
     Raises:
-        ValueError: a slot has no such name, a column or a value that it needs was not recorded, or a group has one row.
+        ValueError: a slot has no such name, or a column or a value that it needs was not recorded.
+        GroupOfOne: a group has a single member.
     """
     return estimate_all(batch, config, state).advantages.float()
 
@@ -99,19 +105,23 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     """Check that every slot of ``config`` exists and needs only the ``recorded`` columns.
 
     Raises:
-        ValueError: a slot has no such name, or it needs a column that is not recorded.
+        ValueError: a slot has no such name, or it needs a column that is not recorded, or its ``needs`` is one text.
     """
     baseline_of(config, f"{where}.baseline")
-    wanted = [(name, f"{where}.returns: {config.returns}") for name in return_of(config, f"{where}.returns").needs]
-    wanted += [(name, f"{where}.key") for name in config.key]
-    wanted += [(name, f"{where}.scale: {config.scale}") for name in scale_of(config, f"{where}.scale").needs]
-    for transform in build_transforms(config, where):
-        wanted += [(name, f"{where}.post: {name_of(transform)}") for name in transform.needs]
-    for name, who in wanted:
-        if name not in recorded:
-            raise ValueError(
-                f"{who} names the column {name!r}, which is not recorded here; recorded are {list(recorded)}"
-            )
+    wanted = [
+        (f"{where}.returns: {config.returns}", return_of(config, f"{where}.returns").needs),
+        (f"{where}.key", config.key),
+        (f"{where}.scale: {config.scale}", scale_of(config, f"{where}.scale").needs),
+    ]
+    wanted += [(f"{where}.post: {name_of(part)}", part.needs) for part in build_transforms(config, where)]
+    for who, columns in wanted:
+        if isinstance(columns, str):
+            raise ValueError(f"{who}: its needs are a tuple of columns, as ({columns!r},), got {columns!r}")
+        for name in columns:
+            if name not in recorded:
+                raise ValueError(
+                    f"{who} names the column {name!r}, which is not recorded here; recorded are {list(recorded)}"
+                )
 
 
 def name_of(transform: Transform) -> str:
@@ -146,10 +156,10 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
     alone = [rows for rows in compared if 0 < float(weights[rows].sum()) < 1.5]
     if alone and config.singleton == "error":
         columns = {name: getattr(batch, name)[alone[0][0]] for name in config.key}
-        raise ValueError(
+        raise GroupOfOne(
             f"advantage: the group {columns} has a single member, so there is nothing to compare it with (baseline "
-            f"{config.baseline!r}, scale {config.scale!r}, key {list(config.key)}); sample more answers per group, use a "
-            "coarser key, or set advantage.singleton: zero so that such rows get 0"
+            f"{config.baseline!r}, scale {config.scale!r}, key {list(config.key)}); sample more answers per group "
+            "(branching.group), leave columns out of advantage.key, or set advantage.singleton: zero so that such rows get 0."
         )
     return [i for rows in alone for i in rows]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 
 Over = Literal["nothing", "group", "agent", "batch"]
 """Which rows are compared: none, those of the configuration's key, those of one agent, or all."""

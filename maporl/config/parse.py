@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from maporl.config.files import configuration_files, recipe_files
-from maporl.config.safe_yaml import DEEPEST, parse_yaml, read_yaml_text
+from maporl.config.imports import look_up, unknown
+from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.text import visible
@@ -89,7 +91,7 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
 
 def to_yaml(config: Config) -> str:
     """Return the YAML text of a configuration with all its values. Reading it gives an equal configuration."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return dump_yaml(dataclasses.asdict(config))
 
 
 def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
@@ -111,10 +113,13 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     return built
 
 
-def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str) -> list[Any]:
+def build_named(
+    entries: Iterable[str | dict[str, dict[str, Any]]], known: Mapping[str, Any], where: str, base: type | None = None
+) -> list[Any]:
     """Build the parts that ``entries`` name, in their order.
 
-    An entry is a name among ``known``, or one mapping ``{name: options}``.
+    An entry is a name, or one mapping ``{name: options}``. A name is one of ``known``, or ``MODULE:OBJECT`` for a class
+    that derives from ``base``.
 
     Raises:
         ConfigError: a name is unknown, or its options are wrong. The message begins with ``where``.
@@ -124,9 +129,7 @@ def build_named(entries: Iterable[str | dict[str, dict[str, Any]]], known: Mappi
         if isinstance(entry, dict) and len(entry) != 1:
             raise ConfigError(f"{where}: expected a name or one {{name: options}}, got {entry!r:.80}")
         name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
-        if name not in known:
-            raise ConfigError(f"{where}: {unknown(name, known)}")
-        parts.append(validated(known[name], options or {}, f"{where}.{name}"))
+        parts.append(validated(look_up(name, known, where, base), options or {}, f"{where}.{name}"))
     return parts
 
 
@@ -183,20 +186,17 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True)
     return _merge(read_yaml(path.parent / parent, (*overlays, path.resolve())), values) if parent else values
 
 
-def unknown(name: str, known: Any) -> str:
-    """Return the message ``unknown 'x'; did you mean 'y'? known: ...``."""
-    names = sorted(map(str, known))
-    near = difflib.get_close_matches(f"{name!s:.80}", names, 1)
-    return f"unknown {name!r:.80}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
-
-
 def _merge(under: dict, over: dict) -> dict:
     """Return ``under`` with the values of ``over``.
 
     A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources. The
-    options of a game do not stay for another game (protocol.game).
+    options of a game do not stay for another game (protocol.game). An agent's model takes the place of a tiny one, and a
+    tiny one that of a model.
     """
     merged = dict(under)
+    for given, other in (("model", "tiny"), ("tiny", "model")):
+        if over.get(given) is not None and other not in over:
+            merged.pop(other, None)
     for key, value in over.items():
         beneath = merged.get(key)
         if isinstance(value, dict) and isinstance(beneath, dict):
@@ -280,6 +280,11 @@ def _explain(kind: type, fault: Any) -> str:
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):
         return f"{location}: this key is required"
+    if fault["type"] == "string_type" and isinstance(fault["input"], bool | int | float | dict):
+        return (
+            f"{location}: expected a text, got {fault['input']!r:.80}; put a text that YAML would read as something else in "
+            f'quotes: {fault["loc"][-1]}: "TEXT" in a file, \'{fault["loc"][-1]}="TEXT"\' on a command line'
+        )
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
         return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}" if location else message
@@ -308,8 +313,26 @@ def _nearest(kind: type, location: tuple) -> str:
             continue
         current = _dataclass_in(current) or current
     names = [f.name for f in dataclasses.fields(current)] if dataclasses.is_dataclass(current) else []
-    near = difflib.get_close_matches(f"{location[-1]!s:.80}", names, 1)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(names)}"
+    key = f"{location[-1]!s:.80}"
+    elsewhere = _places()
+    near = difflib.get_close_matches(key, names, 1) if key not in elsewhere else []
+    near = near or [place for name in difflib.get_close_matches(key, elsewhere, 1, 0.8) for place in elsewhere[name]]
+    return (f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else "") + f"known: {', '.join(names)}"
+
+
+@cache
+def _places() -> dict[str, list[str]]:
+    """Return the places of every key of a configuration, such as ``{"lr_scheduler_type": ["training.lr_scheduler_type"]}``."""
+    found: dict[str, list[str]] = {}
+    left: list[tuple[str, Any]] = [("", Config)]
+    while left:
+        prefix, kind = left.pop(0)
+        for f in dataclasses.fields(kind):
+            found.setdefault(f.name, []).append(f"{prefix}{f.name}")
+            if inner := _dataclass_in(f.type):
+                many = getattr(f.type, "__origin__", None) is dict or f.name == "agents"
+                left.append((f"{prefix}{f.name}.{'NAME.' if many else ''}", inner))
+    return {name: sorted(places, key=lambda place: place.count(".")) for name, places in found.items()}
 
 
 def _dataclass_in(hint: Any) -> type | None:

@@ -1,10 +1,16 @@
-"""Read YAML that a stranger may have written, in bounded time and memory. Imports no torch.
+"""Read YAML that a stranger may have written, in bounded time and memory, and write it. Imports no torch.
 
 YAML lets a few hundred bytes stand for gigabytes (aliases of aliases) and nests without end, and Python refuses or
 crawls over integers of thousands of digits. Configurations come from the hub and from other people's folders, so every
 YAML text of this package is read here.
+
+A bare word is what the core rules of YAML 1.2 say, where people expect them: ``1e-5`` is a number, and ``12:30:45``,
+``2024-01-31`` and ``=`` are texts. Two things differ. ``0123`` is a text, which becomes the number 123 where a number
+is expected and keeps its zero in an alphabet. ``yes``, ``no``, ``on`` and ``off`` and numbers such as ``1_000`` mean
+what they meant in YAML 1.1, because configurations use them.
 """
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -16,9 +22,9 @@ MOST_NODES = 50_000
 """Most values of a text, where each alias counts as many as it stands for. The longest configuration here has 200."""
 DEEPEST = 50
 LONGEST_NUMBER = 400
-"""Most characters of a number. Base-60 integers of YAML 1.1 would otherwise take quadratic time."""
+"""Most characters of a number. Integers to base 60, which the tag ``!!int`` allows, would otherwise take quadratic time."""
 LARGEST = 2**63
-_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp")
+_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 def parse_yaml(text: str, name: str = "the text") -> Any:
@@ -40,6 +46,11 @@ def parse_yaml(text: str, name: str = "the text") -> Any:
         raise yaml.YAMLError(f"{name}: {error}") from None
     finally:
         loader.dispose()
+
+
+def dump_yaml(values: Any) -> str:
+    """Return the YAML text of plain values. :func:`parse_yaml` reads the same values from it."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml_text(path: Path) -> str:
@@ -125,5 +136,24 @@ class _Loader(yaml.SafeLoader):
         )
 
 
-for _kind in ("int", "float"):
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 or this reader would take for anything but a text."""
+
+
+_NUMBERS = {
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+}
+"""What a bare word that is a number looks like, and the characters with which it begins."""
+_OTHER_RULES = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "value", "merge")}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in rules if tag not in _OTHER_RULES]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind, (_form, _first) in _NUMBERS.items():
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_form})$"), list(_first))

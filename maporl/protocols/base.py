@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 from maporl.errors import ConfigError
-from maporl.text import check_placeholders
+from maporl.text import check_names, check_placeholders
 from maporl.types import Ask, Example, Utterance
 
 Play = Generator[list[Ask], list[Utterance], Any]
@@ -33,6 +33,8 @@ class Protocol:
     """How many agents play. None means any number."""
     least_players: int = 1
     """The smallest number of agents."""
+    own_questions: bool = False
+    """Whether it brings its own questions, as a game does. Its task then only counts episodes (``task: episodes``)."""
     roles: bool = False
     """Whether it gives the agents roles."""
     records: frozenset[str] = frozenset()
@@ -94,15 +96,17 @@ class Protocol:
 
 
 def must_be_protocol(part: Any, where: str) -> Protocol:
-    """Return ``part`` if it is a :class:`Protocol`.
+    """Return ``part`` if it is a :class:`Protocol` whose names are sets.
 
     Raises:
-        ConfigError: it is something else. ``where`` says in the error which part is meant.
+        ConfigError: it is something else, or ``pays``, ``records`` or ``between_turns()`` is not a set of names. ``where`` says in the error which part is meant.
     """
     if not isinstance(part, Protocol):
         raise ConfigError(
             f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive it: class {type(part).__name__}(Protocol)"
         )
+    for what, names in (("pays", part.pays), ("records", part.records), ("between_turns()", part.between_turns())):
+        check_names(names, f"{where}: {type(part).__name__}.{what}")
     return part
 
 

@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maporl.config.parse import unknown, validated
+from maporl.config.imports import unknown
+from maporl.config.parse import validated
 from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
@@ -38,6 +39,7 @@ class PlayGame(Protocol):
     illegal: float | None = None
     illegal_others: float | None = None
     after_illegal: Literal["end", "replace"] = "end"
+    own_questions = True
     roles = True
     records = frozenset({"game", "seed", "state"})
     pays = frozenset({"env", "legal"})
@@ -115,9 +117,13 @@ class PlayGame(Protocol):
         observation, moves = game.observe(player), game.moves(player)
         text = self.prompt.format(observation=observation, moves=", ".join(moves))
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
-        tags["taught"] = list(game.taught(player))
         return Ask(
-            agent, [{"role": "user", "content": text}], role=f"player {player}", fresh=not self.memory, tags=tags
+            agent,
+            [{"role": "user", "content": text}],
+            role=f"player {player}",
+            fresh=not self.memory,
+            tags=tags,
+            taught=game.taught(player),
         )
 
     def _pay(

@@ -36,9 +36,9 @@ def _arena(section: RewardSection, speak: Speak | None) -> RewardSource:
 
 
 SOURCES: dict[str, Callable[[RewardSection, Speak | None], RewardSource]] = {
-    "label": lambda section, speak: FunctionSource(label),
-    "format": lambda section, speak: FunctionSource(readable),
-    "near": lambda section, speak: FunctionSource(near),
+    "label": lambda section, speak: FunctionSource(label, answers_only=True),
+    "format": lambda section, speak: FunctionSource(readable, answers_only=True),
+    "near": lambda section, speak: FunctionSource(near, answers_only=True),
     "brevity": _brevity,
     "verifier": _verifier,
     "judge": _judge,
@@ -46,6 +46,10 @@ SOURCES: dict[str, Callable[[RewardSection, Speak | None], RewardSource]] = {
 }
 """Builds each source: ``(reward section, speak) -> source``. ``speak`` lets agents of the team judge
 (:mod:`maporl.rewards.judges`)."""
+
+ANSWERS_ONLY = frozenset({"label", "format", "near", "brevity", "verifier", "judge", "arena"})
+"""The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
+it without building them, because some load a model."""
 
 
 def build_sources(

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from maporl.config import build_named
 from maporl.rewards.labels import IMPLIED
 from maporl.rewards.tournament import eliminate
+from maporl.text import check_names
 from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
@@ -528,9 +529,13 @@ def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str =
     """Build the rules that a configuration names, in its order. Each entry is a name or ``{name: options}``.
 
     Raises:
-        ConfigError: a name is unknown, or its options are wrong.
+        ConfigError: a name is unknown, its options are wrong, or what a rule ``needs`` or ``reads`` is not a set of names.
     """
-    return build_named(entries, RULES, where)
+    rules: list[Rule] = build_named(entries, RULES, where, Rule)
+    for rule in rules:
+        check_names(rule.needs, f"{where}: {type(rule).__name__}.needs")
+        check_names(rule.reads, f"{where}: {type(rule).__name__}.reads")
+    return rules
 
 
 def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:

@@ -2,18 +2,17 @@
 
 import importlib
 import importlib.util
-import json
 import os
 import platform
 import shutil
 import sys
 import warnings
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+
+from maporl.errors import install_command
 
 PACKAGES = ("maporl", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "sympy", "numpy", "pydantic")
 FEATURES = (
@@ -85,28 +84,17 @@ def _features() -> list[Finding]:
         if importlib.util.find_spec(package) is not None:
             found.append(Finding(what, "fine", f"{package} {_version(package)}"))
         else:
-            found.append(Finding(what, "missing", install(extra)))
+            found.append(Finding(what, "missing", install_command(extra)))
     from maporl.sandbox.sandbox import Sandbox, SandboxError
 
     try:
         with Sandbox(cache=False) as sandbox:
             walls = sandbox.walls()
     except SandboxError as error:
-        return [*found, Finding("sandbox for programs", "missing", f"{error}; {install('sandbox')}")]
+        return [*found, Finding("sandbox for programs", "missing", f"{error}; {install_command('sandbox')}")]
     inside = sandbox.kind == "bubblewrap"
-    detail = ", ".join(walls) if inside else f"{', '.join(walls)}, without bubblewrap: {install('sandbox')}"
+    detail = ", ".join(walls) if inside else f"{', '.join(walls)}, without bubblewrap: {install_command('sandbox')}"
     return [*found, Finding("sandbox for programs", "fine" if inside else "missing", detail)]
-
-
-def install(extra: str) -> str:
-    """Return the command that installs an extra, from the checkout if maporl was installed from one."""
-    try:
-        source = json.loads(distribution("maporl").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        source = {}
-    if not source.get("dir_info", {}).get("editable"):
-        return f"pip install 'maporl[{extra}]'"
-    return f"pip install -e '{url2pathname(urlsplit(source['url']).path)}[{extra}]'"
 
 
 def _version(package: str) -> str:

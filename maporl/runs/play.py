@@ -99,7 +99,7 @@ def welcome(game: Game, config: Config) -> str:
     others = [name for name in config.agents if name != game.person]
     turns = f" of {turns_of(config)} turns" if turns_of(config) > 1 else ""
     return (
-        f"You are {game.person}, beside {', '.join(others) or 'nobody'}: {config.protocol.get('name', 'debate')}{turns} on "
+        f"You are {game.person}, beside {', '.join(others) or 'nobody'}: {config.protocol['name']}{turns} on "
         f"{config.task['name']}.\nYou read what the model in your place would read, with the others' answers. Enter "
         "sends your answer, Ctrl-D leaves."
     )

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from maporl.config.parse import unknown, validated
+from maporl.config.imports import unknown
+from maporl.config.parse import validated
 from maporl.errors import ConfigError
 from maporl.tasks.anli import ANLI
 from maporl.tasks.arithmetic import Arithmetic

@@ -1,10 +1,11 @@
 """Check the agents of a configuration before their models are loaded. Imports no torch."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 
 
 def check_agents(config: Config, where: str) -> None:
@@ -28,6 +29,7 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
     if (agent.model is None) == (agent.tiny is None):
         raise ConfigError(
             f"{where}: agents.{name}: give either 'model' (a hub name or folder) or 'tiny', got {'both' if agent.model else 'neither'}"
+            + (f"; remove one of them, for example with agents.{name}.tiny=null" if agent.model else "")
         )
     for key in ("model", "tokenizer", "adapter"):
         value = getattr(agent, key)
@@ -38,6 +40,14 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
     bits = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(agent, key)]
     if len(bits) > 1:
         raise ConfigError(f"{where}: agents.{name}: load_in_4bit and load_in_8bit exclude each other; set one of them")
+    if bits and agent.tiny is not None:
+        raise ConfigError(
+            f"{where}: agents.{name}.{bits[0]}: a tiny model is built in float32 and is not quantised; remove it, or give 'model'"
+        )
+    if bits and find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"{where}: agents.{name}.{bits[0]}: needs the package bitsandbytes; install it with: {install_command('quantized')}"
+        )
     if bits and agent.lora is None and agent.adapter is None and agent.trainable:
         raise ConfigError(
             f"{where}: agents.{name}.{bits[0]}: quantised weights cannot be trained; add lora: {{}} or set trainable: false"

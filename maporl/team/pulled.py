@@ -75,7 +75,9 @@ def _harmless(value: Any, root: Path) -> bool:
     if not isinstance(value, str):
         return False
     named = _ON_THE_HUB.fullmatch(value) is not None and not _FILE.search(value) and ".." not in value
-    return (named and not Path(value).exists()) or (Path(value).is_absolute() and Path(value).parent == root)
+    place = Path(value)
+    own = place.is_absolute() and (place.parent == root or (place.parent.parent == root and place.name == "base"))
+    return (named and not place.exists()) or own
 
 
 def _is_file(template: Any) -> bool:

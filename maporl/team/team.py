@@ -150,6 +150,21 @@ class Team:
             counts[policy.name] = (everything, sum(p.numel() for p in trained) if policy.trainable else 0)
         return counts
 
+    def save(self, folder: str | Path) -> None:
+        """Save the team in a new folder: all policies, their tokenizers, and a ``config.yaml`` with the agents.
+
+        Each policy has a folder of its own, whether it is trained or not: a model, or an adapter. The model below adapters
+        is saved too, unless a folder or the hub has it. :meth:`from_pretrained` loads the team. ``maporl eval`` and
+        ``maporl play`` need a task and a protocol besides, as in ``maporl play FOLDER task.name=gsm8k protocol.name=debate``.
+
+        Raises:
+            RunExists: the folder is not empty.
+            ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
+        """
+        from maporl.team.saving import save_team
+
+        save_team(self, Path(folder))
+
     @classmethod
     def from_config(cls, config: Config, weights: bool = True) -> "Team":
         """Load or build the agents of a configuration. All tokenizers are checked before any model is loaded.
@@ -177,6 +192,8 @@ class Team:
         """
         config, folder = read_team(name, overrides)
         check_complete(config, folder)
-        team = cls.from_config(config)
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # tiny models are random, and the run built them with this seed
+            team = cls.from_config(config)
         load_trained_weights(team.policies, folder)
         return team

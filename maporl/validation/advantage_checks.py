@@ -1,11 +1,10 @@
-"""Check an advantage's configuration: its slots, the columns that they need, and the size of groups."""
+"""Check an advantage's configuration: its slots, and the columns that they need."""
 
 from collections.abc import Sequence
 
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.estimator import check_columns
 from maporl.advantages.returns import return_of
-from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
@@ -47,28 +46,6 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
         raise ConfigError(
             f"{where}: advantage: baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has "
             f"the same value again, so no mean would ever be read; use columns of {list(_PERSISTENT)}"
-        )
-
-
-def check_group_size(config: AdvantageConfig, group: int, turns: int, where: str) -> None:
-    """Check that groups may have more than one member.
-
-    Args:
-        config: the advantage's configuration, with its key.
-        group: the number of dialogues for each question.
-        turns: the number of turns of the protocol.
-        where: what the message begins with.
-
-    Raises:
-        ConfigError: every group would have a single member.
-    """
-    compared = not return_of(config).per_token and "group" in (baseline_of(config).over, scale_of(config).over)
-    key = set(config.key)
-    one_each = {"prompt", "agent", "turn"} <= key or ({"prompt", "agent"} <= key and turns == 1)
-    if compared and config.singleton == "error" and ("rollout" in key or (group == 1 and one_each)):
-        raise ConfigError(
-            f"{where}: advantage.key {list(config.key)} makes groups of one: there is {group} dialogue per question, so no "
-            "row has another to be compared with; set branching.group to 2 or more, or leave columns out of the key"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maporl.config.engines import ENGINES
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 from maporl.config.schema import AdvantageConfig, AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
@@ -24,6 +24,7 @@ def check(config: Config, where: str) -> None:
     Raises:
         ConfigError: they do not. The message begins with ``where`` and names the first fault.
     """
+    _check_named(config, where)
     _check_output(config, where)
     _check_ppo(config, where)
     check_agents(config, where)
@@ -36,11 +37,26 @@ def check(config: Config, where: str) -> None:
     _check_async(config, where)
     _check_branching(config, protocol, where)
     _check_advantage(config, protocol, where)
-    _check_task(config, where)
+    _check_task(config, protocol, where)
+
+
+def _check_named(config: Config, where: str) -> None:
+    """Check that every part of the run has a name with which it can be built here."""
+    if config.only_in_python:
+        parts = ", ".join(f"{key} ({what})" for key, what in config.only_in_python.items())
+        raise ConfigError(
+            f"{where}: only_in_python: the run was made in Python with parts that cannot be built from here: {parts:.400}; put "
+            "them into a module that maporl has (docs/howto), or use them in Python: Team.from_pretrained(RUN), and pass "
+            "them to a trainer"
+        )
 
 
 def _check_output(config: Config, where: str) -> None:
     folder = Path(config.output_dir)
+    if folder.parts[:1] == ("~",):
+        raise ConfigError(
+            f"{where}: output_dir: {config.output_dir!r:.80}: '~' is not replaced here; write out the folder"
+        )
     try:
         there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     except OSError as error:  # such as a name that is too long
@@ -289,13 +305,11 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
         return
     from maporl.validation.advantage_checks import (  # needs torch
         check_advantage,
-        check_group_size,
         needs_critic,
     )
 
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
     check_branched_advantage(config.branching, config.advantage, where)
-    check_group_size(config.advantage, config.branching.group, protocol.turns, where)
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic
         if needs_critic(config.advantage) and critic == "none" and agent.trainable and agent.weights:
@@ -313,11 +327,16 @@ def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
     return list(dict.fromkeys([*always, *roles, *forks, *sorted(protocol.records)]))
 
 
-def _check_task(config: Config, where: str) -> None:
+def _check_task(config: Config, protocol: Protocol, where: str) -> None:
     name = config.task.get("name")
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"{where}: task.name: expected one of {', '.join(TASKS)}, got {name!r:.80}")
     task = build_task(config.task, "train", config.seed, where)
+    if not task.has_questions and not protocol.own_questions:
+        raise ConfigError(
+            f"{where}: task {name!r} has no questions, and protocol {config.protocol['name']!r} brings none; use protocol: "
+            f"{{name: game}}, or a task with questions: {', '.join(n for n, kind in TASKS.items() if kind.has_questions)}"
+        )
     for stage in config.schedule.curriculum:
         build_task(
             config.task | stage.task, "train", config.seed, f"{where}: schedule.curriculum, update {stage.update}"

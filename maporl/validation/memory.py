@@ -23,7 +23,10 @@ EIGHT_BIT = 1 + 4 / 256
 
 @dataclass
 class Shape:
-    """The sizes of a model that determine its memory. ``keys`` is the width of all key heads, ``bytes`` of a weight."""
+    """The sizes of a model that determine its memory. ``keys`` is the width of all key heads, ``bytes`` of a weight.
+
+    ``matrices`` are the names of the modules whose weight is a matrix, which are those that a LoRA can adapt.
+    """
 
     parameters: int
     layers: int
@@ -32,6 +35,7 @@ class Shape:
     keys: int
     vocabulary: int
     bytes: int
+    matrices: tuple[str, ...]
 
     def activations(self, tokens: int, checkpointing: bool) -> float:
         """Return the bytes that the backward pass needs of each forward.
@@ -68,7 +72,7 @@ def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
             continue
         shape = shape_of(section)
         adapter = section.lora is not None or section.adapter is not None
-        for policy in policy_names(name, section, turns_of(config)):
+        for policy in policy_names(name, section, config):
             trained = _lora_parameters(shape, section) if adapter else shape.parameters
             key = (section.model, section.dtype) if adapter and section.tiny is None else policy
             if key in bases and not adapter:
@@ -142,6 +146,11 @@ def _shape(name: str | None, tiny: TinySection | None, wanted: str) -> Shape:
         keys=head * (getattr(text, "num_key_value_heads", None) or heads),
         vocabulary=text.vocab_size,
         bytes=dtype.itemsize,
+        matrices=tuple(
+            name.removesuffix(".weight")
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if name.endswith(".weight") and parameter.ndim > 1
+        ),
     )
 
 

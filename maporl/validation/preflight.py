@@ -8,6 +8,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,10 +20,10 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.engines import Engine, Reply, Request
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
@@ -30,6 +32,8 @@ from maporl.team.devices import split
 from maporl.team.loading import context_length, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.validation import memory
+from maporl.validation.model_checks import check_alphabets, check_lora
+from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.ppo_options import GREEDY, Decoding
@@ -45,7 +49,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
     _check_schedule(training)
     if "8bit" in training.optim and find_spec("bitsandbytes") is None:
         raise ConfigError(
-            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: pip install 'maporl[quantized]'"
+            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: {install_command('quantized')}"
         )
     try:
         for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
@@ -107,11 +111,13 @@ def check_run(config: Config) -> list[str]:
         ConfigError: the run cannot start.
     """
     training_arguments(config)
+    _check_writing(Path(config.output_dir))
     task, held_out = tasks_of(config)
     tokenizers = load_tokenizers(config)
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
-    _check_alphabets(config, splits)
+    check_lora(config)
+    check_alphabets(config, splits)
     warnings, longest, steps = _check_lengths(config, splits, tokenizers)
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
@@ -123,6 +129,9 @@ def check_run(config: Config) -> list[str]:
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *_narrow_sampling(config),
         *warnings,
+        *check_questions(config, task),
+        *check_groups(config, task),
+        *check_hearing(config, task),
         *method_warnings(config),
         *_fewer_questions(config, held_out),
         *_idle_cores(config),
@@ -208,6 +217,19 @@ def _idle_cores(config: Config) -> list[str]:
     ]
 
 
+def _check_writing(folder: Path) -> None:
+    """Check that the run's folder can be made and written to, by making an empty folder there and removing it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with TemporaryDirectory(prefix=".maporl-check-", dir=there):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir: {str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror}); give "
+            "another output_dir"
+        ) from None
+
+
 def _check_placement(config: Config) -> None:
     """Check that there are enough devices for every base model if ``placement`` is split."""
     if config.training.placement == "shared":
@@ -226,21 +248,6 @@ def _check_placement(config: Config) -> None:
         split(list(owners.values()))
     except ValueError as error:
         raise ConfigError(f"training.{error}") from None
-
-
-def _check_alphabets(config: Config, splits: Sequence[Task]) -> None:
-    """Check that the alphabets of all tiny models that play have every character of every question."""
-    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
-    tinies = {name: tiny for name, tiny in players if tiny is not None}
-    if not tinies:
-        return
-    used = {character for task in splits for example in task for character in task.question(example)}
-    for name, tiny in tinies.items():
-        if missing := used - set(tiny.alphabet):
-            raise ConfigError(
-                f"agents.{name}.tiny.alphabet: questions have characters that {tiny.alphabet!r:.80} lacks: "
-                f"{''.join(sorted(missing))!r:.80}; add them"
-            )
 
 
 class _Silent(Engine):

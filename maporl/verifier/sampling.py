@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.tasks.base import Task

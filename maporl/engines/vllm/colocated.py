@@ -7,7 +7,7 @@ from typing import Any
 
 from maporl.config.schema import ColocateSection
 from maporl.engines.vllm.server import Asked
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.team.team import Policy
 from trl_ext import distributed
 from trl_ext.forward import base_of
@@ -32,7 +32,7 @@ class ColocatedServer:
 
     def __init__(self, section: ColocateSection, policies: Sequence[Policy]):
         if find_spec("vllm") is None:
-            raise ConfigError("vllm.colocate needs the package vllm; install it with: pip install 'maporl[vllm]'")
+            raise ConfigError(f"vllm.colocate needs the package vllm; install it with: {install_command('vllm')}")
         if distributed.size() > 1:
             raise ConfigError(
                 f"vllm.colocate: expected a single process, got {distributed.size()}; start servers and give their urls instead"

@@ -1,10 +1,12 @@
-"""Games of TextArena (https://github.com/LeonGuertler/TextArena), which is installed by ``pip install textarena``."""
+"""Games of TextArena (https://github.com/LeonGuertler/TextArena), which needs the package ``textarena``."""
 
 import random
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from maporl.environments.games.base import Game, IllegalMove
+from maporl.errors import ConfigError, install_command
 
 
 @dataclass
@@ -24,10 +26,26 @@ class TextArena(Game):
     longest: int = 30
 
     def reset(self, rng: random.Random) -> None:
-        import textarena  # an optional package
+        """Begin a new game.
 
-        self.world: Any = textarena.make(env_id=self.env)
-        self.world.reset(num_players=self.players, seed=rng.randrange(2**31))
+        Raises:
+            ConfigError: the package ``textarena`` is not installed, has no such game, or cannot begin it for two players.
+        """
+        if find_spec("textarena") is None:
+            raise ConfigError(
+                f"game textarena: the package textarena is not installed; install it with: {install_command('games')}"
+            )
+        import textarena
+
+        try:
+            self.world: Any = textarena.make(env_id=self.env)
+            self.world.reset(num_players=self.players, seed=rng.randrange(2**31))
+        except Exception as error:  # each game raises its own kinds
+            said = " ".join(str(error).split())[:200].rstrip(".")
+            raise ConfigError(
+                f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.players} players: {type(error).__name__}: "
+                f"{said}; give a game of TextArena {textarena.__version__} for {self.players}, such as TicTacToe-v0"
+            ) from error
         self.done, self.rewards = False, dict[int, float]()
         self.taken = 0
         self._look()

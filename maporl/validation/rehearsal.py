@@ -1,0 +1,165 @@
+"""Play a few questions with made-up words, to find what the text of a configuration does not show.
+
+A rehearsal plays the configuration's protocol and branching and loads no model. It finds groups of one row, which would
+stop a run at its first update, and prompts that never show an agent what others said.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+
+from maporl.advantages.baselines import baseline_of
+from maporl.advantages.estimator import GroupOfOne, estimate_all
+from maporl.advantages.returns import return_of
+from maporl.advantages.transforms import build_transforms
+from maporl.config.schema import Config
+from maporl.engines.base import Engine, Reply, Request
+from maporl.errors import ConfigError
+from maporl.protocols import build_protocol, speakers
+from maporl.rewards.credit import assign_credit
+from maporl.rollout.branching import BRANCHINGS, play_branched
+from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.schedules import Plan
+from maporl.tasks import Task
+from maporl.training.assign import turn_batch
+from maporl.training.samples import samples_by_policy, untrained_columns
+from maporl.types import Dialogue, Grade, Stop
+from trl_ext import distributed
+from trl_ext.ppo_options import GREEDY, Decoding
+
+MOST = 256
+"""The dialogues of a rehearsal. More of them show nothing new, and a check takes seconds."""
+UPDATES = 1_000
+"""The updates whose plans are looked at."""
+Script = Callable[[Request], str]
+
+
+def check_groups(config: Config, task: Task) -> list[str]:
+    """Check that every row of an update has others to be compared with. Return a warning if that depends on the words.
+
+    The protocol is played twice: once with empty answers, and once with right answers and legal moves.
+
+    Raises:
+        ConfigError: both times, a group has a single member.
+    """
+    if return_of(config.advantage).per_token or config.advantage.singleton == "zero":
+        return []
+    empty, right = _group_of_one(config, task, _nothing), _group_of_one(config, task, _right)
+    if empty is not None and right is not None:
+        raise ConfigError(str(empty))
+    plays = {"with empty or illegal answers": empty, "with right answers": right}
+    return [f"warning: {error} This happens to dialogues {how}." for how, error in plays.items() if error is not None]
+
+
+def check_questions(config: Config, task: Task) -> list[str]:
+    """Return a warning if nobody is asked the questions of the task, because the protocol brings its own."""
+    protocol = build_protocol(config.protocol, tuple(config.agents))
+    if not (protocol.own_questions and task.has_questions):
+        return []
+    return [
+        f"warning: task: protocol {protocol.label} brings its own questions, so nobody is asked those of task "
+        f"{config.task['name']}; set task: {{name: episodes}}"
+    ]
+
+
+def check_hearing(config: Config, task: Task) -> list[str]:
+    """Return a warning for agents that speak after others and are never shown what those said."""
+    players = _Players(lambda request: _mark(request.ask.agent, request.utterance))
+    _driver(config, task, players).play([task[0]])
+    shown: dict[str, bool] = {}
+    for request in players.requests:
+        others = [_mark(u.agent, u.id) for u in request.heard if u.agent != request.ask.agent]
+        text = "".join(message["content"] for message in request.ask.messages)
+        if others:
+            shown[request.ask.agent] = shown.get(request.ask.agent, False) or any(mark in text for mark in others)
+    deaf = [agent for agent, heard in shown.items() if not heard]
+    if not deaf:
+        return []
+    return [
+        f"warning: protocol: the prompts of {', '.join(deaf)} show nothing of what other agents said, so each of them only goes "
+        "over its own answers; if that is not meant, put the placeholder for it into the texts of the protocol, as {others} "
+        "in 'later' and {text} in 'quote'"
+    ]
+
+
+class _Players(Engine):
+    """An engine that says what a script says, and records what it was asked."""
+
+    def __init__(self, script: Script):
+        self.script = script
+        self.requests: list[Request] = []
+
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
+        """Return one reply of one token for each request."""
+        self.requests += requests
+        return [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
+
+
+def _nothing(request: Request) -> str:
+    return ""
+
+
+def _right(request: Request) -> str:
+    """Return a legal move of a game, or the right answer."""
+    moves = request.ask.tags.get("moves")
+    return random.Random(request.label).choice(moves) if moves else request.example.answer
+
+
+def _mark(agent: str, utterance: int) -> str:
+    return f"<{agent} says {utterance}>"
+
+
+def _driver(config: Config, task: Task, players: Engine) -> RolloutDriver:
+    names = tuple(config.agents)
+    learning = frozenset(name for name, agent in config.agents.items() if agent.weights and agent.trainable)
+    specs = {
+        name: SpeakerSpec("players", (name,), learning, config.agents[name].system, config.agents[name].role)
+        for name in speakers(config.protocol, names)
+    }
+    protocol = build_protocol(config.protocol, names).at_update(1)
+    return RolloutDriver(task, protocol, specs, {"players": players}, GREEDY, None, config.branching.common_seed)
+
+
+def _group_of_one(config: Config, task: Task, script: Script) -> GroupOfOne | None:
+    """Return the error of a group with a single member in some update, or None."""
+    driver = _driver(config, task, _Players(script))
+    (first,) = driver.play([task[0]])
+    orders = [u.order for u in first.utterances]
+    each = BRANCHINGS[config.branching.how].dialogues(
+        config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
+    )
+    questions = config.questions_per_update() * distributed.size()
+    played = min(questions, MOST // each)
+    if played == 0 or (played < questions and "prompt" not in config.advantage.key):
+        return None  # groups are larger than what could be played here
+    examples = [task[number % len(task)] for number in range(played)]
+    dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some), random.Random(0))
+    for utterance in (u for d in dialogues for u in d.answers()):
+        utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
+        utterance.rewards["score"] = 0.0
+    assign_credit(dialogues, tuple(driver.specs), config.reward)
+    schedule = config.schedule.resolved(driver.protocol.turns, tuple(config.agents))
+    plans = {str(plan): plan for plan in map(schedule.plan, range(1, min(config.updates, UPDATES) + 1))}
+    try:
+        for plan in plans.values():
+            _compare(config, dialogues, plan, driver.specs)
+    except GroupOfOne as error:
+        return error
+    return None
+
+
+def _compare(config: Config, dialogues: list[Dialogue], plan: Plan, specs: Mapping[str, SpeakerSpec]) -> None:
+    """Compute advantages as an update does, with rewards of 0.
+
+    Raises:
+        GroupOfOne: a group has a single member.
+    """
+    learning = {policy: None for spec in specs.values() for policy in spec.policies if policy in spec.learning}
+    samples = samples_by_policy(dialogues, learning, plan, 1)  # type: ignore[arg-type]  # the critic reads no prompt here
+    columns = [sample.columns for some in samples.values() for sample in some]
+    if not columns:
+        return
+    if any(transform.needs_untrained_rows for transform in build_transforms(config.advantage)):
+        columns += untrained_columns(dialogues, {entry.name for entry in columns})
+    zeros = [0.0] * len(columns)
+    value = zeros if baseline_of(config.advantage).needs_critic else None
+    estimate_all(turn_batch(columns, zeros, value), config.advantage, scaled=False)
