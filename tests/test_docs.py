@@ -103,6 +103,23 @@ def test_every_page_is_in_the_navigation():
         assert str(page.relative_to(ROOT / "docs")) in config, page
 
 
+def test_the_front_page_leads_to_every_page_and_the_readme_to_the_front_page():
+    front = (ROOT / "docs/index.md").read_text()
+    others = {str(page.relative_to(ROOT / "docs")) for page in PAGES} - {"index.md"}
+    assert others == set(re.findall(r"\]\(([\w/]+\.md)\)", front))
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text()
+
+
+def test_every_link_of_a_page_leads_to_a_file_of_the_checkout():
+    broken = []
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text):
+            if not (page.parent / link).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+
+
 def test_every_metric_of_a_run_is_defined(tmp_path):
     from maporl.runs import train as run
     from maporl.validation.load import from_dict

@@ -18,6 +18,7 @@ from trl_ext.ppo_options import GREEDY, Decoding
 from trl_ext.prompts import check_dataset
 from trl_ext.resuming import COMPLETIONS
 from trl_ext.reward_sources import RewardSources
+from trl_ext.scoring import Reward
 from trl_ext.token_batch import Completion
 
 
@@ -41,6 +42,11 @@ class PPOv2Evaluation:
 
     def _score(self, completions: list[Completion]) -> None:
         raise NotImplementedError
+
+    @property
+    def rewards(self) -> dict[str, list[Reward]]:
+        """Return what each reward source gave each completion that was scored last, by the source's name."""
+        return self._sources.given
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
         """Return every reward source's mean over greedy completions of the evaluation set. The weights do not change.
@@ -83,7 +89,7 @@ class PPOv2Evaluation:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:
             for number, done in enumerate(completions):
-                rewards = {name: values[number] for name, values in self._sources.given.items()}
+                rewards = {name: values[number] for name, values in self.rewards.items()}
                 record = {"step": self.state.global_step, "prompt": done.prompt.prompt, "completion": done.text}
                 record |= {"score": done.score, "rewards": rewards}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -25,7 +25,7 @@ from trl_ext.prompts import Prompt, check_columns, check_dataset, read_prompt, r
 from trl_ext.reward_sources import RewardSources
 from trl_ext.sampler import OwnWeights, Sampler
 from trl_ext.sampling import Sampling, stop_ids_of
-from trl_ext.scoring import RESERVED, Reward, RewardFunction
+from trl_ext.scoring import RESERVED, RewardFunction
 from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
@@ -164,11 +164,6 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         batch.token_batches = {"policy": gathered.back(batches["policy"])}
         batch.metrics |= self.named_metrics(metrics)
         return batch
-
-    @property
-    def rewards(self) -> dict[str, list[Reward]]:
-        """Return what each reward source gave each completion that was scored last, by the source's name."""
-        return self._sources.given
 
     def _score(self, completions: list[Completion]) -> None:
         self._sources.score(completions, self.args.missing_eos_penalty)
