@@ -25,6 +25,7 @@ _EXPORTS = {
     "FANToM": "maporl.tasks",
     "GSM8K": "maporl.tasks",
     "Mathematics": "maporl.tasks",
+    "Prompts": "maporl.tasks",
     "Skills": "maporl.tasks",
     "Task": "maporl.tasks",
     "TaskError": "maporl.tasks",

@@ -138,8 +138,8 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     files, left_out = team_files(folders)
     left_out += [p.name for p in sorted(root.iterdir()) if root != run.folder and p.name not in policies]
     scrubber = Scrubber(run.folder)
-    kept = {key: value for key, value in run.config.items() if key != "pythonpath"}  # folders of this machine
-    config = scrubber.config({**kept, "output_dir": name.split("/")[1]})
+    public = {key: value for key, value in run.config.items() if key != "pythonpath"}  # folders of this machine
+    config = scrubber.config({**public, "output_dir": name.split("/")[1]})
     for agent, places in own.items():
         config["agents"][agent] |= places
     for section in config.get("agents", {}).values():
