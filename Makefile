@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-slow test-vllm check format docs package clean
+.PHONY: quickstart test test-slow test-vllm check format reference notebooks docs package clean
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,17 @@ check: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# the pages that are made from the code; a test says when they are stale
+reference: $(VENV)/installed
+	$(BIN)/python docs/make_api.py
+	$(BIN)/python -m maporl.report.metric_panels > docs/metrics.md
+	$(BIN)/python -m maporl.config.recipes > docs/recipes.md
+
+# run the notebooks of examples/ and store them with their outputs; some minutes
+notebooks: $(VENV)/installed
+	$(PIP) install -c $(CONSTRAINTS) -e ".[notebooks]"
+	$(BIN)/python examples/make_notebooks.py
 
 # the site in build/docs; warnings, and links within it that lead nowhere, are errors
 docs: $(VENV)/installed

@@ -47,7 +47,7 @@ def rows_of(learner: Learner, count: int, tokens: int):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(100, 10_000, (count, tokens), generator=generator).tolist()
     rows = build_token_batch(
-        [Completion(r[: tokens // 2], r[tokens // 2 :], True, f"row {n}") for n, r in enumerate(ids)], 0, "cpu"
+        [Completion(r[: tokens // 2], r[tokens // 2 :], True, f"row {n}") for n, r in enumerate(ids)], "cpu"
     )
     learner.compute_old_logprobs_and_values(rows)
     rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask

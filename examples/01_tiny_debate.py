@@ -1,12 +1,12 @@
 """Two tiny models with different architectures learn to add by debating. This is multi-agent PPO on in-memory objects.
 
-    python examples/01_tiny_debate.py [UPDATES]
+    python examples/01_tiny_debate.py
 
 Forty updates take about half a minute on two CPU cores. They show how the parts fit together. `maporl train toy_sum`
-runs the same long enough to learn.
+runs the same long enough to learn. The notebook of the same name has the same code, with its outputs.
 """
 
-import sys
+import os
 import tempfile
 
 import torch
@@ -28,6 +28,9 @@ from maporl import (
 
 torch.manual_seed(0)
 
+UPDATES = int(os.environ.get("UPDATES", "40"))  # tests set lower values
+WARM_START = int(os.environ.get("WARM_START", "120"))
+
 # Two agents. Each has its own weights, architecture and tokenizer. You can use any causal language model that has a chat
 # template instead: Agent("ann", AutoModelForCausalLM.from_pretrained(...), AutoTokenizer.from_pretrained(...)).
 agents = []
@@ -44,12 +47,12 @@ task, held_out = Arithmetic(operation="sum", largest=19), Arithmetic(operation="
 debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
 
 # Random weights know nothing, so first train them on a few dialogues of pupils who are often wrong.
-warm_start(team, task, debate, WarmStartSection(steps=120, wrong=0.3), seed=0)
+warm_start(team, task, debate, WarmStartSection(steps=WARM_START, wrong=0.3), seed=0)
 
 trainer = MultiAgentPPOTrainer(
     args=MultiAgentPPOConfig(
         output_dir=tempfile.mkdtemp(),
-        total_episodes=128 * (int(sys.argv[1]) if len(sys.argv) > 1 else 40),
+        total_episodes=128 * UPDATES,
         per_device_train_batch_size=128,
         num_ppo_epochs=2,
         num_mini_batches=2,

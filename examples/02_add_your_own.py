@@ -13,14 +13,21 @@ from dataclasses import dataclass
 
 import torch
 
-from maporl.advantages import BASELINES, Baseline
-from maporl.protocols import PROTOCOLS, Protocol
-from maporl.rewards.rules import RULES, Rule
-from maporl.runs import train as run
-from maporl.tasks import TASKS
-from maporl.tasks.base import Task
-from maporl.types import Ask, Example, Grade
-from maporl.validation.load import from_dict
+from maporl import (
+    BASELINES,
+    PROTOCOLS,
+    RULES,
+    TASKS,
+    Ask,
+    Baseline,
+    Example,
+    Grade,
+    Protocol,
+    Rule,
+    Task,
+    from_dict,
+    train,
+)
 from trl_ext.losses import OBJECTIVES, importance_ratio
 
 
@@ -122,7 +129,7 @@ if __name__ == "__main__":
         assert lines <= limit, f"{part.__name__} has {lines} lines, more than {limit}"
         print(f"{part.__name__}: {lines} lines")
     with tempfile.TemporaryDirectory() as folder:
-        before, after = run.train(from_dict({**CONFIG, "output_dir": f"{folder}/run"}), resume=False, quiet=True)
+        before, after = train(from_dict({**CONFIG, "output_dir": f"{folder}/run"}), resume=False, quiet=True)
     print(
         f"held out, first turn: {before.turns[0].team.value:.0%} before, {after.turns[0].team.value:.0%} after three updates"
     )

@@ -52,11 +52,17 @@ class Ask:
         parents: the ids of the utterances whose text is in the messages.
         caller: the id of the utterance that called for this one.
         answers: whether the utterance answers the question. If not, for example a summary or a hint, it is not graded.
-            Its worth is then that of the utterances that it is a parent of.
+            Its credit is then its own score, if a reward source or the protocol gives it one, and otherwise the mean
+            credit of the utterances that it is a parent of. Without both it is not trained on.
         fresh: whether the request stands apart from the agent's conversation. The prompt then does not show the
             conversation, and the conversation does not remember the reply.
         tags: values that the utterance keeps. ``game``, ``seed``, ``state`` and ``action`` are columns for grouping
             advantages.
+        taught: the texts of which a warm start teaches the agent a random one here, such as the legal moves of a game.
+            By default the task writes what the agent says (:meth:`maporl.Task.write_reply`).
+
+    Raises:
+        ValueError: ``parents`` or ``taught`` is not a tuple.
     """
 
     agent: str
@@ -67,6 +73,13 @@ class Ask:
     answers: bool = True
     fresh: bool = False
     tags: dict[str, Any] = field(default_factory=dict)
+    taught: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        listed = {"parents": (self.parents, "(said.id,)"), "taught": (self.taught, '("left", "right")')}
+        for name, (value, example) in listed.items():
+            if not isinstance(value, (tuple, list)):
+                raise ValueError(f"Ask: {name}: expected a tuple, such as {example}, got {value!r:.80}")
 
 
 @dataclass
@@ -113,6 +126,8 @@ class Utterance:
         grade: the task's grade.
         tags: values from the protocol.
         sample: the name that an utterance shares with its copies in dialogues that were forked after it.
+        settles: the ids of earlier utterances that it made final, such as the draft that a verdict approves. A protocol
+            may set it. If nobody is shown the verdict, it has the credit of the draft.
         trace: the training values of its tokens, if they are recorded.
     """
 
@@ -138,6 +153,7 @@ class Utterance:
     grade: Grade | None = None
     tags: dict[str, Any] = field(default_factory=dict)
     sample: str | None = None
+    settles: tuple[int, ...] = ()
     trace: Trace | None = None
 
     def words(self) -> str:
@@ -207,8 +223,9 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
 
 def _utterance(entry: Mapping[str, Any]) -> Utterance:
     own = _known(Utterance, entry)
-    if "parents" in own:
-        own["parents"] = tuple(own["parents"])
+    for name in ("parents", "settles"):
+        if name in own:
+            own[name] = tuple(own[name])
     if "stop" in own:
         own["stop"] = Stop(own["stop"])
     for name, kind in (("grade", Grade), ("trace", Trace)):

@@ -51,7 +51,7 @@ def rows_of(learner):
     """Four rows with random advantages and returns. The first three are two micro-batches of two rows each."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(3, 20, (4, 9), generator=generator).tolist()
-    rows = build_token_batch([Completion(r[:4], r[4:], True, f"row {n}") for n, r in enumerate(ids)], 0, learner.device)
+    rows = build_token_batch([Completion(r[:4], r[4:], True, f"row {n}") for n, r in enumerate(ids)], learner.device)
     learner.compute_old_logprobs_and_values(rows)
     rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
     rows.returns = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask

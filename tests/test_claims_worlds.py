@@ -43,7 +43,7 @@ def test_a_letter_earns_what_the_arm_of_influence_says(arm, tmp_path):
     def script(request):
         word, moves = request.ask.messages[-1]["content"], request.ask.tags["moves"]
         if word.isalpha():
-            return request.ask.tags["taught"][0]
+            return request.ask.taught[0]
         truth = int(word) - 1
         return moves[truth] if request.ask.agent == "bob" else rng.choice([moves[truth], moves[truth - 1]])
 

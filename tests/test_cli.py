@@ -1,6 +1,5 @@
 """The command line and whole runs: what people type, and what they see when it goes wrong."""
 
-import dataclasses
 import json
 import os
 import re
@@ -20,7 +19,6 @@ from safetensors.torch import load_file
 
 from maporl.errors import ConfigError
 from maporl.runs import train as run
-from maporl.training.warm_start import warm_start
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
@@ -273,13 +271,8 @@ def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_identical(written,
 
 def test_the_first_example_runs(monkeypatch, capsys):
     """As it stands, but for the length of its warm start."""
-    import maporl
-
-    def brief(team, task, protocol, section, seed):
-        warm_start(team, task, protocol, dataclasses.replace(section, steps=5), seed)
-
-    monkeypatch.setattr(maporl, "warm_start", brief, raising=False)
-    monkeypatch.setattr(sys, "argv", ["01_tiny_debate.py", "2"])
+    monkeypatch.setenv("UPDATES", "2")
+    monkeypatch.setenv("WARM_START", "5")
     runpy.run_path(str(ROOT / "examples/01_tiny_debate.py"), run_name="__main__")
     assert "turn 2: held-out accuracy" in capsys.readouterr().out
 

@@ -1,6 +1,8 @@
 """The code of the documentation runs, its commands exist, and every metric of a run is defined."""
 
+import ast
 import contextlib
+import importlib.util
 import json
 import re
 import shlex
@@ -11,11 +13,14 @@ import pytest
 import typer
 import yaml
 
+import maporl
+import trl_ext
 from maporl.cli.main import app
 from maporl.report import metric_panels
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
+NOTEBOOKS = sorted(ROOT.glob("examples/*.ipynb"))
 
 
 def blocks(page, language):
@@ -98,6 +103,23 @@ def test_every_page_is_in_the_navigation():
         assert str(page.relative_to(ROOT / "docs")) in config, page
 
 
+def test_the_front_page_leads_to_every_page_and_the_readme_to_the_front_page():
+    front = (ROOT / "docs/index.md").read_text()
+    others = {str(page.relative_to(ROOT / "docs")) for page in PAGES} - {"index.md"}
+    assert others == set(re.findall(r"\]\(([\w/]+\.md)\)", front))
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text()
+
+
+def test_every_link_of_a_page_leads_to_a_file_of_the_checkout():
+    broken = []
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text):
+            if not (page.parent / link).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+
+
 def test_every_metric_of_a_run_is_defined(tmp_path):
     from maporl.runs import train as run
     from maporl.validation.load import from_dict
@@ -120,6 +142,55 @@ def test_the_page_of_metrics_is_up_to_date():
     assert (ROOT / "docs/metrics.md").read_text() == metric_panels.page(), (
         "python -m maporl.report.metric_panels > docs/metrics.md"
     )
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The program that writes docs/api.md, and the page as it is stored."""
+    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs/make_api.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program, (ROOT / "docs/api.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_is_up_to_date(reference):
+    program, stored = reference
+    assert stored == program.page(), "the public names or their docstrings changed: run make reference"
+
+
+def test_the_reference_has_every_public_name_once(reference):
+    program, stored = reference
+    shown = re.findall(r"^### (.+)$", stored, re.MULTILINE)
+    wanted = {*maporl.__all__, *(f"trl_ext.{name}" for name in trl_ext.__all__)} - set(program.SAME)
+    assert wanted <= set(shown) and len(set(shown)) == len(shown)
+    for name, same in program.SAME.items():
+        assert program.find(name) is program.find(same)
+
+
+def test_every_link_within_the_reference_leads_to_a_heading(reference):
+    program, stored = reference
+    headings = [program.anchor(title) for title in re.findall(r"^##+ (.+)$", stored, re.MULTILINE)]
+    wanted = set(re.findall(r"\]\(#(.+?)\)", stored))
+    assert len(wanted) > 100 and wanted <= {heading.replace(",", "").replace(" ", "-") for heading in headings}
+
+
+def test_what_the_pages_import_is_public_and_in_the_reference(reference):
+    program, _ = reference
+    known = {id(program.find(name)) for _, _, names in program.GROUPS for name in names.split()}
+    code = [block for page in [*PAGES, ROOT / "README.md"] for block in blocks(page, "python")]
+    code += [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))]
+    code += [
+        "".join(cell["source"])
+        for file in NOTEBOOKS
+        for cell in json.loads(file.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    missing = set()
+    for node in (node for text in code for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)):
+        if node.module.split(".")[0] in ("maporl", "trl_ext"):
+            found = {alias.name: getattr(importlib.import_module(node.module), alias.name) for alias in node.names}
+            missing |= {f"{node.module}.{name}" for name, value in found.items() if id(value) not in known}
+    assert not missing, f"add them to GROUPS in docs/make_api.py: {sorted(missing)}"
 
 
 def test_every_row_of_the_metrics_defines_something_of_its_own():

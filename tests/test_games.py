@@ -2,10 +2,13 @@
 
 import contextlib
 import random
+import re
 import time
 from itertools import combinations, permutations, product
+from pathlib import Path
 
 import pytest
+import yaml
 
 from maporl.environments.games import (
     GAMES,
@@ -23,6 +26,7 @@ from maporl.environments.games import (
 )
 from maporl.environments.games.plan_path import distances
 from maporl.environments.games.sokoban import level, solvable
+from maporl.validation.load import from_dict
 
 
 def begun(game, seed=0):
@@ -384,3 +388,22 @@ def test_equal_plans_in_equal_states_are_paid_the_same_in_every_round(name):
             seen += key in paid
             assert paid.setdefault(key, payments) == payments
     assert seen > 50
+
+
+def test_the_page_of_games_shows_what_players_see():
+    page = (Path(__file__).parents[1] / "docs/games.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `") and line.count("|") == 5]
+    assert [row[1].strip(" `") for row in rows[: len(GAMES)]] == list(GAMES)
+    for name, sees in ((row[1].strip(" `"), re.findall(r"`([^`]+)`", row[3])) for row in rows[: len(GAMES)]):
+        if name in ("path_plans", "sokoban", "sudoku", "textarena"):
+            continue  # their drawings are described in words
+        seen, shown = set(), set(sees)
+        for seed in range(3000):
+            rng, game = random.Random(seed), begun(GAMES[name](), seed)
+            while not shown <= seen and (movers := game.to_move()):
+                seen |= {game.observe(player) for player in movers}
+                game.step({player: rng.choice(game.moves(player)) for player in movers})
+        assert shown <= seen, (name, shown - seen)
+    first, *_ = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert from_dict(yaml.safe_load(first)).protocol["game"] == "tictactoe"
+    assert begun(TicTacToe()).read(0, "I take the centre: [5].") == "5"

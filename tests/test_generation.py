@@ -31,7 +31,7 @@ def test_greedy_answers_are_those_of_every_row_alone(tiny, architecture):
     expected = [alone(model, prompt, 12) for prompt in PROMPTS]
     assert len({len(e) for e in expected}) > 1, "rows end at different times"
     for options in ({}, {"batch_size": 2}, {"batch_tokens": 30}):
-        assert generate(model, PROMPTS, 0, Sampling(12, 0.0, STOP, **options)) == expected
+        assert generate(model, PROMPTS, Sampling(12, 0.0, STOP, **options)) == expected
 
 
 def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
@@ -40,7 +40,7 @@ def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
     model.register_forward_pre_hook(
         lambda module, arguments, options: sizes.append(options["input_ids"].shape), with_kwargs=True
     )
-    answers = generate(model, PROMPTS, 0, Sampling(12, 1.0, STOP))
+    answers = generate(model, PROMPTS, Sampling(12, 1.0, STOP))
     assert sizes[0] == (4, 7)
     lengths = sorted(map(len, answers))
     assert [s[0] for s in sizes[1:]] == sorted((s[0] for s in sizes[1:]), reverse=True) and sizes[-1][0] < 6, lengths
@@ -49,11 +49,11 @@ def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
 def test_what_is_drawn_depends_on_the_key_alone(tiny):
     model = lively(build(tiny, "llama")[0])
     keys = [(7, "ann", row) for row in range(6)]
-    together = sample(model, PROMPTS, 0, Sampling(12, 1.0, STOP), keys)
-    apart = [sample(model, [p], 0, Sampling(12, 1.0, STOP), [k])[0] for p, k in zip(PROMPTS, keys, strict=True)]
+    together = sample(model, PROMPTS, Sampling(12, 1.0, STOP), keys)
+    apart = [sample(model, [p], Sampling(12, 1.0, STOP), [k])[0] for p, k in zip(PROMPTS, keys, strict=True)]
     assert [a.ids for a in together] == [a.ids for a in apart]
     assert together[1].ids != together[3].ids, "equal prompts, other keys"
-    again = sample(model, PROMPTS, 0, Sampling(12, 1.0, STOP), [(8, *key) for key in keys])
+    again = sample(model, PROMPTS, Sampling(12, 1.0, STOP), [(8, *key) for key in keys])
     assert [a.ids for a in again] != [a.ids for a in together]
 
 
@@ -62,7 +62,7 @@ def test_samples_follow_the_models_distribution_and_carry_its_log_probabilities(
     with torch.no_grad():
         expected = torch.softmax(model(torch.tensor([[5, 6]])).logits[0, -1] / 0.7, -1)
     torch.manual_seed(0)
-    found = sample(model, [[5, 6]] * 20000, 0, Sampling(1, 0.7, batch_size=20000))
+    found = sample(model, [[5, 6]] * 20000, Sampling(1, 0.7, batch_size=20000))
     counts = torch.bincount(torch.tensor([one.ids[0] for one in found]), minlength=len(expected)) / 20000
     # 4.5 standard deviations of each share
     assert bool(((counts - expected).abs() < 4.5 * (expected * (1 - expected) / 20000).sqrt() + 1e-9).all())
@@ -77,7 +77,7 @@ def test_top_p_leaves_out_the_tail(tiny):
     ordered = probabilities.sort(descending=True)
     kept = ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist()
     torch.manual_seed(0)
-    sampled = {one[0] for one in generate(model, [[5, 6]] * 2000, 0, Sampling(1, 1.0, batch_size=2000, top_p=0.5))}
+    sampled = {one[0] for one in generate(model, [[5, 6]] * 2000, Sampling(1, 1.0, batch_size=2000, top_p=0.5))}
     assert sampled == set(kept)
 
 
@@ -91,7 +91,7 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture):
     )
     for turn in range(3):
         read.clear()
-        answers = sample(model, prompts, 0, Sampling(8, 0.0, STOP), states=states, known=known)
+        answers = sample(model, prompts, Sampling(8, 0.0, STOP), states=states, known=known)
         if turn:
             assert read[0] <= 5, "only what is new is read"
         assert [a.ids for a in answers] == [alone(model, p, 8) for p in prompts]
@@ -111,7 +111,7 @@ def test_states_are_kept_only_where_columns_do_not_count(tiny):
     model, _ = build(tiny, "gemma2")
     assert plain_states(model) == "windowed"
     states = KVCache()
-    sample(model.eval(), PROMPTS, 0, Sampling(8, 0.0, STOP), states=states, known=[0] * 6)
+    sample(model.eval(), PROMPTS, Sampling(8, 0.0, STOP), states=states, known=[0] * 6)
     assert len(states) == 0
     # the trap itself: padding inside a row, beyond the window of 8, changes the logits
     ids = torch.randint(3, 20, (1, 24), generator=torch.Generator().manual_seed(0))
@@ -136,10 +136,10 @@ def test_adapters_of_one_base_answer_in_one_batch_as_each_alone(tiny):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     names = ["ann", "bob", "ann", "bob", "bob", "ann"]
-    mixed = [a.ids for a in sample(shared, PROMPTS, 0, Sampling(8, 0.0, STOP), adapters=names)]
+    mixed = [a.ids for a in sample(shared, PROMPTS, Sampling(8, 0.0, STOP), adapters=names)]
     for name in ("ann", "bob"):
         shared.set_adapter(name)
-        expected = generate(shared.get_base_model(), PROMPTS, 0, Sampling(8, 0.0, STOP))
+        expected = generate(shared.get_base_model(), PROMPTS, Sampling(8, 0.0, STOP))
         assert [m for m, n in zip(mixed, names, strict=True) if n == name] == [
             e for e, n in zip(expected, names, strict=True) if n == name
         ]
@@ -155,12 +155,12 @@ def test_a_merged_adapter_answers_as_it_does_apart_and_leaves_the_weights_alone(
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     before = {name: p.detach().clone() for name, p in shared.named_parameters()}
-    apart = generate(shared.get_base_model(), PROMPTS, 0, Sampling(8, 0.0, STOP))
+    apart = generate(shared.get_base_model(), PROMPTS, Sampling(8, 0.0, STOP))
     with merged(shared, "ann") as base:
-        assert generate(base, PROMPTS, 0, Sampling(8, 0.0, STOP)) == apart
+        assert generate(base, PROMPTS, Sampling(8, 0.0, STOP)) == apart
     assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters())
     with shared.disable_adapter():
-        assert generate(shared.get_base_model(), PROMPTS, 0, Sampling(8, 0.0, STOP)) != apart
+        assert generate(shared.get_base_model(), PROMPTS, Sampling(8, 0.0, STOP)) != apart
     with pytest.raises(RuntimeError, match="midway"), merged(shared, "ann"):
         raise RuntimeError("midway")
     assert all(torch.equal(p, before[name]) for name, p in shared.named_parameters()) and merges(shared, "ann")
@@ -171,9 +171,9 @@ def test_recurrent_models_are_left_to_the_library():
     model = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, state_size=4))
     assert plain_states(model) == "no"
     torch.manual_seed(1)
-    answers = sample(model, [[5, 6], [7, 8]], 0, Sampling(6, 1.0, STOP), [(1,), (2,)])
+    answers = sample(model, [[5, 6], [7, 8]], Sampling(6, 1.0, STOP), [(1,), (2,)])
     torch.manual_seed(2)
-    assert answers == sample(model, [[5, 6], [7, 8]], 0, Sampling(6, 1.0, STOP), [(1,), (2,)])
+    assert answers == sample(model, [[5, 6], [7, 8]], Sampling(6, 1.0, STOP), [(1,), (2,)])
     assert all(1 <= len(a.ids) <= 6 and a.logprobs is None for a in answers)
 
 
@@ -191,6 +191,6 @@ def test_the_output_head_reads_one_whole_row_for_each_prompt(tiny):
     model, _ = build(tiny, "llama")
     seen = []
     model.lm_head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    generate(model, PROMPTS, 0, Sampling(4, 0.0, STOP))
+    generate(model, PROMPTS, Sampling(4, 0.0, STOP))
     assert len(seen) > 1 and seen[0].shape[:2] == (len({tuple(p) for p in PROMPTS}), 1)
     assert all(hidden.shape[1] == 1 and hidden.is_contiguous() for hidden in seen)

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,24 @@ def test_every_public_name_resolves():
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="has no attribute 'Nobody'"):
             package.Nobody  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["maporl", "trl_ext"])
+def test_a_fresh_import_lists_every_public_name(package):
+    """``dir`` is what a notebook completes names from. It lists them before anyone has used them, and loads nothing."""
+    script = (
+        f"import sys, {package}\n"
+        f"assert set({package}.__all__) <= set(dir({package}))\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("package", ["maporl", "trl_ext"])
+def test_a_star_takes_the_public_names_and_nothing_else(package):
+    names: dict = {}
+    exec(f"from {package} import *", names)
+    assert sorted(set(names) - {"__builtins__"}) == importlib.import_module(package).__all__
 
 
 def test_every_name_taken_from_trl_is_public_or_exported_by_a_subpackage():

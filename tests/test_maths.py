@@ -117,14 +117,6 @@ def test_token_logprobs_and_entropies_are_taken_at_the_temperature_and_in_float3
     assert maths.token_entropies(torch.zeros(1, 8)).item() == pytest.approx(math.log(8), abs=1e-6)
 
 
-def test_the_score_lands_on_the_last_own_token_and_a_row_without_one_is_refused():
-    kl, mask = double([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), torch.tensor([[0, 1, 1], [1, 1, 0]])
-    rewards = maths.kl_penalised_rewards(kl, torch.tensor([10.0, 20.0]), mask, 0.5)
-    assert rewards.tolist() == [[0.0, -1.0, 8.5], [-0.5, 19.0, 0.0]]
-    with pytest.raises(ValueError, match=r"rows \[0\] have no trainable token"):
-        maths.kl_penalised_rewards(kl[:1], torch.tensor([1.0]), torch.zeros(1, 3), 0.5)
-
-
 def test_gradients_of_log_probabilities_are_those_of_cross_entropy_and_logits_stay_as_they_are():
     torch.manual_seed(0)
     logits = torch.randn(7, 400_000, dtype=torch.float32, requires_grad=True)  # four parts of at most two rows

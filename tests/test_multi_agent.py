@@ -192,7 +192,7 @@ def test_a_reward_that_fails_or_is_missing_names_agent_turn_and_dialogue():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda dialogues, task: [[1.0]], r"expected one value for each of the 4 answers .* got 1 for 1"),
+        (lambda dialogues, task: [[1.0]], r"expected one value for each of the 4 utterances .* got 1 for 1"),
         (lambda dialogues, task: 1 / 0, r"failed on task .*: ZeroDivisionError"),
         (lambda dialogues, task: [[1.0, float("nan"), 0.0, 0.0]], r"gave nan to agent 'bob', turn 1, dialogue e\.0"),
     ],

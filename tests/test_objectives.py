@@ -91,7 +91,7 @@ class Output:
 
 
 def some_rows():
-    rows = build_token_batch([Completion([1, 2], [3, 4, 5], True, "a"), Completion([1], [6], True, "b"), Completion([1], [7, 8], True, "c")], 0, "cpu")  # fmt: skip
+    rows = build_token_batch([Completion([1, 2], [3, 4, 5], True, "a"), Completion([1], [6], True, "b"), Completion([1], [7, 8], True, "c")], "cpu")  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     for name in ("logprobs", "ref_logprobs", "values", "advantages", "returns"):
         setattr(rows, name, torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask)

@@ -45,7 +45,7 @@ def rows_of(learner, number=5):
         )
         for i in range(number)
     ]  # fmt: skip
-    return build_token_batch(answers, learner.tokenizer.pad_token_id, "cpu")
+    return build_token_batch(answers, "cpu")
 
 
 def test_defaults_are_those_of_trl_1_12():
@@ -300,15 +300,15 @@ def test_answers_stop_at_the_first_end_of_sequence_and_its_absence_is_penalised(
 
 
 def test_sampling_ignores_the_models_own_defaults_and_is_undone_on_failure(tiny):
-    model, tokenizer = tiny()
+    model, _ = tiny()
     model.generation_config.top_k = 1  # would make every sample greedy
     torch.manual_seed(0)
     sampling = Sampling(8, 5.0, frozenset())
-    answers = generate(model, [[5, 6]] * 8, tokenizer.pad_token_id, sampling)
+    answers = generate(model, [[5, 6]] * 8, sampling)
     assert len({tuple(a) for a in answers}) == 8 and {len(a) for a in answers} == {8}
     kept = model.generation_config
     with pytest.raises(Exception):  # noqa: B017
-        generate(model, [[10**6]], tokenizer.pad_token_id, sampling)
+        generate(model, [[10**6]], sampling)
     assert model.generation_config is kept
 
 
@@ -326,8 +326,8 @@ def test_left_padded_batches_answer_as_single_prompts_do(tiny):
         model, tokenizer = tiny(architecture)
         prompts = [[5], [6, 7, 8, 9], [10, 11]]
         greedy = Sampling(6, 0.0, frozenset({tokenizer.eos_token_id}))
-        together = generate(model, prompts, tokenizer.pad_token_id, greedy)
-        assert together == [generate(model, [p], tokenizer.pad_token_id, greedy)[0] for p in prompts]
+        together = generate(model, prompts, greedy)
+        assert together == [generate(model, [p], greedy)[0] for p in prompts]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -512,7 +512,7 @@ def test_a_run_that_was_cut_off_or_has_not_begun_has_a_report(tmp_path):
         file.write('{"step": 5, "example": {"id": "é'.encode()[:-1])  # in the middle of a character
     told = {part["title"]: part["text"] for part in story(read_run(folder))}
     assert told["How it was trained"].startswith("So far 4 of 4 updates")
-    assert "Held-out questions were not evaluated after training." in told["What it learned"]
+    assert "No evaluation after training is recorded." in told["What it learned"]
     assert failures(read_run(folder))["scope"] == "10 dialogues recorded in the last 10 updates"
     (tmp_path / "new").mkdir()
     (tmp_path / "new/config.yaml").write_text("updates: 3")

@@ -125,7 +125,6 @@ def test_an_older_checkpoint_is_gone_on_from_and_the_abandoned_branch_stays_read
     with caplog.at_level(logging.WARNING):
         trainer = resumed_trainer(ended)
         trainer.train(resume_from_checkpoint=str(ended / "checkpoint-2"))
-    trainer.save_model(str(ended / "final"))
     same_end(ended, calm)
     [line] = [r.getMessage() for r in caplog.records if "set aside" in r.getMessage()]
     moved = [
@@ -139,7 +138,11 @@ def test_an_older_checkpoint_is_gone_on_from_and_the_abandoned_branch_stays_read
         assert (ended / f"{name}.abandoned").read_text().splitlines() == later and later
     assert (ended / "final.abandoned/ann/model.safetensors").exists()
     read = read_run(ended)
-    assert [m["step"] for m in read.updates()] == [1, 2, 3, 4] and read.after is None and read.before is not None
+    assert (
+        [m["step"] for m in read.updates()] == [1, 2, 3, 4]
+        and read.after == trainer.after is not None
+        and read.before is not None
+    )
     # a second time, and by the name in the run's folder
     resumed_trainer(ended).train(resume_from_checkpoint="checkpoint-2")
     assert steps(ended / "metrics.jsonl.abandoned") == [3, 4, 3, 4]

@@ -83,7 +83,6 @@ def test_words_that_are_no_answer_are_worth_what_they_helped_to_say():
         utterance(3, "ann", 1, 1.0, parents=(2,)), utterance(4, "bob", 1, 0.5, parents=(2,)), unread,
     ]  # fmt: skip
     assert credit_of(utterances, section, (*AGENTS, "sam")) == [1.0, 0.0, 0.75, 1.0, 0.5, None]
-    assert summary.trainable and not unread.trainable
 
 
 def test_a_question_that_finished_early_is_credited_and_paid_up_to_its_last_turn():

@@ -49,7 +49,7 @@ def conversations():
 
 
 def rows_with_old_logprobs(learner, together=True):
-    rows = build_token_batch(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), "cpu")
     if not together:
         rows.prefix_group = torch.arange(len(rows))
     learner.compute_old_logprobs_and_values(rows)
@@ -68,7 +68,7 @@ def gradients(learner, rows):
 
 
 def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
-    rows = build_token_batch(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), "cpu")
     assert len(rows) == 15 and len(set(rows.prefix_group.tolist())) == 6
     assert rows.prefix_group.tolist()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
     read, index, _ = rows.to_read()
@@ -85,7 +85,7 @@ def test_sequences_that_only_share_a_beginning_are_read_apart():
         Completion([7, 8], [10], True, "b"),
         Completion([7, 8], [9], True, "a again"),
     ]
-    rows = build_token_batch(answers, 0, "cpu")
+    rows = build_token_batch(answers, "cpu")
     group = rows.prefix_group.tolist()
     assert group[0] == group[2] != group[1]
 
@@ -124,7 +124,7 @@ def test_budgets_and_chunks_change_memory_and_no_gradient(tiny, tmp_path, archit
 
 
 def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
-    rows = build_token_batch(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), "cpu")
     everything = torch.arange(len(rows))
     for budget in (20, 45, 80):
         parts = rows.microbatches(everything, most_rows=16, most_tokens=budget)
@@ -159,7 +159,7 @@ def test_minibatches_keep_conversations_whole(tiny, tmp_path):
     trainer = PPOv2Trainer(
         args, tokenizer, model, reward_funcs=lambda prompts, completions: [], train_dataset=[{"prompt": "a"}]
     )
-    rows = build_token_batch(conversations(), 0, "cpu")
+    rows = build_token_batch(conversations(), "cpu")
     parts = [set(part.tolist()) for part in trainer.learning.minibatches(rows, 0, epoch=0)]
     assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
     whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
@@ -272,9 +272,9 @@ def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
 
 def test_rows_that_are_dropped_are_indexed_on_the_device_of_the_rows():
     """Rows of weight 0 leave a batch by an index on the rows' device; an index of another device would be refused."""
-    rows = GlobalBatch.of(build_token_batch(conversations(), 0, "meta"))
+    rows = GlobalBatch.of(build_token_batch(conversations(), "meta"))
     assert {rows.process.device.type, rows.row.device.type} == {"meta"}
-    own = build_token_batch(conversations(), 0, "cpu")
+    own = build_token_batch(conversations(), "cpu")
     kept = GlobalBatch.of(own).take(torch.tensor([4, 1]))
     assert kept.process.tolist() == [0, 0] and kept.row.tolist() == [4, 1]
     assert [len(kept.rows), kept.back(own).labels] == [2, [own.labels[4], own.labels[1]]]

@@ -175,9 +175,9 @@ def test_agents_who_answer_must_be_models_and_prompts_must_fit(ann, tmp_path):
 def test_top_p_keeps_the_most_likely_tokens_only(tiny):
     model, _ = tiny(**TINY)
     sampling = {"max_new_tokens": 4, "temperature": 1.5, "batch_size": 8}
-    greedy = generate(model, [[5, 6]] * 8, 0, Sampling(4, 0.0))
-    assert generate(model, [[5, 6]] * 8, 0, Sampling(**sampling, top_p=1e-6)) == greedy
-    assert generate(model, [[5, 6]] * 8, 0, Sampling(**sampling)) != greedy
+    greedy = generate(model, [[5, 6]] * 8, Sampling(4, 0.0))
+    assert generate(model, [[5, 6]] * 8, Sampling(**sampling, top_p=1e-6)) == greedy
+    assert generate(model, [[5, 6]] * 8, Sampling(**sampling)) != greedy
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_tokens_are_weighed_by_the_trainers_over_the_engines_probability():
         Completion([5], [6, 7, 8], True, "a", sampled_logprobs=[-1.0, -2.0, -3.0]),
         Completion([5], [6], True, "b"),
     ]
-    rows = build_token_batch(answers, 0, "cpu")
+    rows = build_token_batch(answers, "cpu")
     rows.old_logprobs = torch.tensor([[0, -1.0, -1.0, -3.5], [0, -4.0, 0, 0]])
     expected = [[1, 1, 2.0, 0.60653], [1, 1, 1, 1]]  # e^0, e^1 cut at 2, e^-0.5; the second row's engine is silent
     torch.testing.assert_close(engine_weights(rows, 2.0), torch.tensor(expected), atol=1e-5, rtol=0)

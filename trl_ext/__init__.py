@@ -7,10 +7,15 @@ not import torch.
 from importlib import import_module
 
 _EXPORTS = {
+    "Decoding": "trl_ext.ppo_options",
+    "LearnerOptions": "trl_ext.ppo_options",
+    "OBJECTIVES": "trl_ext.losses",
     "PPOOptions": "trl_ext.ppo_options",
     "PPOv2Config": "trl_ext.ppov2_config",
     "PPOv2Trainer": "trl_ext.ppov2_trainer",
     "Learner": "trl_ext.learner",
+    "Sampler": "trl_ext.sampler",
+    "UserError": "trl_ext.errors",
     "ValueHead": "trl_ext.value_head",
 }
 __all__ = sorted(_EXPORTS)
@@ -25,3 +30,8 @@ def __getattr__(name: str):
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'trl_ext' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    """Return all public names, those included that no one has used yet, so that a notebook completes them."""
+    return sorted({*globals(), *__all__})

@@ -24,6 +24,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.utils import logging
 
 from trl_ext import distributed
 from trl_ext.atomic import NoSpace, new_folder
@@ -144,7 +145,7 @@ def save_policy(learner: Learner, folder: Path) -> None:
     if isinstance(learner.value_model, PeftModel):
         save_adapter(learner.value_model, str(learner.value_model.active_adapter), folder / "critic")
     elif learner.value_model is not None:
-        learner.value_model.save_pretrained(folder / "critic")
+        save_model(learner.value_model, folder / "critic")
     if learner.value_head is not None:
         save_file(_contiguous(learner.value_head.state_dict()), folder / "value_head.safetensors")
 
@@ -155,8 +156,19 @@ def save_policy_weights(model: Any, adapter: Any, tokenizer: Tokenizer, folder: 
     if isinstance(model, PeftModel):
         save_adapter(model, adapter, folder)
     else:
-        model.save_pretrained(folder)
+        save_model(model, folder)
     tokenizer.save_pretrained(folder)
+
+
+def save_model(model: Any, folder: Path, state: dict[str, torch.Tensor] | None = None) -> None:
+    """Save a model, with the tensors in ``state`` in place of its own, without the progress bar of transformers."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def save_adapter(model: Any, adapter: str, folder: Path) -> None:

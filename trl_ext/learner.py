@@ -351,8 +351,10 @@ class Learner:
 
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
+            ValueError: a separate value model lacks a token of ``rows``.
         """
         args = self.args
+        self._check_vocabulary(rows)
         parts = self._microbatches(rows, args.per_device_train_batch_size)
         keep = (
             len(parts) == 1
@@ -484,6 +486,17 @@ class Learner:
         if not math.isfinite(norm):
             raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
         return norm
+
+    def _check_vocabulary(self, rows: TokenBatch) -> None:
+        if self.value_model is None or not len(rows):
+            return
+        read = rows if rows.critic is None else rows.critic
+        size, highest = self.value_model.config.get_text_config().vocab_size, int(read.input_ids.max())
+        if highest >= size:
+            raise ValueError(
+                f"policy {self.name!r}: token id {highest} is outside the value model's vocabulary of {size}; it reads the "
+                "policy's ids, so pass a value model with the policy's tokenizer"
+            )
 
     def _check_finite(self, rows: TokenBatch, named: dict[str, Tensor]) -> None:
         for what, values in named.items():

@@ -51,7 +51,7 @@ class Learning:
         for name, sampled in completions.items():
             learner = self.learners[name]
             device = learner.device
-            batches[name] = build_token_batch(sampled, learner.tokenizer.pad_token_id or 0, device, critic_only)
+            batches[name] = build_token_batch(sampled, device, critic_only)
             metrics[name] = learner.compute_old_logprobs_and_values(batches[name])
             distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batches[name]), device)
             if tokens:

@@ -42,7 +42,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
-    :meth:`set_results_aside` and :meth:`must_be_new`.
+    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
     args: Any  # a PPOv2Config; setup fills in its batch counts
@@ -125,19 +125,9 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
         """
-        lock = RunLock(self.folder)
-        distributed.on_main(lock.acquire)
-        try:
-            return self._train(resume_from_checkpoint)
-        finally:
-            lock.release()
-
-    def _train(self, resume_from_checkpoint: str | bool | None) -> Metrics:
-        self.start_or_resume(resume_from_checkpoint)
-        self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         metrics: Metrics = {}
-        with Interruptions() as interruptions:
-            while self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+        with self.training(resume_from_checkpoint), Interruptions() as interruptions:
+            while self.goes_on():
                 before = (self.checkpoint_state(), random_state())
                 try:
                     metrics = self._one_update(interruptions)
@@ -146,8 +136,36 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                     self._end_early(interruptions.asked, before[0])
                 if asked := distributed.all_reduce_max(interruptions.asked, self.accelerator.device):
                     self._end_early(asked, self.checkpoint_state())
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         return metrics
+
+    @contextmanager
+    def training(self, resume_from_checkpoint: str | bool | None = None) -> Iterator[None]:
+        """Begin a run or resume it, and end it on leaving. :meth:`train` is a loop in it, and so may yours be.
+
+        No other process can train in the output folder meanwhile. The argument and the errors are those of :meth:`train`.
+
+        Raises:
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data have
+                changed.
+            FolderInUse: another process trains in the output folder.
+        """
+        lock = RunLock(self.folder)
+        distributed.on_main(lock.acquire)
+        try:
+            self.start_or_resume(resume_from_checkpoint)
+            self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+            yield
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.end_run()
+        except (Exception, KeyboardInterrupt):
+            self.run_failed()
+            raise
+        finally:
+            lock.release()
+
+    def goes_on(self) -> bool:
+        """Return whether the run has updates left, and no callback has ended it."""
+        return self.state.global_step < self.state.max_steps and not self.control.should_training_stop
 
     def _one_update(self, interruptions: Interruptions) -> Metrics:
         clock = Clock()
@@ -196,7 +214,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         raise NotImplementedError
 
     def score(self, batch: Batch) -> Batch:
-        """Give every completion its scalar score."""
+        """Give every completion its score."""
         raise NotImplementedError
 
     def advantage(self, batch: Batch) -> Batch:
@@ -216,21 +234,22 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         batch.metrics |= self.named_metrics(metrics) | {"lr": rate}
         return batch
 
-    def finish_update(self, batch: Batch, clock: Clock) -> None:
+    def finish_update(self, batch: Batch, clock: Clock | None = None) -> None:
         """Hook: count the update, then log, evaluate and save where the callbacks ask for it.
 
-        An override ends with ``super().finish_update``.
+        ``clock`` has measured the update. An override ends with ``super().finish_update``.
         """
         self.state.global_step += 1
         self.episodes += self.args.batch_size
-        self.state.epoch = self.episodes / len(self.train_dataset)
+        self.state.epoch = self.episodes / (len(self.train_dataset) * self.args.num_generations)
         metrics = batch.metrics
         metrics["episode"] = self.episodes
         metrics["memory/peak"] = peak_memory(self.accelerator.device)
-        metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
-        sampled = float(sum(int(rows.sampled_mask.sum()) for rows in batch.token_batches.values()))
-        sampled = distributed.all_reduce_sum([sampled], self.accelerator.device)[0]
-        metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
+        if clock is not None:
+            metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
+            sampled = float(sum(int(rows.sampled_mask.sum()) for rows in batch.token_batches.values()))
+            sampled = distributed.all_reduce_sum([sampled], self.accelerator.device)[0]
+            metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         if self.control.should_log:
             self.log(dict(metrics))
@@ -268,10 +287,14 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     # -- pieces that seams share --------------------------------------------------------------------------------------
 
     def indices(self, size: int, ahead: int = 0) -> list[int]:
-        """Return which of ``size`` examples this process works on in the next update, or ``ahead`` updates later."""
-        count = self.args.local_batch_size
-        first = self.episodes + ahead * self.args.batch_size
-        batch = shuffled_indices(size, self.args.seed, first, self.args.batch_size)
+        """Return which of ``size`` examples this process works on in the next update, or ``ahead`` updates later.
+
+        All ``num_generations`` completions of an example are sampled in one process.
+        """
+        each = self.args.num_generations
+        count = self.args.local_batch_size // each
+        first = (self.episodes + ahead * self.args.batch_size) // each
+        batch = shuffled_indices(size, self.args.seed, first, self.args.batch_size // each)
         return batch[distributed.rank() * count : (distributed.rank() + 1) * count]
 
     @contextmanager

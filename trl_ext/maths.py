@@ -246,23 +246,3 @@ def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
         logprobs = torch.log_softmax(part.float() / temperature, dim=-1)
         parts.append(-(logprobs.exp() * logprobs).sum(-1))
     return torch.cat(parts).view(logits.shape[:-1])
-
-
-def kl_penalised_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Return token rewards: ``-kl_coef * kl_t`` at every trainable token, plus the row's score at its *last* one.
-
-    ``kl`` and ``mask`` are [N, T], and ``scores`` are [N]. The result is 0 outside the mask.
-
-    Raises:
-        ValueError: a row has no trainable token, so no token could receive its score.
-    """
-    mask = mask.bool()
-    if not bool(mask.any(1).all()):
-        rows = (~mask.any(1)).nonzero().flatten().tolist()
-        raise ValueError(f"kl_penalised_rewards: rows {rows} have no trainable token to carry their score")
-    rewards = torch.where(mask, -kl_coef * kl, torch.zeros_like(kl))
-    columns = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, columns, -1).amax(1)
-    rows_index = torch.arange(mask.shape[0], device=mask.device)
-    rewards[rows_index, last] = rewards[rows_index, last] + scores.to(rewards.dtype)
-    return rewards

@@ -68,6 +68,9 @@ class PPOOptions:
         "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
     )
     stop_token_id: int | list[int] | None = option(None, "Stop at this id, or one of these, instead.")
+    stop_strings: list[str] | None = option(
+        None, "End a completion once its text contains one of these strings, whose tokens it keeps."
+    )
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
     top_p: float = option(
         1.0, "Sample from the likeliest tokens that have this share of the probability; 1: from all tokens."
@@ -114,8 +117,8 @@ class PPOOptions:
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
-        _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
-        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
+        at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
+        at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
         optional = {
             "cliprange_high": 0,
             "dual_clip": 1,
@@ -126,13 +129,13 @@ class PPOOptions:
         }
         for name, smallest in optional.items():
             if getattr(self, name) is not None:
-                _at_least(self, smallest, name)
+                at_least(self, smallest, name)
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"
             )
         if self.total_episodes is not None:
-            _at_least(self, 1, "total_episodes")
+            at_least(self, 1, "total_episodes")
         if self.huber_delta <= 0:
             raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
         if self.temperature <= 0:
@@ -144,6 +147,12 @@ class PPOOptions:
         if self.missing_eos_penalty is not None and self.missing_eos_penalty < 0:
             raise ValueError(
                 f"missing_eos_penalty: it is subtracted, so it must not be negative, got {self.missing_eos_penalty}"
+            )
+        if self.stop_strings is not None and (
+            isinstance(self.stop_strings, str) or not all(isinstance(s, str) and s for s in self.stop_strings)
+        ):
+            raise ValueError(
+                f"stop_strings: expected a list of texts that are not empty, got {self.stop_strings!r:.80}"
             )
         if self.stop_token is not None and self.stop_token_id is not None:
             raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
@@ -177,12 +186,17 @@ class LearnerOptions:
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
 
     def __post_init__(self):
-        _at_least(self, 0, "learning_rate")
+        at_least(self, 0, "learning_rate")
         if self.value_learning_rate is not None:
-            _at_least(self, 0, "value_learning_rate")
+            at_least(self, 0, "value_learning_rate")
 
 
-def _at_least(options, smallest: float, *names: str) -> None:
+def at_least(options, smallest: float, *names: str) -> None:
+    """Check that the options ``names`` are numbers of at least ``smallest``.
+
+    Raises:
+        ValueError: one is not.
+    """
     for name in names:
         value = getattr(options, name)
         if not smallest <= value < math.inf:  # also catches NaN

@@ -2,19 +2,25 @@
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
+from trl_ext.ppo_options import LearnerOptions, PPOOptions, at_least, option
+
+
+def _help_of(name: str) -> str:
+    return next(field.metadata["help"] for field in fields(PPOOptions) if field.name == name)
 
 
 @dataclass
 class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     """The options of PPO (:class:`PPOOptions`), of a learner (:class:`LearnerOptions`) and ``TrainingArguments``.
 
-    One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` completions. It then makes
+    One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` completions, ``num_generations`` of
+    each prompt. It then makes
     ``num_ppo_epochs * num_mini_batches`` optimizer steps, with ``per_device_train_batch_size`` rows in each forward and
     backward pass. ``max_grad_norm``, ``bf16``, ``gradient_checkpointing`` and the learning-rate schedule apply. The
     schedule, ``save_steps``, ``eval_steps`` and ``logging_steps`` count updates.
@@ -24,8 +30,13 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     """
 
     logging_steps: float = option(1, "Log every so many updates.")
+    if not TYPE_CHECKING:
+        # one id serves too, but the command-line parsers of transformers and TRL refuse the union of both
+        stop_token_id: list[int] | None = option(None, _help_of("stop_token_id"))
     model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
     ref_adapter_name: str | None = option(None, "Adapter that serves as reference; default: adapters off.")
+    num_generations: int = option(1, "Completions of each prompt in an update. Episodes and batches count completions.")
+    critic_warmup: int = option(0, "Number of first updates in which only the critic learns.")
     num_sample_generations: int = option(
         10, "How often in a run greedy completions of the evaluation set go to completions.jsonl; 0: never."
     )
@@ -53,6 +64,8 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         unset_hf_deepspeed_config()  # models are loaded whole, and each engine shards its own afterwards
         if self.fp16:
             raise ValueError("fp16: loss scaling is not supported here; use bf16=True, which has float32's range")
+        at_least(self, 1, "num_generations")
+        at_least(self, 0, "critic_warmup")
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("no", "steps"):
                 raise ValueError(
@@ -63,22 +76,23 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         """Fill in TRL's batch counts for a data set of ``rows`` rows, and return the number of updates.
 
         Raises:
-            ValueError: ``num_mini_batches`` does not divide the batch.
+            ValueError: ``num_mini_batches`` or ``num_generations`` does not divide the batch.
         """
         self.world_size = processes
         self.local_batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.batch_size = self.local_batch_size * self.world_size
-        if self.local_batch_size % self.num_mini_batches:
-            raise ValueError(
-                f"num_mini_batches={self.num_mini_batches} does not divide the batch of {self.local_batch_size} "
-                f"completions (per_device_train_batch_size {self.per_device_train_batch_size} x "
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps}); change one of the three"
-            )
+        for name in ("num_mini_batches", "num_generations"):
+            if self.local_batch_size % getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} does not divide the batch of {self.local_batch_size} "
+                    f"completions (per_device_train_batch_size {self.per_device_train_batch_size} x "
+                    f"gradient_accumulation_steps {self.gradient_accumulation_steps}); change one of the three"
+                )
         self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
         self.mini_batch_size = self.local_mini_batch_size * self.world_size
         if self.total_episodes is None:
-            self.total_episodes = int(self.num_train_epochs * rows)
+            self.total_episodes = int(self.num_train_epochs * rows * self.num_generations)
         self.num_total_batches = max(1, math.ceil(self.total_episodes / self.batch_size))
         if self.max_steps > 0:
             self.num_total_batches = min(self.num_total_batches, self.max_steps)

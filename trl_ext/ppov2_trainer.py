@@ -4,34 +4,35 @@ maintained.
 :class:`trl_ext.loop.PPOLoop` is the loop. This module defines its seams for one policy.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
-from trl.trainer import disable_dropout_in_model
 
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer, check_length, context_of
-from trl_ext.forward import base_of
+from trl_ext.forward import base_of, check_text_only
 from trl_ext.learner import Learner
 from trl_ext.loop import PPOLoop
-from trl_ext.lora_merge import merged, merges
-from trl_ext.metrics import Metrics, mean
-from trl_ext.ppo_options import GREEDY, Decoding
+from trl_ext.metrics import Clock, mean
+from trl_ext.policy_and_value import PolicyAndValue
+from trl_ext.ppo_options import Decoding
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.prompts import Prompt, check_dataset, read_prompt, rows_of
-from trl_ext.resuming import COMPLETIONS
-from trl_ext.sampling import Sampling, sample, stop_ids_of
-from trl_ext.scoring import ModelReward, RewardFunction, call_reward_functions, weighted_scores
+from trl_ext.ppov2_evaluation import PPOv2Evaluation
+from trl_ext.prompts import Prompt, check_columns, check_dataset, read_prompt, rows_of
+from trl_ext.reward_sources import RewardSources
+from trl_ext.sampler import OwnWeights, Sampler
+from trl_ext.sampling import Sampling, stop_ids_of
+from trl_ext.scoring import RESERVED, RewardFunction
+from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
 from trl_ext.update_batch import UpdateBatch
 
 
-class PPOv2Trainer(PPOLoop[UpdateBatch]):
+class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]  # TRL's create_model_card
     """Proximal policy optimisation of one causal language model.
 
     The constructor takes the arguments of ``trl.experimental.ppo.PPOTrainer`` in TRL 1.12, and a few more.
@@ -52,9 +53,11 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         optimizers: an optimizer and a scheduler. None builds them from ``args``.
         callbacks: further ``TrainerCallback`` objects.
         peft_config: wraps ``model`` in a new adapter.
-        reward_funcs: one or several ``f(prompts, completions, **columns) -> list[float | None]``, plain or async.
+        reward_funcs: one or several :data:`trl_ext.scoring.RewardFunction`, plain or async. They return a number, a
+            number for each sampled token, or None for each completion.
         reward_weights: one weight for each source: first the reward model, then the functions. The default is 1.
         reward_processing_class: the reward model's tokenizer, if it differs from the policy's.
+        sampler: where completions come from, such as ``maporl.VLLMSampler``. The default samples from ``model`` here.
 
     Raises:
         ValueError: a data set, a source of reward or an option is missing or does not fit. The message says which.
@@ -78,20 +81,23 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,
         reward_processing_class: Tokenizer | None = None,
+        sampler: Sampler | None = None,
     ):
         check_dataset(train_dataset, "train_dataset")
-        if reward_model is None and reward_funcs is None:
-            raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
+        check_text_only(model, processing_class)
+        if reward_funcs is not None:
+            check_columns(train_dataset, "train_dataset", RESERVED)
+            check_columns(eval_dataset, "eval_dataset", RESERVED)
         if peft_config is not None:
-            model = get_peft_model(model, peft_config)
-        self._reward_functions = _as_list(reward_funcs)
-        self._reward_model: Any = None
-        if reward_model is not None:
-            disable_dropout_in_model(reward_model)
-            self._reward_model = ModelReward(
-                reward_model, reward_processing_class, args.local_rollout_forward_batch_size
-            )
-        self._reward_weights = _weights(reward_weights, len(self._reward_functions) + (reward_model is not None))
+            model = _adapted(model, peft_config)
+        self._sources = RewardSources(
+            processing_class,
+            reward_funcs,
+            reward_weights,
+            reward_model,
+            reward_processing_class,
+            args.local_rollout_forward_batch_size,
+        )
         learner = Learner(
             "policy",
             model,
@@ -103,35 +109,45 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             reference=ref_model,
             ref_adapter=args.ref_adapter_name,
         )
+        if args.critic_warmup and learner.critic == "none":
+            raise ValueError("critic_warmup: there is no critic to train first; choose another critic, or remove it")
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
-        if self._reward_model is not None:
-            self._reward_model.model.to(self.accelerator.device)
+        self._sources.to(self.accelerator.device)
+        self.model = PolicyAndValue(learner)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
+        self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
+        self._sampler = sampler or OwnWeights()
+        self._sampler.attach(learner, args)
 
     def next_batch(self, ahead: int = 0) -> UpdateBatch:
-        """Return this process's rows of the next update. They are in seeded order, without replacement in an epoch."""
+        """Return this process's rows of the next update, each ``num_generations`` times.
+
+        They are in seeded order, without replacement in an epoch.
+        """
         step = self.state.global_step
         rows = [self.train_dataset[i] for i in self.indices(len(self.train_dataset), ahead)]
-        return UpdateBatch(step + 1 + ahead, step, rows)
+        return UpdateBatch(step + 1 + ahead, step, [row for row in rows for _ in range(self.args.num_generations)])
 
     def collect(self, batch: UpdateBatch) -> UpdateBatch:
-        """Sample one completion for each row from the current policy.
+        """Sample one completion for each row of ``batch`` from the current policy.
 
         Raises:
             PromptTooLong: a prompt and its completion do not fit the model's context.
+            ValueError: a row has no prompt, or a token that the model lacks.
         """
         batch.completions = self._sample(batch.examples, self.args.decoding)
         return batch
 
     def score(self, batch: UpdateBatch) -> UpdateBatch:
-        """Give every completion its scalar score. ``self.rewards`` keeps each source's values by name.
+        """Give every completion its score. ``self.rewards`` keeps each source's values by name.
 
         Raises:
             RewardError: a reward source failed, or left a completion without a score.
             NonFiniteError: a reward is NaN or infinite.
         """
         self._score(batch.completions)
+        batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._sources.gathered().items()}
         return batch
 
     def advantage(self, batch: UpdateBatch) -> UpdateBatch:
@@ -140,7 +156,8 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
         """
-        batches, metrics = self.learning.token_batches({"policy": batch.completions})
+        critic_only = batch.number <= self.args.critic_warmup
+        batches, metrics = self.learning.token_batches({"policy": batch.completions}, critic_only)
         has_critic = self.learners["policy"].critic != "none"
         gathered = GlobalBatch.of(batches["policy"])
         metrics["policy"] |= assign_advantages(gathered.rows, self.args, has_critic)
@@ -149,25 +166,12 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
         return batch
 
     def _score(self, completions: list[Completion]) -> None:
-        named: dict[str, list[float | None]] = {}
-        prompts: list[Prompt] = [c.prompt for c in completions]
-        if self._reward_model is not None:
-            named["reward_model"] = list(self._score_by_model(completions))
-        if self._reward_functions:
-            columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
-            named |= call_reward_functions(
-                self._reward_functions, [p.prompt for p in prompts], [c.text for c in completions], columns
-            )
-        scores = weighted_scores(named, self._reward_weights)
-        penalty = self.args.missing_eos_penalty
-        for completion, score in zip(completions, scores, strict=True):
-            completion.score = score - (penalty if penalty is not None and not completion.ended else 0.0)
-        self.rewards = named
+        self._sources.score(completions, self.args.missing_eos_penalty)
 
     def _sample(self, batch: list[dict], decoding: Decoding) -> list[Completion]:
         learner = self.learners["policy"]
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
-        self._check_lengths(prompts)
+        self._check_prompts(prompts)
         sampling = Sampling(
             self.args.response_length,
             decoding.temperature,
@@ -176,17 +180,16 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             decoding.top_p,
             self.args.max_tokens_per_generate,
             decoding.top_k,
+            self._stop_strings,
         )
         first = self.episodes + distributed.rank() * self.args.local_batch_size
         keys = [(self.args.seed, first + number) for number in range(len(prompts))]
-        merge = merges(learner.model, learner.adapter) and self.accelerator.device.type == "cpu"
-        with merged(learner.model, learner.adapter) if merge else learner.active() as model:
-            sampled = sample(model, [p.ids for p in prompts], learner.tokenizer.pad_token_id or 0, sampling, keys)
+        sampled = self._sampler.sample([p.ids for p in prompts], sampling, keys)
         return [
             Completion(
                 prompt_ids=prompt.ids,
                 response_ids=response.ids,
-                ended=response.ids[-1] in self._stop_ids,
+                ended=sampling.ends(response.ids),
                 sampled_logprobs=response.logprobs,
                 label=f"update {self.state.global_step + 1}, completion {number}",
                 prompt=prompt,
@@ -195,84 +198,41 @@ class PPOv2Trainer(PPOLoop[UpdateBatch]):
             for number, (prompt, response) in enumerate(zip(prompts, sampled, strict=True))
         ]
 
-    def _check_lengths(self, prompts: list[Prompt]) -> None:
-        """Check that every prompt and its completion fit the model's context."""
+    def _check_prompts(self, prompts: list[Prompt]) -> None:
+        """Check that the model has an embedding for every token, and that prompts and completions fit its context."""
+        size = base_of(self.learners["policy"].model).config.get_text_config().vocab_size
+        for prompt in prompts:
+            if max(prompt.ids) >= size:
+                raise ValueError(
+                    f"prompt {prompt.prompt!r:.80}: token id {max(prompt.ids)} is outside the model's vocabulary of {size}; "
+                    "tokenise with the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
+                )
         longest = max(prompts, key=lambda p: len(p.ids))
         context = context_of(base_of(self.learners["policy"].model).config)
         where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
         check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
 
-    def _score_by_model(self, completions: list[Completion]) -> list[float]:
-        reward = self._reward_model
-        if reward.tokenizer is None:
-            return reward.score_ids([c.prompt_ids + c.response_ids for c in completions])
-        tokenizer = self.learners["policy"].tokenizer
-        prompts = [tokenizer.decode(c.prompt_ids, skip_special_tokens=True) for c in completions]
-        return reward.score_texts([prompt + c.text for prompt, c in zip(prompts, completions, strict=True)])
+    def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:
+        """Let the sampler take over the new weights, and record the update."""
+        with self.whole_weights():
+            self._sampler.sync()
+        super().finish_update(batch, clock)
 
-    # -- evaluation -----------------------------------------------------------------------------------------------
-
-    def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Return every reward source's mean over greedy completions of the evaluation set. The weights do not change.
-
-        Raises:
-            ValueError: the evaluation set is missing or empty.
-            RewardError: a reward source failed, or left a completion without a score.
-        """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        check_dataset(dataset, "eval_dataset")
-        rows = [dataset[i] for i in range(distributed.rank(), len(dataset), distributed.size())]
-        with self.sampling_weights():
-            completions = self._sample(rows, GREEDY) if rows else []
-            if rows:
-                self._score(completions)
-        numbers = distributed.all_gather_lists([(c.score, float(c.ended)) for c in completions])
-        parts = distributed.all_gather(self.rewards if rows else {})
-        rewards = {name: [v for part in parts for v in part.get(name, [])] for name in parts[0]}
-        metrics = {f"{metric_key_prefix}_{name}": mean(values) for name, values in rewards.items()}
-        metrics[f"{metric_key_prefix}_score"] = mean([score for score, _ in numbers])
-        metrics[f"{metric_key_prefix}_ended"] = mean([ended for _, ended in numbers])
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def log_completions(self) -> None:
-        """Write greedy completions of the evaluation set to a file, ``num_sample_generations`` times in a run."""
-        times = self.args.num_sample_generations
-        every = max(1, self.args.num_total_batches // times) if times > 0 else 0
-        if self.eval_dataset is None or not every or (self.state.global_step - 1) % every:
-            return
-        with self.sampling_weights():
-            completions = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], GREEDY)
-        if not distributed.is_main():
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:
-            for done in completions:
-                record = {"step": self.state.global_step, "prompt": done.prompt.prompt, "completion": done.text}
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-    def generate_completions(self, sampling: bool = False) -> list[str]:
-        """Return the texts of completions of the evaluation set. They are greedy unless ``sampling``.
-
-        Scripts that were written for TRL call this method.
-
-        Raises:
-            ValueError: the evaluation set is missing or empty.
-        """
-        check_dataset(self.eval_dataset, "eval_dataset")
-        rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
-        with self.sampling_weights():
-            return [c.text for c in self._sample(rows, self.args.decoding if sampling else GREEDY)]
+    def restore_state(self, state: dict) -> None:
+        """Restore the state of a checkpoint, and let the sampler take over its weights."""
+        super().restore_state(state)
+        with self.whole_weights():
+            self._sampler.sync()
 
 
-def _as_list(functions) -> list[RewardFunction]:
-    if functions is None:
-        return []
-    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
-
-
-def _weights(weights: Sequence[float] | None, sources: int) -> list[float]:
-    if weights is not None and len(weights) != sources:
-        raise ValueError(f"reward_weights: expected {sources} numbers, one per source, got {len(weights)}")
-    return [1.0] * sources if weights is None else [float(w) for w in weights]
+def _adapted(model: Any, config: PeftConfig) -> PeftModel:
+    if not isinstance(config, PeftConfig):
+        raise ValueError(
+            f"peft_config: expected a peft.PeftConfig such as peft.LoraConfig, got {type(config).__name__}"
+        )
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            "peft_config: the model is a PeftModel already; pass it without peft_config to train its adapter, or "
+            "model.merge_and_unload() with peft_config for a new one"
+        )
+    return get_peft_model(model, config)

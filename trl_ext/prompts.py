@@ -25,7 +25,8 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
 
     If the last message is the assistant's, it is dropped. Only messages are guarded against words that spell control
     tokens (:mod:`trl_ext.plain_text`): a prompt that is one text is taken as it is, because it may have been rendered
-    by a chat template already.
+    by a chat template already. Padding of ``input_ids`` is dropped: what the row's ``attention_mask`` hides, and the
+    tokenizer's padding token unless it is its EOS token too.
 
     Raises:
         ValueError: the row has none of these columns, or they are empty.
@@ -36,7 +37,7 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
         )
     columns = {k: v for k, v in row.items() if k not in (*PROMPT_COLUMNS, "attention_mask", "lengths")}
     if row.get("input_ids") is not None:
-        ids = [int(i) for i in row["input_ids"]]
+        ids = _without_padding(row, tokenizer)
         return Prompt(ids, tokenizer.decode(ids, skip_special_tokens=True), columns)
     prompt = row["prompt"] if row.get("prompt") is not None else row["messages"]
     if isinstance(prompt, str):
@@ -45,6 +46,17 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     return Prompt(encode_prompt(tokenizer, messages), messages, columns)
+
+
+def _without_padding(row: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+    ids = [int(i) for i in row["input_ids"]]
+    mask = row.get("attention_mask")
+    padding = {tokenizer.pad_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
+    kept = ids if mask is None else [i for i, real in zip(ids, mask, strict=True) if real]
+    kept = [i for i in kept if i not in padding]
+    if not kept:
+        raise ValueError(f"a row of the data set has no prompt: its input_ids are padding only, {row!r:.200}")
+    return kept
 
 
 def rows_of(batch: Any) -> list[dict[str, Any]]:
@@ -82,6 +94,19 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
         raise ValueError(
             f"{name}: expected one of the columns {', '.join(PROMPT_COLUMNS)}, got {sorted(dataset[0])}; "
             "rename the column that holds the question to 'prompt'"
+        )
+
+
+def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[str]) -> None:
+    """Check that no column has one of the ``reserved`` names, which reward functions get for other things.
+
+    Raises:
+        ValueError: a column has one.
+    """
+    taken = [column for column in reserved if dataset and column in dataset[0]]
+    if taken:
+        raise ValueError(
+            f"{name}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename it"
         )
 
 

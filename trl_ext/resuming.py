@@ -77,10 +77,11 @@ class Resuming:
         """
         args = self.args
         self.state.max_steps = args.num_total_batches
-        self.state.num_train_epochs = math.ceil(args.total_episodes / len(self.train_dataset))
+        self.state.num_train_epochs = math.ceil(args.total_episodes / (len(self.train_dataset) * args.num_generations))
         self.state.compute_steps(args, self.state.max_steps)
         self.state.train_batch_size = args.per_device_train_batch_size
         folder = distributed.on_main(lambda: self._checked(wanted))
+        self.begin_run(folder is not None)
         if folder is None:
             return
         self.restore_state(load_checkpoint(folder, self.learners, self.checkpoint_others()))
@@ -142,6 +143,18 @@ class Resuming:
         if moved := [*moved, *filter(None, records)]:
             names = ", ".join(path.name for path in moved)
             logger.warning("%s: resumes after update %d; what came later was set aside: %s", self.folder, step, names)
+
+    def begin_run(self, resumes: bool) -> None:
+        """Hook: the run can begin, and no checkpoint is loaded yet. By default this does nothing.
+
+        ``resumes`` is whether a checkpoint will be loaded.
+        """
+
+    def end_run(self) -> None:
+        """Hook: end the run, after its last update. By default this does nothing."""
+
+    def run_failed(self) -> None:
+        """Hook: record that the run was stopped or failed. By default this does nothing."""
 
     def data_sets(self) -> dict[str, Any]:
         """Hook: return the data sets that must be the same when the run resumes, by the names that errors use."""

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from trl_ext.chat import Tokenizer
 from trl_ext.forward import accepts, base_of
 from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
+from trl_ext.stop_strings import StopStrings, ended
+from trl_ext.token_batch import PADDING
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Sampling:
         top_p: the share of the probability to sample from (:class:`trl_ext.ppo_options.Decoding`).
         batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
         top_k: the number of likeliest tokens to sample from; 0: all.
+        stop_strings: the strings that end a completion too.
     """
 
     max_new_tokens: int
@@ -44,11 +47,16 @@ class Sampling:
     top_p: float = 1.0
     batch_tokens: int | None = None
     top_k: int = 0
+    stop_strings: StopStrings | None = None
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Return whether a completion ends with the last token of ``ids``, and not because it is too long."""
+        return ended(ids, self.stop_ids, self.stop_strings)
 
 
 @dataclass
 class Sampled:
-    """A completion: its token ids, up to and including the first stop id, and their log-probabilities.
+    """A completion: its token ids, up to and including what ended it, and their log-probabilities.
 
     The log-probabilities are those of the distribution that the tokens were drawn from, which ``top_p`` and ``top_k``
     make narrower than the model's own.
@@ -88,16 +96,15 @@ def stop_ids_of(
     return frozenset(found)
 
 
-def generate(model: Any, prompts: list[list[int]], pad_id: int, sampling: Sampling) -> list[list[int]]:
+def generate(model: Any, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
     """Return the token ids of :func:`sample`, without log-probabilities."""
-    return [completion.ids for completion in sample(model, prompts, pad_id, sampling)]
+    return [completion.ids for completion in sample(model, prompts, sampling)]
 
 
 @torch.no_grad()
 def sample(
     model: Any,
     prompts: list[list[int]],
-    pad_id: int,
     sampling: Sampling,
     keys: Sequence[tuple] | None = None,
     adapters: Sequence[str] | None = None,
@@ -110,7 +117,6 @@ def sample(
     Args:
         model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``.
         prompts: the token ids of the prompts.
-        pad_id: the padding id.
         sampling: how to sample.
         keys: the key of each row's random numbers. By default they come from torch's random state.
         adapters: the adapter of each row.
@@ -137,9 +143,9 @@ def sample(
     with _clean_generation(model):
         for batch in _batches(rows, sampling):
             if plain == "no":
-                _generate_by_transformers(model, batch, pad_id, sampling)
+                _generate_by_transformers(model, batch, sampling)
             else:
-                _Batch(model, batch, pad_id, sampling, states).run()
+                _Batch(model, batch, sampling, states).run()
     return [Sampled(row.ids, row.logprobs if sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
@@ -194,8 +200,8 @@ def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
 class _Batch:
     """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
 
-    def __init__(self, model: Any, rows: list[_Row], pad_id: int, sampling: Sampling, states: KVCache | None):
-        self.model, self.base, self.pad_id, self.sampling, self.states = model, base_of(model), pad_id, sampling, states
+    def __init__(self, model: Any, rows: list[_Row], sampling: Sampling, states: KVCache | None):
+        self.model, self.base, self.sampling, self.states = model, base_of(model), sampling, states
         self.device = next(self.base.parameters()).device
         self.rows = rows
         self.cache = DynamicCache(config=self.base.config)
@@ -211,7 +217,7 @@ class _Batch:
         for step in range(self.sampling.max_new_tokens):
             tokens = self._choose(logits, step, ended)
             for position in running:
-                ended[position] = tokens[position] in self.sampling.stop_ids
+                ended[position] = self.sampling.ends(self.rows[position].ids)
             running = [position for position in running if not ended[position]]
             if not running or step + 1 == self.sampling.max_new_tokens:
                 break
@@ -232,7 +238,7 @@ class _Batch:
         past = max(row.read for row in unique)
         new = [row.prompt[row.read :] for row in unique]
         width = max(map(len, new))
-        ids = torch.full((len(unique), width), self.pad_id)
+        ids = torch.full((len(unique), width), PADDING)
         self.mask = torch.zeros(len(unique), past, dtype=torch.long)
         fresh = torch.zeros(len(unique), width, dtype=torch.long)
         for number, (row, tokens) in enumerate(zip(unique, new, strict=True)):
@@ -341,7 +347,7 @@ def truncated(probabilities: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tens
     return torch.zeros_like(probabilities).scatter(1, index, ordered / ordered.sum(-1, keepdim=True))
 
 
-def _generate_by_transformers(model: Any, rows: list[_Row], pad_id: int, sampling: Sampling) -> None:
+def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling) -> None:
     """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
 
     ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
@@ -349,20 +355,24 @@ def _generate_by_transformers(model: Any, rows: list[_Row], pad_id: int, samplin
     greedy = sampling.temperature <= 0
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=None if sampling.stop_ids else sampling.max_new_tokens,
+        min_new_tokens=None if sampling.stop_ids or sampling.stop_strings else sampling.max_new_tokens,
         do_sample=not greedy,
         temperature=None if greedy else sampling.temperature,
         top_k=None if greedy else sampling.top_k,
         top_p=None if greedy else sampling.top_p,
         eos_token_id=sorted(sampling.stop_ids) or None,
-        pad_token_id=pad_id,
+        pad_token_id=PADDING,
         use_cache=True,
     )
     device = next(base_of(model).parameters()).device
     width = max(len(row.prompt) for row in rows)
-    ids = torch.tensor([[pad_id] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
+    ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
-    options = {} if rows[0].adapter is None else {"adapter_names": [row.adapter for row in rows]}
+    options: dict[str, Any] = {}
+    if rows[0].adapter is not None:
+        options["adapter_names"] = [row.adapter for row in rows]
+    if sampling.stop_strings is not None:
+        options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(sampling.stop_strings, width)])
     with torch.random.fork_rng():
         if rows[0].uniforms is not None:
             torch.manual_seed(int(float(rows[0].uniforms[0]) * 2**53))
@@ -370,6 +380,17 @@ def _generate_by_transformers(model: Any, rows: list[_Row], pad_id: int, samplin
     for row, ids_after in zip(rows, output[:, width:].tolist(), strict=True):
         stop = next((i for i, token in enumerate(ids_after) if token in sampling.stop_ids), len(ids_after) - 1)
         row.ids = ids_after[: stop + 1]
+        if sampling.stop_strings is not None:
+            row.ids = row.ids[: sampling.stop_strings.length(row.ids)]
+
+
+def _ends_by_string(stop_strings: StopStrings, width: int) -> Any:
+    """Return a stopping criterion of ``generate`` for completions that begin at column ``width``."""
+
+    def ends(ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        return torch.tensor([stop_strings.end(row) for row in ids[:, width:].tolist()], device=ids.device)
+
+    return ends
 
 
 def _checkpoints(model: Any) -> bool:

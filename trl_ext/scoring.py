@@ -1,4 +1,8 @@
-"""Score completions with reward functions (plain or async) and reward models. A failed reward is an error, never 0."""
+"""Score completions with reward functions (plain or async) and reward models. A failed reward is an error, never 0.
+
+A source gives each completion one number, a number for each of its sampled tokens, or None where it does not apply. One
+number is earned at the last sampled token.
+"""
 
 import asyncio
 import inspect
@@ -7,18 +11,25 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.learner import NonFiniteError
 from trl_ext.plain_text import encode_text
+from trl_ext.token_batch import Completion
 
 RewardFunction = Callable[..., Any]
-"""``f(prompts, completions, **columns) -> list[float | None]``, plain or ``async``.
+"""``f(prompts, completions, **columns) -> list[float | list[float] | None]``, plain or ``async``.
 
-None means that the function does not apply to a completion.
+A list has one number for each sampled token, whose ids the function gets as ``completion_ids`` if it has such a parameter
+or ``**columns``. None means that the function does not apply to a completion.
 """
+Reward = float | list[float] | None
+"""What a source gives one completion."""
+RESERVED = ("prompts", "completions", "completion_ids")
+"""The names of what reward functions get besides the columns of the data set."""
 
 
 class RewardError(UserError, RuntimeError):
@@ -26,59 +37,76 @@ class RewardError(UserError, RuntimeError):
 
 
 def call_reward_functions(
-    functions: Sequence[RewardFunction], prompts: list, completions: list, columns: dict[str, list]
-) -> dict[str, list[float | None]]:
+    functions: Sequence[RewardFunction],
+    prompts: list,
+    completions: list,
+    completion_ids: list[list[int]],
+    columns: dict[str, list],
+) -> dict[str, list[Reward]]:
     """Call each function on all completions and return its values by its name. Async functions run concurrently.
 
     ``columns`` are the other columns of the data set, which the functions receive as keyword arguments.
 
     Raises:
-        RewardError: a function failed, or returned anything but one number or None for each completion.
+        RewardError: a function failed, or returned anything but one number, one number for each token, or None for each
+            completion.
         NonFiniteError: a value is NaN or infinite.
     """
 
     # plain functions run here, outside any event loop, so that they may start one
-    results = [_call(f, prompts, completions, columns) for f in functions]
+    results = [
+        _call(f, prompts, completions, columns | ({"completion_ids": completion_ids} if _wants_ids(f) else {}))
+        for f in functions
+    ]
 
     async def gather() -> list:
         return await asyncio.gather(*(_finished(f, r) for f, r in zip(functions, results, strict=True)))
 
-    named: dict[str, list[float | None]] = {}
+    named: dict[str, list[Reward]] = {}
     for function, values in zip(functions, _run(gather()), strict=True):
         name = reward_name(function)
         if not isinstance(values, (list, tuple)) or len(values) != len(completions):
             got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
             raise RewardError(f"reward {name!r}: expected a list of {len(completions)} numbers or None, got {got}")
-        for row, value in enumerate(values):
-            if value is None:
-                continue
-            if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
-                raise RewardError(f"reward {name!r}: expected numbers or None, got {value!r:.80} for completion {row}")
-            if not math.isfinite(value):
-                raise NonFiniteError(f"reward {name!r}: value {value} for completion {row} ({completions[row]!r:.80})")
-        named[_unused(name, named)] = [None if v is None else float(v) for v in values]
+        named[_unused(name, named)] = [
+            _read(value, len(ids), name, f"completion {row} ({text!r:.80})")
+            for row, (value, ids, text) in enumerate(zip(values, completion_ids, completions, strict=True))
+        ]
     return named
 
 
-def weighted_scores(named: dict[str, list[float | None]], weights: Sequence[float]) -> list[float]:
-    """Return each completion's weighted sum over the sources that apply to it.
+def assign_scores(
+    completions: Sequence[Completion],
+    named: dict[str, list[Reward]],
+    weights: Sequence[float],
+    missing_eos_penalty: float | None,
+) -> None:
+    """Fill in ``score`` and ``token_scores`` of each completion: the weighted sum over the sources that apply to it.
+
+    ``missing_eos_penalty`` is subtracted at the last token of a completion that did not end.
 
     Raises:
         RewardError: every source returned None for a completion.
         NonFiniteError: a value is NaN or infinite.
     """
-    scores: list[float] = []
-    for name, source in named.items():
-        for row, value in enumerate(source):
-            if value is not None and not math.isfinite(value):
-                raise NonFiniteError(f"reward {name!r}: value {value} for completion {row}")
-    for row in range(len(next(iter(named.values())))):
-        given = [(w, source[row]) for w, source in zip(weights, named.values(), strict=True)]
-        values = [(w, v) for w, v in given if v is not None]
-        if not values:
+    for row, completion in enumerate(completions):
+        earned: list[float] = [0.0] * len(completion.response_ids)
+        given = [(name, w, values[row]) for (name, values), w in zip(named.items(), weights, strict=True)]
+        if all(value is None for _, _, value in given):
             raise RewardError(f"no source of {list(named)} scored completion {row}; every source returned None")
-        scores.append(sum(w * v for w, v in values))
-    return scores
+        for name, weight, value in given:
+            for token, number in _earned(value, len(earned)):
+                if not math.isfinite(number):
+                    raise NonFiniteError(f"reward {name!r}: value {number} for completion {row}")
+                earned[token] += weight * number
+        if missing_eos_penalty is not None and not completion.ended:
+            earned[-1] -= missing_eos_penalty
+        completion.score, completion.token_scores = math.fsum(earned), earned
+
+
+def total(reward: Reward) -> float | None:
+    """Return what a source gave a whole completion."""
+    return math.fsum(reward) if isinstance(reward, list) else reward
 
 
 class ModelReward:
@@ -98,7 +126,17 @@ class ModelReward:
 
     @torch.no_grad()
     def score_ids(self, rows: list[list[int]]) -> list[float]:
-        """Return one score for each row of token ids. The ids belong to the reward model's own vocabulary."""
+        """Return one score for each row of token ids. The ids belong to the reward model's own vocabulary.
+
+        Raises:
+            RewardError: an id is outside the vocabulary.
+        """
+        highest, size = max(map(max, rows)), self.model.config.get_text_config().vocab_size
+        if highest >= size:
+            raise RewardError(
+                f"reward model: token id {highest} is outside its vocabulary of {size}; pass its own tokenizer as "
+                "reward_processing_class, and texts are scored in place of the policy's ids"
+            )
         device = next(self.model.parameters()).device
         trunk = getattr(self.model, self.model.base_model_prefix)
         scores: list[float] = []
@@ -125,11 +163,49 @@ def reward_name(function: RewardFunction) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _call(function: RewardFunction, prompts: list, completions: list, columns: dict[str, list]):
+def _call(function: RewardFunction, prompts: list, completions: list, keywords: dict[str, list]):
     try:
-        return function(prompts, completions, **columns)
+        return function(prompts, completions, **keywords)
     except Exception as error:
         raise RewardError(f"reward {reward_name(function)!r} raised {type(error).__name__}: {error}") from error
+
+
+def _wants_ids(function: RewardFunction) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions that are written in C have none
+        return False
+    return "completion_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _read(value: Any, tokens: int, name: str, where: str) -> Reward:
+    """Return one value of a reward function as a number, a list of a number for each of ``tokens``, or None."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.item() if math.prod(value.shape) == 1 else value.tolist()
+    if not isinstance(value, list | tuple):
+        return None if value is None else _number(value, name, where)
+    if len(value) != tokens:
+        raise RewardError(
+            f"reward {name!r}: expected one number, None, or a list of {tokens} numbers, one for each sampled token "
+            f"(completion_ids), got a list of {len(value)} for {where}"
+        )
+    return [_number(number, name, f"token {token} of {where}") for token, number in enumerate(value)]
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+        raise RewardError(f"reward {name!r}: expected numbers or None, got {value!r:.80} for {where}")
+    size: Any = abs(value)
+    if not size <= torch.finfo(torch.float32).max:  # also where it is NaN
+        raise NonFiniteError(f"reward {name!r}: value {value!s:.80} for {where}")
+    return float(value)
+
+
+def _earned(value: Reward, tokens: int) -> list[tuple[int, float]]:
+    """Return at which of ``tokens`` a value was earned, and how much at each."""
+    if isinstance(value, list):
+        return list(enumerate(value))
+    return [] if value is None else [(tokens - 1, value)]
 
 
 async def _finished(function: RewardFunction, result):

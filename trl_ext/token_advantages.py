@@ -13,8 +13,8 @@ from trl_ext.token_batch import TokenBatch
 def assign_advantages(rows: TokenBatch, options: PPOOptions, has_critic: bool = True) -> dict[str, float]:
     """Fill in ``advantages`` and ``returns`` of ``rows``, and return statistics.
 
-    ``rows`` have old log-probabilities and values. Token rewards are the KL penalty plus the score at the last sampled
-    token. GAE runs over each row's sampled tokens. Advantages are whitened within each ``rows.group``. Without a
+    ``rows`` have old log-probabilities and values. Token rewards are the KL penalty plus what each token earned, which
+    for a completion with one score is that score at its last sampled token. GAE runs over each row's sampled tokens. Advantages are whitened within each ``rows.group``. Without a
     critic, lambda is 1 and values are 0, so the advantage is the whitened return.
     """
     token_gae(rows, options, has_critic)
@@ -34,9 +34,9 @@ def token_gae(rows: TokenBatch, options: PPOOptions, has_critic: bool) -> None:
 
 
 def token_rewards(rows: TokenBatch, options: PPOOptions) -> Tensor:
-    """Return token rewards [N, T]: the score at the last sampled token, minus the KL penalty if ``kl_in`` is reward."""
+    """Return token rewards [N, T]: what each sampled token earned, minus the KL penalty if ``kl_in`` is reward."""
     kl_coef = options.kl_coef if options.kl_in == "reward" else 0.0
-    return maths.kl_penalised_rewards(token_kl(rows, options.kl_estimator), rows.score, rows.sampled_mask, kl_coef)
+    return rows.token_scores - kl_coef * token_kl(rows, options.kl_estimator)
 
 
 def token_kl(rows: TokenBatch, estimator: str) -> Tensor:

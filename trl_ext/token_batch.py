@@ -10,6 +10,12 @@ from torch import Tensor
 
 from trl_ext import distributed
 
+PADDING = 0
+"""The id at padded positions. A mask hides them, so any id of the vocabulary serves.
+
+The tokenizer's own padding token does not: scripts add one whose id the model's embedding does not have.
+"""
+
 
 @dataclass
 class Completion:
@@ -26,7 +32,9 @@ class Completion:
         head: the critic's output for this row, such as the turn.
         trajectory: completions of the same trajectory have one importance ratio with ``ratio: trajectory``. By default
             a completion is a trajectory of its own.
-        score: the scalar score, which the reward step fills in.
+        score: what the completion earned, which the reward step fills in.
+        token_scores: where it was earned: a number for each of ``response_ids``, whose sum is ``score``. By default all
+            of it is at the last token.
         weight: how often the row counts in the loss.
         critic_prompt_ids: the critic's prompt, if it differs from the policy's.
         sampled_logprobs: the log-probabilities of ``response_ids`` from the engine that sampled them, if it gives them.
@@ -42,6 +50,7 @@ class Completion:
     head: int = 0
     trajectory: tuple | None = None
     score: float | None = None
+    token_scores: list[float] | None = None
     weight: float = 1.0
     critic_prompt_ids: list[int] | None = None
     sampled_logprobs: list[float] | None = None
@@ -65,7 +74,7 @@ class TokenBatch:
     input_ids: Tensor  # [N, T]
     attention_mask: Tensor  # [N, T] true at tokens, false at padding
     sampled_mask: Tensor  # [N, T] true where the policy sampled the token
-    score: Tensor  # [N]
+    token_scores: Tensor  # [N, T] what was earned at each sampled token; a score of the completion is at its last one
     head: Tensor  # [N] the critic's output for the row
     group: Tensor  # [N] index of the whitening group
     prefix_group: Tensor  # [N] index of the shared-prefix group
@@ -87,6 +96,11 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
+
+    @property
+    def score(self) -> Tensor:
+        """Return what each completion earned [N], the sum over its tokens. It is NaN where nothing was scored."""
+        return self.token_scores.sum(1)
 
     def microbatches(self, index: Tensor, most_rows: int, most_tokens: int | None = None) -> list[Tensor]:
         """Cut the rows ``index`` into micro-batches of one forward each, from short rows to long ones.
@@ -166,7 +180,7 @@ class TokenBatch:
 
 
 def build_token_batch(
-    completions: Sequence[Completion], pad_id: int, device: torch.device | str, critic_only: bool = False
+    completions: Sequence[Completion], device: torch.device | str, critic_only: bool = False
 ) -> TokenBatch:
     """Return ``completions`` as right-padded tensors. Groups are numbered in order of first appearance.
 
@@ -178,10 +192,11 @@ def build_token_batch(
     sequences = [c.prompt_ids + c.response_ids for c in completions]
     width = max(map(len, sequences), default=1)
     shape = (len(completions), width)
-    input_ids = torch.full(shape, pad_id, dtype=torch.long)
+    input_ids = torch.full(shape, PADDING, dtype=torch.long)
     attention = torch.zeros(shape, dtype=torch.bool)
     sampled = torch.zeros(shape, dtype=torch.bool)
     sampler_logprobs = torch.full(shape, float("nan"))
+    token_scores = torch.zeros(shape)
     groups: dict[tuple, int] = {}
     trajectories: dict[tuple, int] = {}  # a trajectory's number is that of its first row
     for row, completion in enumerate(completions):
@@ -191,6 +206,9 @@ def build_token_batch(
         input_ids[row, :end] = torch.tensor(sequences[row])
         attention[row, :end] = True
         sampled[row, start:end] = True
+        token_scores[row, end - 1] = float("nan") if completion.score is None else completion.score
+        if completion.token_scores is not None:
+            token_scores[row, start:end] = torch.tensor(completion.token_scores)
         if completion.sampled_logprobs is not None:
             sampler_logprobs[row, start:end] = torch.tensor(completion.sampled_logprobs)
         groups.setdefault(completion.group, len(groups))
@@ -198,7 +216,7 @@ def build_token_batch(
         input_ids=input_ids,
         attention_mask=attention,
         sampled_mask=sampled,
-        score=torch.tensor([float("nan") if c.score is None else c.score for c in completions]),
+        token_scores=token_scores,
         head=torch.tensor([c.head for c in completions]),
         group=torch.tensor([groups[c.group] for c in completions]),
         prefix_group=torch.tensor(prefix_groups(sequences)),
@@ -218,7 +236,7 @@ def build_token_batch(
     rows = _moved(rows, device)
     if any(c.critic_prompt_ids is not None for c in completions):
         seen = [replace(c, prompt_ids=c.critic_prompt_ids or c.prompt_ids, critic_prompt_ids=None) for c in completions]
-        rows.critic = build_token_batch(seen, pad_id, device, critic_only)
+        rows.critic = build_token_batch(seen, device, critic_only)
     return rows
 
 
@@ -258,7 +276,7 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
 
 def placeholder(device: torch.device | str) -> TokenBatch:
     """Return a row of two tokens, for a forward that a process makes only because other processes make one."""
-    return build_token_batch([Completion([0], [0], True, "placeholder")], 0, device)
+    return build_token_batch([Completion([0], [0], True, "placeholder")], device)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 import accelerate.utils.other
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
@@ -78,6 +79,56 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
     misshapen = [f"{name} {list(there)} for {list(wanted)}" for name, there, wanted in found["mismatched_keys"]]
     _refuse(source, missing, left_over, misshapen, _not_finite(dict(model.named_parameters())))
     return model
+
+
+def has_weights_of(model: PreTrainedModel, source: str | Path) -> bool:
+    """Return whether the safetensors files of a model, in a folder or in the cache of the hub, hold the weights of ``model``.
+
+    Three rows of every tensor are compared, because reading all of a large model would take minutes. Training changes all
+    matrices nearly everywhere. The result is False if the files cannot be found.
+    """
+    own, compared = plain_state(model), 0
+    for file in _weight_files(str(source)):
+        with safe_open(file, "pt") as tensors:
+            for name in own.keys() & set(tensors.keys()):
+                if not _same_rows(tensors.get_slice(name), own[name]):
+                    return False
+                compared += 1
+    return compared > 0
+
+
+def plain_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of ``model`` by name, as if PEFT had put no adapters into it."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        parts = name.split(".")
+        if not any(part.startswith(("lora_", "modules_to_save")) for part in parts):
+            found[".".join(part for part in parts if part not in ("base_layer", "original_module"))] = tensor
+    return found
+
+
+def _weight_files(source: str) -> list[str]:
+    """Return the paths of a model's safetensors files. Nothing is downloaded."""
+    known: dict[str, Any] = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    try:
+        if single := cached_file(source, "model.safetensors", **known):
+            return [str(single)]
+        if (index := cached_file(source, "model.safetensors.index.json", **known)) is None:
+            return []
+        names = set(json.loads(Path(str(index)).read_text(encoding="utf-8"))["weight_map"].values())
+        return [str(cached_file(source, name, local_files_only=True)) for name in sorted(names)]
+    except (OSError, ValueError, KeyError):  # it is not a folder or in the cache, or is damaged
+        return []
+
+
+def _same_rows(saved: Any, own: torch.Tensor) -> bool:
+    """Return whether the first, the middle and the last row of a tensor are those of the file."""
+    if list(saved.get_shape()) != list(own.shape):
+        return False
+    if own.dim() == 0:
+        return bool(torch.equal(saved[...].to(own.dtype), own.detach().cpu()))
+    rows = sorted({0, len(own) // 2, max(0, len(own) - 1)})
+    return all(torch.equal(saved[row : row + 1].to(own.dtype), own[row : row + 1].detach().cpu()) for row in rows)
 
 
 def _check_config(kind: Any, source: str | Path) -> None:

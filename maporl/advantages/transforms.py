@@ -255,4 +255,4 @@ def build_transforms(config: AdvantageConfig, where: str = "advantage") -> list[
     Raises:
         ConfigError: a name is unknown, or its options are wrong.
     """
-    return build_named(config.post, TRANSFORMS, f"{where}.post")
+    return build_named(config.post, TRANSFORMS, f"{where}.post", Transform)

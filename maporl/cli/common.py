@@ -77,6 +77,11 @@ def load_team_config(
     from maporl.validation.checks import check
 
     settings, folder = read_team(given, [*(set_ or []), *_overrides(values)])
+    if lacking := [key for key in ("task", "protocol") if not getattr(settings, key)]:
+        raise ConfigError(
+            f"{given}: holds a team that was saved without a {' and a '.join(lacking)}; give them, for example: "
+            "task.name=gsm8k protocol.name=debate"
+        )
     check(settings, str(folder / "config.yaml"))
     return settings, checkpoint or weights_of(folder)
 

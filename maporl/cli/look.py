@@ -89,7 +89,7 @@ def _evaluate_suite(
     as_json: bool,
     exchanged: list[str],
 ) -> None:
-    from maporl.config.parse import unknown
+    from maporl.config.imports import unknown
     from maporl.evaluation.suite import markdown
     from maporl.runs.evaluate import evaluate_suite
     from maporl.tasks.mathematics import SUITES, suite_tasks

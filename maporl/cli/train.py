@@ -117,19 +117,20 @@ def _dry_run(settings: Config) -> None:
 
 
 def _draw(folder: Path) -> list[Path]:
-    """Draw the run's pictures and write its report; returns what was written.
+    """Draw the run's pictures, and return them with the report that the run has written.
 
-    The run is saved by now. Whatever fails here is printed as a warning, so that no run is lost to its report.
+    The run is saved by now. Whatever fails here is printed as a warning, so that no run is lost to its pictures.
     """
-    from maporl.report.page import write_report
     from maporl.report.plots import plot_run
     from maporl.storage.run_folder import RunFolder
     from trl_ext import distributed
 
     if not distributed.is_main() or not (folder / "metrics.jsonl").exists():
         return []
+    report = folder / "report.html"
+    written = [report] if report.exists() else []
     try:
-        return [*plot_run(RunFolder(folder).read_metrics(), folder), write_report([folder])]
+        return [*plot_run(RunFolder(folder).read_metrics(), folder), *written]
     except Exception as error:
-        echo(f"warning: no report was written ({type(error).__name__}: {error}); try: maporl report {folder}", err=True)
-        return []
+        echo(f"warning: no pictures were drawn ({type(error).__name__}: {error})", err=True)
+        return written

@@ -1,5 +1,6 @@
 """Configurations: their schema, their YAML files, and the recipes that come with maporl. Imports no torch."""
 
+from maporl.config.imports import unknown
 from maporl.config.parse import (
     build_named,
     json_schema,
@@ -7,7 +8,6 @@ from maporl.config.parse import (
     read_values,
     read_yaml,
     to_yaml,
-    unknown,
     validated,
 )
 from maporl.config.schema import Config

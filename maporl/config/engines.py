@@ -35,7 +35,11 @@ ENGINES: dict[str, EngineEntry] = {
     "vllm": EngineEntry("maporl.engines.vllm.engine", weights=True, section="vllm", serves_folders=True),
     "human": EngineEntry("maporl.engines.human"),
     "openai": EngineEntry("maporl.engines.openai", section="api", top_k=False),
+    "python": EngineEntry("maporl.engines.passed"),
 }
+
+IN_PYTHON = "python"
+"""The engine of an agent whose engine a Python program passes to its trainer, and which has no name here."""
 
 
 def has_weights(engine: str) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic.dataclasses import dataclass
 
 from maporl.config.files import recipe_files
-from maporl.config.parse import read_yaml, unknown, validated
+from maporl.config.imports import unknown
+from maporl.config.parse import read_yaml, validated
 from maporl.config.schema import STRICT
 from maporl.errors import ConfigError
 

@@ -162,7 +162,7 @@ class AgentSection:
     load_in_4bit: bool = False
     load_in_8bit: bool = False
     policy: str | None = None
-    policy_per: Literal["agent", "turn", "first_and_rest"] = "agent"
+    policy_per: Literal["agent", "turn", "first_and_rest"] | list[str] = "agent"
     role: str | None = None
     system: str | None = None
     trainable: bool = True
@@ -496,6 +496,11 @@ class EvaluationSection:
         return Decoding(self.temperature, self.top_p, self.top_k)
 
 
+def _listed(value: Any) -> Any:
+    """Return one text as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
 def _off(value: Any) -> Any:
     """Return "off" for false, because YAML reads a bare ``off`` as false."""
     return "off" if value is False else value
@@ -532,7 +537,13 @@ for _plain in (
 
 @dataclass(config=STRICT)
 class Config(RunOptions):
-    """The configuration of a run."""
+    """The configuration of a run.
+
+    ``only_in_python`` has the parts of a run made in Python that no configuration can build, by key. They have no name
+    with which another process could import them.
+    ``pythonpath`` has the folders in which modules that the configuration names are looked for
+    (:mod:`maporl.config.imports`).
+    """
 
     output_dir: str
     task: dict[str, Any]
@@ -548,6 +559,8 @@ class Config(RunOptions):
     training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
     warm_start: WarmStartSection = dataclasses.field(default_factory=WarmStartSection)
     evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
+    only_in_python: dict[str, str] = dataclasses.field(default_factory=dict)
+    pythonpath: Annotated[list[str], BeforeValidator(_listed)] = dataclasses.field(default_factory=list)
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

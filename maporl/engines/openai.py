@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,6 +43,7 @@ class OpenAIEngine(Engine):
     Args:
         sections: the API options of each agent.
         max_new_tokens: the longest answer, unless an agent's section sets another length.
+        stop_strings: the strings at which an answer ends. An API leaves them out of the answer.
 
     Raises:
         ConfigError: an API key is missing, or an address is not one.
@@ -50,8 +51,8 @@ class OpenAIEngine(Engine):
 
     remote = True
 
-    def __init__(self, sections: Mapping[str, ApiSection], max_new_tokens: int):
-        self.sections, self.max_new_tokens = dict(sections), max_new_tokens
+    def __init__(self, sections: Mapping[str, ApiSection], max_new_tokens: int, stop_strings: Sequence[str] = ()):
+        self.sections, self.max_new_tokens, self.stop_strings = dict(sections), max_new_tokens, list(stop_strings)
         self.counts: dict[str, float] = {}
         self._clients = {name: client_of(name, section) for name, section in self.sections.items()}
         self._cache: DiskCache | None = None
@@ -91,6 +92,7 @@ class OpenAIEngine(Engine):
             "max_tokens": section.max_tokens or self.max_new_tokens,
             "base_url": section.base_url,
             **({"top_p": decoding.top_p} if decoding.top_p < 1 else {}),
+            **({"stop": self.stop_strings} if self.stop_strings else {}),
         }
 
     def _ask(self, request: Request, query: dict[str, Any], key: str) -> dict[str, Any]:
@@ -187,4 +189,4 @@ def _key(query: dict[str, Any], label: str) -> str:
 
 def build(setup: EngineSetup) -> OpenAIEngine:
     """Build the engine that :data:`maporl.engines.ENGINES` names."""
-    return OpenAIEngine(setup.options, setup.sampling.response_length)
+    return OpenAIEngine(setup.options, setup.sampling.response_length, setup.sampling.stop_strings or ())

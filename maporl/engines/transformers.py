@@ -13,6 +13,7 @@ from trl_ext.kv_cache import KVCache
 from trl_ext.lora_merge import merged, merges
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, Sampling, sample
+from trl_ext.stop_strings import ended
 
 
 class TransformersEngine(Engine):
@@ -71,7 +72,7 @@ class TransformersEngine(Engine):
     def _group(self, policy: Policy) -> tuple:
         """Return the policy's group. Policies of one group answer in one batch."""
         if self._how(policy) == "mixed":
-            return (id(policy.model), policy.stop_ids, policy.tokenizer.pad_token_id)
+            return (id(policy.model), policy.stop_ids, policy.stop_strings)
         return (policy.name,)
 
     def _how(self, policy: Policy) -> str:
@@ -97,6 +98,7 @@ class TransformersEngine(Engine):
             decoding.top_p,
             self.batch_tokens,
             decoding.top_k,
+            first.stop_strings,
         )
         given = [r.rng_key for r in requests]
         keys = None if None in given else [key for key in given if key is not None]
@@ -106,7 +108,6 @@ class TransformersEngine(Engine):
             completions = sample(
                 first.model if mixed else model,
                 prompts,
-                first.tokenizer.pad_token_id,
                 sampling,
                 keys,
                 [str(p.adapter) for p in speaking] if mixed else None,
@@ -119,10 +120,11 @@ class TransformersEngine(Engine):
 
 def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sampled) -> Reply:
     """Add a completion to the request's transcript, and return it as the engine's reply."""
-    ended = completion.ids[-1] in policy.stop_ids
-    request.transcript.add_completion(request.utterance, completion.ids, ended)
+    # after a stop string the message is still open, and the transcript adds the template's closing
+    request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in policy.stop_ids)
     text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
-    return Reply(text, Stop.EOS if ended else Stop.LENGTH, prompt, completion.ids, completion.logprobs)
+    stop = Stop.EOS if ended(completion.ids, policy.stop_ids, policy.stop_strings) else Stop.LENGTH
+    return Reply(text, stop, prompt, completion.ids, completion.logprobs)
 
 
 def build(setup: EngineSetup) -> TransformersEngine:

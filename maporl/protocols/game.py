@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maporl.config.parse import unknown, validated
+from maporl.config.imports import look_up
+from maporl.config.parse import validated
 from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
@@ -57,11 +58,9 @@ class PlayGame(Protocol):
         Raises:
             ValueError: no game has this name, or an option of it is wrong.
         """
-        if self.game not in GAMES:
-            raise ValueError(f"game: {unknown(self.game, GAMES)}")
         try:
-            return validated(GAMES[self.game], self.options, "options")
-        except ConfigError as error:
+            return validated(look_up(self.game, GAMES, "game", Game), self.options, "options")
+        except ConfigError as error:  # the protocol's section is named by the one who reads it
             raise ValueError(str(error)) from None
 
     @property
@@ -116,9 +115,13 @@ class PlayGame(Protocol):
         observation, moves = game.observe(player), game.moves(player)
         text = self.prompt.format(observation=observation, moves=", ".join(moves))
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
-        tags["taught"] = list(game.taught(player))
         return Ask(
-            agent, [{"role": "user", "content": text}], role=f"player {player}", fresh=not self.memory, tags=tags
+            agent,
+            [{"role": "user", "content": text}],
+            role=f"player {player}",
+            fresh=not self.memory,
+            tags=tags,
+            taught=game.taught(player),
         )
 
     def _pay(

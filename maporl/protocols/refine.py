@@ -19,7 +19,8 @@ class Refine(Protocol):
     times.
 
     By default the first agent solves, the second verifies, and the solver also refines. A verdict in which the regular
-    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve.
+    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve. A
+    verdict is worth what the answer is worth that it approves, or else the answer that follows it.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
@@ -65,6 +66,7 @@ class Refine(Protocol):
             text = self.verify.format(question=example.question, draft=draft.words())
             (verdict,) = yield [Ask(verifier, _user(text), role="verifier", parents=(draft.id,), answers=False)]
             if any(matches(self.approval, verdict.text, ignore_case=True)):
+                verdict.settles = (draft.id,)
                 return "approved"
             text = self.mend.format(question=example.question, words=verdict.text, draft=draft.words())
             role = "refiner" if refiner != solver else "solver"

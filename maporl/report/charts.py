@@ -47,7 +47,8 @@ class Chart:
 
 def charts(run: Run) -> list[dict[str, Any]]:
     """The charts of one run, for the panels that it has numbers for."""
-    game = run.section("protocol").get("name") == "game"
+    played = any("game" in u.tags for one in run.dialogues[:1] for u in one.dialogue.utterances)
+    game = played or run.section("protocol").get("name") == "game"
     names = _names(run)
     found = []
     for panel in ROWS:

@@ -12,7 +12,11 @@ Cases = dict[str, list[bool]]
 
 
 def knowledge(run: Run) -> str:
-    """Which kinds of questions each agent answers by itself, in the first turn after training. Empty for one kind."""
+    """Which kinds of questions each agent answers by itself, in the first turn after training. Empty for one kind, and
+    where agents hear others in the first turn.
+    """
+    if not speak_first_alone(run.of("after")):
+        return ""
     right: dict[str, dict[str, list[bool]]] = {}
     for one in run.of("after"):
         kind = kind_of(one.dialogue)
@@ -27,6 +31,11 @@ def knowledge(run: Run) -> str:
         for agent, own in right.items()
     ]
     return " ".join(["This is the first turn, before agents hear each other.", *told])
+
+
+def speak_first_alone(dialogues: list[Recorded]) -> bool:
+    """Whether all graded answers of the first turn were given before their agents heard anybody."""
+    return not any(u.parents for one in dialogues for turn in graded(one.dialogue)[:1] for u, _ in turn)
 
 
 def listening(run: Run) -> str:

@@ -56,10 +56,16 @@ def about(runs: Sequence[Run]) -> dict[str, Any]:
         "rewards": {name: told for name, told in REWARDS.items() if any(name in names for names in _rewards(runs))},
         "runs": [_about(run, name) for run, name in zip(runs, names, strict=True)],
         "summary": [] if one else [_summary(run) for run in runs],
-        "comparable": len({json.dumps(run.section("task"), sort_keys=True, default=str) for run in runs}) == 1,
+        "comparable": _of_one_task(runs),
         "differences": [] if one else differences(runs),
         "recorded": sum(run.recorded for run in runs),
     }
+
+
+def _of_one_task(runs: Sequence[Run]) -> bool:
+    """Whether all runs are known to have the same task."""
+    tasks = {json.dumps(run.section("task"), sort_keys=True, default=str) for run in runs}
+    return len(tasks) == 1 and bool(runs[0].section("task"))
 
 
 def _rewards(runs: Sequence[Run]) -> list[set[str]]:
@@ -95,7 +101,7 @@ def _summary(run: Run) -> dict[str, str]:
     updates = run.updates()
     return {
         "task": str(run.section("task").get("name", "-")),
-        "protocol": str(run.section("protocol").get("name", "debate")),
+        "protocol": str(run.section("protocol").get("name", "-")),
         "updates": str(updates[-1]["step"] if updates else 0),
         "before": last(run.before),
         "after": last(run.after),

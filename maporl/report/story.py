@@ -7,7 +7,7 @@ from maporl.report.charts import compared_names, finite
 from maporl.report.crossplay import told
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
 from maporl.report.language import counted, few_updates, listed, percent
-from maporl.report.listening import knowledge, listening
+from maporl.report.listening import knowledge, listening, speak_first_alone
 from maporl.report.metric_panels import ACCURACY, Comparison
 from maporl.report.read import Run
 from maporl.text import visible
@@ -39,21 +39,26 @@ def is_game(run: Run) -> bool:
 
 def _team(run: Run) -> str:
     people = {u.agent for one in run.dialogues for u in one.dialogue.utterances if u.tags.get("person")}
-    names = [f"{name} ({'a person' if name in people else _model(section)})" for name, section in run.agents().items()]
+    output = str(run.config.get("output_dir"))
+    names = [_with(name, "a person" if name in people else _model(own, output)) for name, own in run.agents().items()]
     if not names:
         names = sorted({u.agent for one in run.dialogues for u in one.dialogue.utterances})
     protocol, task = run.section("protocol"), run.section("task")
     who = listed(names) or "Agents that have not spoken yet"
-    told = f"{who}."
-    if protocol or names:
+    played = ""
+    if is_game(run):
+        played = f"game {game_of(run.dialogues[0].dialogue)}"
+    elif protocol.get("name"):
         turns = f" in {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
-        what = f"protocol {protocol.get('name', 'debate')}{turns}"
-        if is_game(run):
-            what = f"game {game_of(run.dialogues[0].dialogue)}"
-        told = f"{who} {'plays' if len(names) == 1 else 'play'} the {what}."
+        played = f"protocol {protocol['name']}{turns}"
+    told = f"{who} {'plays' if len(names) == 1 else 'play'} the {played}." if played else f"{who}."
     if task.get("name") and not is_game(run):
         told += f" The task is {task['name']}.{_example(run)}"
     return told
+
+
+def _with(name: str, what: str) -> str:
+    return f"{name} ({what})" if what else name
 
 
 def _example(run: Run) -> str:
@@ -95,9 +100,11 @@ def _warm_start(run: Run) -> str:
         return ""
     told = f" Before that came {counted(warm['steps'], 'step')} of supervised warm start on written answers."
     pupils = warm.get("agents") or {}
-    if any(name not in pupils for name in run.agents()):
-        told += f" Of these, {warm.get('wrong', 0):.0%} were wrong on purpose."
+    if any(name not in pupils for name in run.agents()) and "wrong" in warm:
+        told += f" Of these, {warm['wrong']:.0%} were wrong on purpose."
     for name, pupil in pupils.items():
+        if "skill" not in pupil:  # what it was taught is not known
+            continue
         taught = f"the skill {pupil['skill']} and no other" if pupil.get("skill") else "answers to all questions"
         wrong, gives_in = pupil.get("wrong", 0), pupil.get("gives_in", 0)
         told += f" {name} was taught {taught}" + (f", {wrong:.0%} of its answers wrong on purpose" if wrong else "")
@@ -112,7 +119,7 @@ def _learned(run: Run) -> str:
     now = _share(run.after, -1)
     if now is not None:
         was = _share(run.before, -1)
-        how = _how_drawn(run)
+        how = _also_trained(run) + _how_drawn(run)
         if was is None:
             return (
                 f"After training, answers of the last turn are right {percent(now)} of the time on {now.total} held-out "
@@ -134,8 +141,8 @@ def _learned(run: Run) -> str:
     names = compared_names(run, ACCURACY, Comparison(last_turn=True))
     points = [(r["step"], value) for r in run.updates() for n in names if (value := finite(r.get(n))) is not None]
     if not points:
-        return "" if run.dialogues else "Nothing has been trained yet."
-    held_out = "Held-out questions were not evaluated after training."
+        return "" if run.dialogues or run.updates() else "Nothing has been trained yet."
+    held_out = "No evaluation after training is recorded."
     if len(points) < FEW:
         return (
             f"On the training questions, answers of the last turn are right {points[-1][1]:.1%} of the time. {held_out}"
@@ -146,6 +153,17 @@ def _learned(run: Run) -> str:
         f"On the training questions, answers of the last turn are right {last:.1%} of the time (mean of the last "
         f"{few_updates(few)}). In the first {few_updates(few)} they were right {first:.1%} of the time. {held_out}"
     )
+
+
+def _also_trained(run: Run) -> str:
+    """Say how many questions of the evaluations are also among the recorded questions of training."""
+    asked = {
+        when: {(one.dialogue.example.id, one.dialogue.example.question) for one in run.dialogues if one.when == when}
+        for when in {one.when for one in run.dialogues}
+    }
+    held_out = asked.pop("before", set()) | asked.pop("after", set())
+    both = held_out & set().union(*asked.values())
+    return f" The team was also trained on {counted(len(both), 'question')} of these." if both else ""
 
 
 def paired_gain(run: Run) -> Difference | None:
@@ -186,7 +204,11 @@ def _talking(run: Run) -> str:
         return ""
     opening, closing = (run.after.turns[i].agents for i in (0, -1))
     both = [name for name in opening if name in closing and opening[name].total and closing[name].total]
-    best = max(both, key=lambda name: opening[name].value) if len(both) > 1 else None
+    best = (
+        max(both, key=lambda name: opening[name].value)
+        if len(both) > 1 and speak_first_alone(run.of("after"))
+        else None
+    )
     alone = None if best is None else _against(run, best)
     better = alone is None or alone.sign == 1
     verdict = {
@@ -278,16 +300,23 @@ def _results(games: list[Dialogue]) -> str:
     return " ".join([f"{illegal} of them ended with an illegal move.", *told])
 
 
-def _model(section: dict[str, Any]) -> str:
-    if section.get("engine") == "human":
-        return "a person"
-    if section.get("tiny") is not None:
-        tiny = section["tiny"]
-        what = f"tiny {tiny.get('architecture', 'llama')}, {counted(tiny.get('layers', 3), 'layer')}"
-    else:
-        what = str(
-            section.get("model")
-            or (section.get("api") or {}).get("model")
-            or f"speaks with {section.get('policy')}'s weights"
-        )
-    return what + (", LoRA" if section.get("lora") else "") + ("" if section.get("trainable", True) else ", frozen")
+def _model(section: dict[str, Any], output_dir: str) -> str:
+    """What speaks for an agent, as far as its section says it."""
+    if section.get("engine") in _ENGINES:
+        return _ENGINES[section["engine"]]
+    model, tiny = section.get("model") or (section.get("api") or {}).get("model"), section.get("tiny")
+    parts = []
+    if tiny is not None:
+        parts.append(" ".join(["tiny", *filter(None, [tiny.get("architecture")])]))
+        parts += [counted(tiny["layers"], "layer")] if "layers" in tiny else []
+    elif isinstance(model, str) and model.startswith(f"{output_dir}/"):
+        parts.append(f"a model without a name, saved in {model.removeprefix(f'{output_dir}/')}")
+    elif model:
+        parts.append(str(model))
+    elif section.get("policy"):
+        parts.append(f"speaks with {section['policy']}'s weights")
+    adapter = "LoRA" if section.get("lora") else "with an adapter" if section.get("adapter") else ""
+    return ", ".join([*parts, *filter(None, [adapter]), *(["frozen"] if section.get("trainable") is False else [])])
+
+
+_ENGINES = {"human": "a person", "python": "an engine that was passed in Python"}

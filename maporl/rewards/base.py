@@ -22,6 +22,9 @@ class RewardSource:
     not (:func:`as_source` wraps it). A source that fails raises; nothing turns a failure into 0.
     """
 
+    answers_only: bool = False
+    """Whether it is shown only the utterances that answer the question. All sources that come with maporl are. A source
+    of one's own is shown whole dialogues, and returns None for an utterance that it does not score."""
     learns: bool = False
     """Whether it changes while a team is trained: then :meth:`save` and :meth:`load` make it part of checkpoints."""
 
@@ -43,8 +46,8 @@ class RewardSource:
 class FunctionSource(RewardSource):
     """A function ``(dialogues, task) -> values`` as a source."""
 
-    def __init__(self, function: Callable[[list[Dialogue], Task], Values]):
-        self.function = function
+    def __init__(self, function: Callable[[list[Dialogue], Task], Values], answers_only: bool = False):
+        self.function, self.answers_only = function, answers_only
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """The function's values."""

@@ -22,13 +22,16 @@ def assign_credit(
     """Set ``rewards["credit"]`` of the utterances of graded and scored ``dialogues``.
 
     ``reward.rules`` turn the scores into credits. Without rules, an answer's credit is its shared score plus the
-    collaboration bonus. Then the answer's own penalties are subtracted. An utterance that has no credit after this,
-    such as a summary, gets the mean credit of the utterances whose speakers were shown it. If it was shown to nobody,
-    it is not trained on.
+    collaboration bonus, and the credit of another utterance is its own score, if a source or the protocol gave it one.
+    Then the penalties of answers are subtracted. An utterance that has no credit after this, such as a summary, gets the
+    mean credit of the utterances whose speakers were shown it, and of those that it settled. If there are none, it has
+    no credit and is not trained on.
 
     ``digits`` lists, for each policy, the token ids that may repeat. The parts of a credit keep their names: ``bonus``,
     and ``penalty/NAME``, which is negative.
     """
+    for u in (u for d in dialogues for u in d.utterances):
+        u.rewards.pop("credit", None)  # a batch that is resampled is credited again
     answers = [u for d in dialogues for u in d.answers()]
     penalties = reward.penalties
     if penalties is not None:
@@ -37,7 +40,7 @@ def assign_credit(
             for u in answers:
                 u.rewards["score"] = min(_penalties(u), default=u.rewards["score"])
     if reward.rules:
-        _by_rules(dialogues, reward)
+        credit_by_rules(dialogues, reward)
     else:
         _by_shares(dialogues, agents, reward)
     if penalties is not None and penalties.mode == "subtract":
@@ -45,10 +48,10 @@ def assign_credit(
             if "credit" in u.rewards:
                 u.rewards["credit"] += sum(_penalties(u))
     for dialogue in dialogues:
-        _credit_helpers(dialogue)
+        credit_by_readers(dialogue)
 
 
-def _by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
+def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
     """Apply the rules from left to right to the dialogues of each question."""
     rules = build_rules(reward.rules)
     questions: dict[int, list[Dialogue]] = {}
@@ -60,13 +63,19 @@ def _by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
             credits = rule(siblings, credits)
         for dialogue, own in zip(siblings, credits, strict=True):
             for u in dialogue.utterances:
-                u.rewards.pop("credit", None)
                 if u.id in own:
                     u.rewards["credit"] = own[u.id]
 
 
 def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:
-    """Set credits as MAPoRL does: shared scores plus the collaboration bonus."""
+    """Set credits as MAPoRL does: an answer gets shared scores plus the collaboration bonus.
+
+    MAPoRL has answers only. The score of another utterance is its own, so it is shared with nobody.
+    """
+    for u in (u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards):
+        u.rewards["credit"] = u.rewards["score"]
+    if not any(d.answers() for d in dialogues):
+        return
     grid = _Grid(dialogues, agents)
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
     bonus = np.zeros(credit.shape)
@@ -132,17 +141,14 @@ class _Grid:
         return array
 
 
-def _credit_helpers(dialogue: Dialogue) -> None:
-    """Give the mean credit of its consumers to each utterance without a credit.
+def credit_by_readers(dialogue: Dialogue) -> None:
+    """Give each utterance without a credit the mean credit of those that were shown it, and of those that it settled.
 
-    The last utterance comes first, because a consumer may lack a credit itself.
+    The last utterance comes first, because a reader may lack a credit itself.
     """
     for u in reversed(dialogue.utterances):
         if "credit" not in u.rewards:
-            consumers = [
-                c.rewards["credit"] for c in dialogue.utterances if u.id in c.parents and "credit" in c.rewards
-            ]
-            if consumers:
-                u.rewards["credit"] = sum(consumers) / len(consumers)
-            else:
-                u.trainable = False  # no other agent was shown it, so it earns no credit
+            heirs = [v for v in dialogue.utterances if u.id in v.parents or v.id in u.settles]
+            credits = [v.rewards["credit"] for v in heirs if "credit" in v.rewards]
+            if credits:
+                u.rewards["credit"] = sum(credits) / len(credits)

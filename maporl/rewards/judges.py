@@ -19,6 +19,8 @@ Speak = Callable[[str, list[list[Message]]], list[str]]
 class PointwiseJudge(RewardSource):
     """Shows every answer to the judge. The reward is the last number of the verdict, divided by ``largest``."""
 
+    answers_only = True
+
     def __init__(self, section: JudgeSection, speak: Speak):
         self.section, self.speak = section, speak
 
@@ -61,6 +63,8 @@ class PairwiseJudge(RewardSource):
     number of dialogues. The tournaments of all questions advance together, so that the judge answers one batch per
     round.
     """
+
+    answers_only = True
 
     def __init__(self, section: ArenaSection, speak: Speak):
         self.section, self.speak = section, speak

@@ -48,6 +48,8 @@ class Brevity(RewardSource):
     person's, has no value.
     """
 
+    answers_only = True
+
     def __init__(self, tokens: int):
         self.tokens = tokens
 

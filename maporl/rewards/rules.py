@@ -531,7 +531,7 @@ def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str =
     Raises:
         ConfigError: a name is unknown, its options are wrong, or what a rule ``needs`` or ``reads`` is not a set of names.
     """
-    rules: list[Rule] = build_named(entries, RULES, where)
+    rules: list[Rule] = build_named(entries, RULES, where, Rule)
     for rule in rules:
         check_names(rule.needs, f"{where}: {type(rule).__name__}.needs")
         check_names(rule.reads, f"{where}: {type(rule).__name__}.reads")

@@ -41,7 +41,7 @@ class Scorer:
         grade_answers(dialogues, task)
 
     def fill_in(self, dialogues: list[Dialogue], task: Task, names: Collection[str]) -> None:
-        """Set the rewards called ``names`` of every answer that lacks them.
+        """Set the rewards called ``names`` of every utterance that lacks them and that their sources score.
 
         Raises:
             RewardFailure: a source failed.
@@ -49,7 +49,7 @@ class Scorer:
         fill_in(dialogues, task, {name: self.sources[name] for name in names})
 
     def score(self, dialogues: list[Dialogue], task: Task) -> None:
-        """Grade every answer, and set ``rewards["score"]`` to the weighted sum of its sources.
+        """Grade every answer, and set ``rewards["score"]`` of the utterances to the weighted sum of their sources.
 
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.
@@ -58,16 +58,16 @@ class Scorer:
         score_dialogues(dialogues, task, self.sources, self.reward.sources)
 
     def worth(self, dialogues: list[Dialogue], task: Task) -> list[float]:
-        """Return the sum of the scores of each dialogue's answers. Each dialogue is judged separately.
+        """Return the sum of the scores of each dialogue's utterances. Each dialogue is judged separately.
 
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.
         """
         self.score(dialogues, task)
-        return [sum(u.rewards["score"] for u in dialogue.answers()) for dialogue in dialogues]
+        return [sum(u.rewards.get("score", 0.0) for u in dialogue.utterances) for dialogue in dialogues]
 
     def credit(self, dialogues: list[Dialogue], task: Task) -> None:
-        """Score every answer and set the credit of every utterance (``rewards["credit"]``), including penalties.
+        """Score the utterances and set their credits (``rewards["credit"]``), including penalties.
 
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.

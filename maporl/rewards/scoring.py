@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from maporl.rewards.base import RewardFailure, RewardSource, where
+from maporl.rewards.base import RewardFailure, RewardSource, Values, as_source, where
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
 
@@ -26,34 +26,60 @@ def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
 
 
 def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardSource]) -> None:
-    """Set ``rewards[name]`` for each of the ``sources`` and for each answer that lacks it.
+    """Set ``rewards[name]`` for each of the ``sources``, where it is missing and the source has a value.
+
+    A source that is ``answers_only`` is shown only the answers that lack the reward. Any other source is shown whole
+    dialogues, because what a plan is worth may depend on what others made of it. A plain function is such a source.
 
     Raises:
         RewardFailure: a source raised an error, or gave the wrong number of values or a value that is not finite.
     """
-    for name, source in sources.items():
-        lacking = [replace(d, utterances=[u for u in d.answers() if name not in u.rewards]) for d in dialogues]
-        lacking = [d for d in lacking if d.utterances]
+    for name, source in ((name, as_source(given)) for name, given in sources.items()):
+        shown = _shown(name, source, dialogues)
         try:
-            values = source(lacking, task) if lacking else []
+            values = source(shown, task) if shown else []
         except RewardFailure:
             raise
         except Exception as error:
             raise RewardFailure(
-                f"reward source {name!r} failed on task {task.name}: {type(error).__name__}: {error}"
+                f"reward source {name!r} failed on task {task.name}: {type(error).__name__}: {error}{_hint(shown)}"
             ) from error
-        if [len(row) for row in values] != [len(d.utterances) for d in lacking]:
-            raise RewardFailure(
-                f"reward source {name!r}: expected one value for each of the {sum(len(d.utterances) for d in lacking)} "
-                f"answers of {len(lacking)} dialogues, got {sum(map(len, values))} for {len(values)}"
-            )
-        for dialogue, row in zip(lacking, values, strict=True):
+        _must_fit(name, values, shown)
+        for dialogue, row in zip(shown, values, strict=True):
             for utterance, value in zip(dialogue.utterances, row, strict=True):
-                if value is None:
+                if value is None or name in utterance.rewards:
                     continue
                 if not math.isfinite(value):
                     raise RewardFailure(f"reward source {name!r} gave {value} to {where(dialogue, utterance)}")
                 utterance.rewards[name] = value
+
+
+def _shown(name: str, source: RewardSource, dialogues: list[Dialogue]) -> list[Dialogue]:
+    """Return what ``source`` is shown of ``dialogues``, in which nothing is shown that has its reward throughout."""
+    if not source.answers_only:
+        return [d for d in dialogues if any(name not in u.rewards for u in d.utterances)]
+    lacking = [replace(d, utterances=[u for u in d.answers() if name not in u.rewards]) for d in dialogues]
+    return [d for d in lacking if d.utterances]
+
+
+def _must_fit(name: str, values: Values, shown: list[Dialogue]) -> None:
+    """Check that there is a value, or None, for each utterance."""
+    if [len(row) for row in values] != [len(d.utterances) for d in shown]:
+        raise RewardFailure(
+            f"reward source {name!r}: expected one value for each of the {sum(len(d.utterances) for d in shown)} "
+            f"utterances of {len(shown)} dialogues, got {sum(map(len, values))} for {len(values)}{_hint(shown)}"
+        )
+
+
+def _hint(shown: list[Dialogue]) -> str:
+    """Return what one may have forgotten where utterances were shown that do not answer the question."""
+    others = [u for d in shown for u in d.utterances if not u.answers]
+    if not others:
+        return ""
+    return (
+        f"; it was also shown utterances that do not answer the question ({others[0].agent}'s, for example), which have no "
+        "grade: return None for those that it does not score"
+    )
 
 
 def score_dialogues(
@@ -61,16 +87,26 @@ def score_dialogues(
 ) -> None:
     """Set ``rewards["score"]`` to the weighted sum of the rewards that an utterance has.
 
-    ``sources`` score the answers first. A name in ``weights`` without a source is a reward that the protocol has paid;
-    the protocol may pay it to any utterance.
+    The ``sources`` are asked first. A name in ``weights`` without a source is a reward that the protocol has paid; the
+    protocol may pay it to any utterance. A reward of weight 0 makes no score for an utterance that does not answer.
 
     Raises:
         RewardFailure: a source failed, or an answer has none of these rewards.
     """
     fill_in(dialogues, task, {name: sources[name] for name in weights if name in sources})
+    weighted_scores(dialogues, weights)
+
+
+def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> None:
+    """Set ``rewards["score"]`` from the rewards that the utterances have already.
+
+    Raises:
+        RewardFailure: an answer has none of the rewards in ``weights``.
+    """
     for dialogue in dialogues:
         for u in dialogue.utterances:
-            values = [weight * u.rewards[name] for name, weight in weights.items() if name in u.rewards]
+            counted = (name for name, weight in weights.items() if name in u.rewards and (weight or u.answers))
+            values = [weights[name] * u.rewards[name] for name in counted]
             if values:
                 u.rewards["score"] = sum(values)
             elif u.answers:

@@ -108,7 +108,7 @@ class RolloutDriver:
         ``prompt`` and ``rollout`` are its numbers in the batch.
 
         Raises:
-            ValueError: the protocol asks an agent that is not among the speakers.
+            ValueError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
         """
         dialogue = Dialogue(example, [], prompt=self.first + prompt, rollout=rollout)
         episode = Episode(dialogue, self._play(example, rollout), rollout)
@@ -151,7 +151,8 @@ class RolloutDriver:
         """Answer what each episode asks for, all in one batch. Return the new utterances of each episode.
 
         Raises:
-            ValueError: a protocol asks an agent twice in one step, or asks an agent that is not among the speakers.
+            ValueError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
+                parents that nobody has said.
         """
         requests = [request for episode in episodes for request in self._requests(episode)]
         pairs = iter(zip(requests, self._replies(requests), strict=True))
@@ -227,6 +228,14 @@ class RolloutDriver:
                 raise ValueError(
                     f"the protocol asks agent {ask.agent!r} but agents are {list(self.specs)}; add it to the team or mend the "
                     "protocol"
+                )
+            said = range(len(episode.dialogue.utterances))
+            if any(parent not in said for parent in ask.parents):
+                raise ValueError(
+                    f"the protocol asks agent {ask.agent!r} with parents={tuple(ask.parents)!r:.80}, but only utterances 0 to "
+                    f"{len(said) - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
+                    if said
+                    else f"the protocol asks agent {ask.agent!r} with parents={tuple(ask.parents)!r:.80}, but nothing was said yet"
                 )
 
     def _requests(self, episode: Episode) -> list[Request]:

@@ -102,7 +102,7 @@ class UntrainedWeights:
         prompts = [encode_prompt(voice.tokenizer, messages) for messages in conversations]
         for prompt in prompts:
             voice.check_length(len(prompt), most, f"restating an answer of policy {policy!r}")
-        sampling = Sampling(most, 0.0, voice.stop_ids, self.batch_size)
+        sampling = Sampling(most, 0.0, voice.stop_ids, self.batch_size, stop_strings=voice.stop_strings)
         with self.model_of(policy) as model:
-            answers = generate(model, prompts, voice.tokenizer.pad_token_id, sampling)
+            answers = generate(model, prompts, sampling)
         return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]

@@ -16,10 +16,13 @@ from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
 from maporl.team.agents import Policy
+from maporl.team.pretrained import has_weights
 from maporl.team.team import Team
+from maporl.training.run_record import INITIAL
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start
 from maporl.validation.preflight import tasks_of, training_arguments
+from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.atomic import new_folder
@@ -44,9 +47,12 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     args = training_arguments(config)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
+    check_taught(config, task)
     team = team or Team.from_config(config)
     if config.warm_start.steps:
         _warm_start_once(config, team, quiet)
+    else:
+        _load_initial(team, Path(config.output_dir) / INITIAL)
     args.disable_tqdm = quiet
     stages = config.schedule.curriculum
     return MultiAgentPPOTrainer(
@@ -62,6 +68,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         branching=config.branching,
         curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
         engine_options=_engine_options(config),
+        config=config,
     )
 
 
@@ -143,6 +150,8 @@ def player_of(
 def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) -> None:
     """Load the weights of a ``checkpoint-N`` or ``final`` folder into the trainable ``policies``.
 
+    Frozen ones get the weights with which the run began, if it has saved them.
+
     Raises:
         CheckpointError: the folder lacks a policy.
     """
@@ -154,6 +163,8 @@ def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) ->
                     f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder"
                 )
             load_weights(policy.model, policy.adapter, root / policy.name)
+        elif has_weights(initial := checkpoint.parent / INITIAL / policy.name):
+            load_weights(policy.model, policy.adapter, initial)
 
 
 def _engine_options(config: Config) -> dict[str, Any]:
@@ -172,7 +183,7 @@ def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
 
     These weights are PPO's reference, and they must be the same after resuming.
     """
-    initial = Path(config.output_dir) / "initial"
+    initial = Path(config.output_dir) / INITIAL
     if not distributed.is_main():
         distributed.barrier()  # wait until the main process has written it
     if initial.is_dir():
@@ -188,6 +199,13 @@ def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
             save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
         write_manifest(partial)
     distributed.barrier()
+
+
+def _load_initial(team: Team, initial: Path) -> None:
+    """Load the weights with which a run made in Python began, if this is its folder."""
+    for policy in team.policies.values():
+        if has_weights(initial / policy.name):
+            load_weights(policy.model, policy.adapter, initial / policy.name)
 
 
 def _check_warm_start(initial: Path) -> None:

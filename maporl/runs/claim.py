@@ -1,21 +1,19 @@
 """Take the output folder for a run, so that no two runs share one and no run is overwritten."""
 
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
+from maporl.config.imports import FINGERPRINTS, module_files
 from maporl.storage.run_folder import RunExists
 from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
+from maporl.training.run_record import AFTER, CONFIG, FINAL, rest_of
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import replace_file
-from trl_ext.fingerprint import DATA, check_data, fingerprint, remember_data
+from trl_ext.fingerprint import Fingerprint, check_data, fingerprint, remember_data
 from trl_ext.manifest import CheckpointError
-from trl_ext.run_lock import LOCK, holds_something, is_leftover
-
-CONFIG = "config.yaml"
-UNTRAINED = {"evaluation_before.json", "evaluation_before.jsonl"}
-"""What a run writes before it trains anything, besides its configuration, its data's fingerprints and ``initial/``."""
+from trl_ext.run_lock import holds_something
 
 
 def claim(folder: Path, config: Config, resume: bool) -> None:
@@ -30,7 +28,9 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     """
     if resume:
         must_hold_run(folder)
-        begun = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        # the run's folder and the user's own modules may have moved
+        begun = replace(kept, output_dir=config.output_dir, pythonpath=config.pythonpath)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
@@ -41,17 +41,21 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     else:
         must_be_free(folder)
     data = {name: fingerprint(task) for name, task in _tasks(config).items()}
+    modules = {name: _lines(file) for name, file in module_files(config).items()}
     if resume:
         data = check_data(folder, data) | data
-    else:
+        check_data(folder, modules, FINGERPRINTS, "module")
+    if not resume or kept != config:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)
+    if modules:
+        remember_data(folder, modules, FINGERPRINTS)
 
 
 def has_ended(folder: Path, config: Config) -> bool:
     """Return whether the run in ``folder`` has its final weights, and their evaluation if it has one."""
-    evaluated = not config.evaluation.questions or (folder / "evaluation_after.json").exists()
-    return evaluated and (folder / "final").is_dir()
+    evaluated = not config.evaluation.questions or (folder / AFTER).exists()
+    return evaluated and (folder / FINAL).is_dir()
 
 
 def must_hold_run(folder: Path) -> None:
@@ -61,7 +65,7 @@ def must_hold_run(folder: Path) -> None:
         CheckpointError: it has none, or an empty one.
     """
     if not (folder / CONFIG).is_file() or not (folder / CONFIG).stat().st_size:
-        rest = _rest(folder) - {CONFIG} if folder.is_dir() else set()
+        rest = rest_of(folder) - {CONFIG} if folder.is_dir() else set()
         remedy = f"restore it, or start in another folder; it holds {min(rest)}" if rest else "start without --resume"
         raise CheckpointError(f"{folder}: no {CONFIG}, so it holds no run to resume; {remedy}")
 
@@ -74,25 +78,14 @@ def must_be_free(folder: Path) -> None:
     """
     file = folder / CONFIG
     unwritten = file.is_file() and not file.stat().st_size  # earlier versions could be killed before they wrote it
-    if holds_something(folder) and not (unwritten and _rest(folder) == {CONFIG}):
+    if holds_something(folder) and not (unwritten and rest_of(folder) == {CONFIG}):
         other = "choose another folder (--set output_dir=...)"
         remedy = f"Go on with its run (--resume), or {other}" if file.is_file() else other.capitalize()
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. {remedy}")
 
 
-def release(folder: Path) -> None:
-    """Empty the folder of a run that failed before it trained anything, so that a corrected run can use the folder."""
-    if not _rest(folder) <= {CONFIG, DATA, *UNTRAINED}:
-        return
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):  # the lock last: until then nobody begins
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _rest(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if not is_leftover(path)}
+def _lines(file: Path) -> Fingerprint:
+    return fingerprint(file.read_text(encoding="utf-8", errors="replace").split("\n"))
 
 
 def _tasks(config: Config) -> dict:

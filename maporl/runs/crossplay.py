@@ -36,6 +36,7 @@ ALIKE: dict[str, Callable[[Config], Any]] = {
     "ppo.response_length": lambda config: config.ppo.response_length,
     "ppo.stop_token": lambda config: config.ppo.stop_token,
     "ppo.stop_token_id": lambda config: config.ppo.stop_token_id,
+    "ppo.stop_strings": lambda config: config.ppo.stop_strings,
     "evaluation.questions": lambda config: config.evaluation.questions,
     "evaluation.temperature": lambda config: config.evaluation.temperature,
     "evaluation.top_p": lambda config: config.evaluation.top_p,

@@ -1,6 +1,7 @@
 """Let a person play in place of any agent, in any protocol. The dialogues are graded, scored and recorded."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from maporl.config import parse_config, read_yaml, to_yaml, unknown
@@ -90,7 +91,7 @@ class Game:
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
             replace_file(file, text)
-        elif parse_config(read_yaml(file), str(file)) != config:
+        elif replace(parse_config(read_yaml(file), str(file)), pythonpath=config.pythonpath) != config:
             raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
 
 
@@ -99,7 +100,7 @@ def welcome(game: Game, config: Config) -> str:
     others = [name for name in config.agents if name != game.person]
     turns = f" of {turns_of(config)} turns" if turns_of(config) > 1 else ""
     return (
-        f"You are {game.person}, beside {', '.join(others) or 'nobody'}: {config.protocol.get('name', 'debate')}{turns} on "
+        f"You are {game.person}, beside {', '.join(others) or 'nobody'}: {config.protocol['name']}{turns} on "
         f"{config.task['name']}.\nYou read what the model in your place would read, with the others' answers. Enter "
         "sends your answer, Ctrl-D leaves."
     )

@@ -48,27 +48,30 @@ _PATH = re.compile(r"(file:/*)?(/|~/|\.{1,2}/|[A-Za-z]:[\\/]).*")
 _LONG_PATH = re.compile(r"(file:/*|/|~/)[^\s{}<>|,;:'\"]*[^\s{}<>|,;:'\"/]/[^\s{}<>|,;:'\"]+")
 
 
-def team_files(final: Path, policies: list[str]) -> tuple[dict[str, Path], list[str]]:
+def team_files(policies: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
     """Return the files that a team consists of, by their path in the repository, and the files that are left out.
+
+    ``policies`` maps the folders of the repository to those here.
 
     Raises:
         RunError: a file or a folder of the team is a link. It may lead to anything on this machine.
     """
     files: dict[str, Path] = {}
-    left_out = [entry.name for entry in sorted(final.iterdir()) if entry.name not in policies]
-    for policy in policies:
-        for path in sorted((final / policy).rglob("*")):
-            name = path.relative_to(final).as_posix()
-            folder = path.parent.relative_to(final / policy).as_posix()
+    left_out = []
+    for policy, own in policies.items():
+        inner = tuple(f"{other}/" for other in policies if other.startswith(f"{policy}/"))
+        for path in sorted(own.rglob("*")):
+            inside = path.relative_to(own).as_posix()
+            folder = path.parent.relative_to(own).as_posix()
             wanted = folder in FOLDERS and any(fnmatchcase(path.name, known) for known in (*WEIGHTS, *TEXTS))
-            if path.is_symlink() and (wanted or name == f"{policy}/critic"):
+            if path.is_symlink() and (wanted or inside == "critic"):
                 raise RunError(
                     f"{path}: is a link, and what it leads to may not be the team's; put a copy of the file in its place"
                 )
             if wanted and path.is_file():
-                files[name] = path
-            elif path.is_symlink() or not path.is_dir():
-                left_out.append(name)
+                files[f"{policy}/{inside}"] = path
+            elif (path.is_symlink() or not path.is_dir()) and not f"{policy}/{inside}".startswith(inner):
+                left_out.append(f"{policy}/{inside}")
     return files, left_out
 
 

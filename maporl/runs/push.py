@@ -18,7 +18,8 @@ from maporl.report.page import payload, render, results
 from maporl.report.read import Run, read_run
 from maporl.report.story import story
 from maporl.runs.public import ADDRESSES, TEXTS, Scrubber, must_not_be_links, team_files
-from maporl.team.pretrained import first_line
+from maporl.team.pretrained import first_line, own_places, weights_of
+from maporl.training.run_record import FINAL, INITIAL, TOKENIZERS
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 
@@ -28,7 +29,7 @@ _CARD = """---
 
 # {name}
 
-A team of language models that talk to each other, trained together with `maporl`.
+A team of language models that talk to each other, {made} with `maporl`.
 
 {story}
 
@@ -50,11 +51,9 @@ maporl eval {name}    # held-out accuracy per turn
 ```
 
 Each policy has a folder with a model or an adapter: {policies}. `value_head.safetensors` is a critic's head, which only
-further training needs. `config.yaml` is the whole configuration of the run, and `report.html` is its report.
+further training needs. `config.yaml` is what is recorded of the run, and `report.html` is its report.
 
-## Method
-
-Multi-agent PPO on dialogues: protocol `{protocol}`, task `{task}`, {updates} updates; objective `{objective}`, KL coefficient {kl_coef}.
+{method}
 
 ## Citation
 
@@ -98,8 +97,10 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
     if "/" not in name:
         raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
     record = read_run(run)
-    if not (record.folder / "final").is_dir() or not record.config:
-        raise RunError(f"{run}: has no final weights and config.yaml; push a run that has ended")
+    if not record.config or not _policies(record):
+        raise RunError(
+            f"{run}: has no final weights and config.yaml; push a run that has ended, or a folder that Team.save wrote"
+        )
     contents, notes = pack(record, name)
     files = [(path, len(c) if isinstance(c, bytes) else c.stat().st_size) for path, c in sorted(contents.items())]
     address = f"https://huggingface.co/{name}"
@@ -129,12 +130,14 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     Raises:
         RunError: the run has no final weights, or a file of the team is a link.
     """
-    final = run.folder / "final"
-    must_not_be_links(final, *(run.folder / file for file in EVALUATIONS), *(p for p in final.iterdir() if p.is_dir()))
-    policies = _policies(run, final)
-    files, left_out = team_files(final, policies)
+    root, policies = weights_of(run.folder), _policies(run)
+    sections, more = _own_folders(run)
+    folders = {**more, **{policy: root / policy for policy in policies}}
+    must_not_be_links(root, *(run.folder / file for file in EVALUATIONS), *folders.values())
+    files, left_out = team_files(folders)
+    left_out += [p.name for p in sorted(root.iterdir()) if root != run.folder and p.name not in policies]
     scrubber = Scrubber(run.folder)
-    config = scrubber.config({**run.config, "output_dir": name.split("/")[1]})
+    config = scrubber.config({**run.config, "output_dir": name.split("/")[1], "agents": sections})
     for section in config.get("agents", {}).values():
         if section.get("engine") == "vllm":  # the server belongs to whoever trained the team
             section |= {"engine": "transformers", "vllm": None}
@@ -156,7 +159,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
         for n, s in config.get("agents", {}).items()
         if s.get("model") in scrubber.places.values() and (s.get("lora") or not s.get("trainable", True))
     ]
-    notes = [*scrubber.notes, *(f"left out: final/{path}" for path in left_out)]
+    notes = [*scrubber.notes, *(f"left out: {root.name}/{path}" for path in left_out)]
     notes += [
         f"agents.{n}: its base is a folder of this machine; who loads the team must give agents.{n}.model"
         for n in bases
@@ -165,14 +168,35 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     return contents, [*notes, f"everybody can read: the {run.recorded} recorded dialogues, in report.html"]
 
 
-def _policies(run: Run, final: Path) -> list[str]:
-    """Return the names of the folders in ``final`` that are policies of the run's agents."""
-    named = [str((section or {}).get("policy") or name) for name, section in run.agents().items()]
-    ours = re.compile(f"({'|'.join(map(re.escape, named))})(-turn\\d+|-first|-rest)?")
-    policies = sorted(path.name for path in final.iterdir() if path.is_dir() and ours.fullmatch(path.name))
-    if not policies:
-        raise RunError(f"{final}: holds no policy of {named}; push a run that has ended")
-    return policies
+def _policies(run: Run) -> list[str]:
+    """Return the names of the policies of the run's agents that have a folder of weights."""
+    known = []
+    for name, section in run.agents().items():
+        turns = section.get("policy_per")
+        known += turns if isinstance(turns, list) else [str(section.get("policy") or name)]
+    ours = re.compile(f"({'|'.join(map(re.escape, known))})(-turn\\d+|-first|-rest)?")
+    root = weights_of(run.folder)
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and ours.fullmatch(path.name))
+
+
+def _own_folders(run: Run) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the agents' sections with names in the repository for what the run has saved, and the folders of these names.
+
+    Such are the weights of frozen agents, and models below adapters.
+    """
+    sections: dict[str, Any] = dict(run.agents())
+    folders: dict[str, Path] = {}
+    if run.config.get("restate") == "base_model":  # final weights must not take the place of those that restate answers
+        return sections, folders
+    for agent, section in run.agents().items():
+        places = own_places(section, str(run.config.get("output_dir")), run.folder)
+        inside = {key: Path(place).relative_to(run.folder).parts for key, place in places.items()}
+        names = {key: "/".join(parts[parts[0] in (INITIAL, TOKENIZERS, FINAL) :]) for key, parts in inside.items()}
+        folders |= {
+            names[key]: Path(place) for key, place in sorted(places.items(), key=lambda one: one[0] != "tokenizer")
+        }
+        sections[agent] = section | {key: f"./{own}" for key, own in names.items()}
+    return sections, folders
 
 
 def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:
@@ -203,7 +227,7 @@ def _hub_names(found: re.Match[str]) -> str:
 
 
 def _hub_name(name: str) -> bool:
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
 
 
 def _addresses(value: Any, at: str = "") -> list[str]:
@@ -217,7 +241,6 @@ def _addresses(value: Any, at: str = "") -> list[str]:
 
 def card(run: Run, name: str, policies: list[str]) -> str:
     """Return the README of a pushed team."""
-    config = run.config
     bases = sorted({a["model"] for a in run.agents().values() if _hub_name(a.get("model") or "")})
     data = ModelCardData(
         library_name="maporl",
@@ -234,12 +257,26 @@ def card(run: Run, name: str, policies: list[str]) -> str:
         failures=f"**Where it still fails** (counted over {failed['scope']}):\n\n{lines}" if lines else "",
         results=_results(run),
         policies=", ".join(f"`{policy}`" for policy in policies),
-        protocol=(config.get("protocol") or {}).get("name"),
-        task=(config.get("task") or {}).get("name"),
-        updates=config.get("updates"),
-        objective=(config.get("ppo") or {}).get("objective"),
-        kl_coef=(config.get("ppo") or {}).get("kl_coef"),
+        made="trained together" if run.updates() else "saved",
+        method=_method(run),
     )
+
+
+def _method(run: Run) -> str:
+    """Return the card's section on the training, with what the run's folder tells of it."""
+    updates = run.updates()
+    if not updates:
+        return ""
+    ppo = run.section("ppo")
+    known = {
+        "protocol": run.section("protocol").get("name"),
+        "task": run.section("task").get("name"),
+        "updates": updates[-1]["step"],
+        "objective": ppo.get("objective"),
+        "KL coefficient": ppo.get("kl_coef"),
+    }
+    told = ", ".join(f"{what} `{value}`" for what, value in known.items() if value is not None)
+    return f"## Method\n\nReinforcement learning on the team's own dialogues: {told}."
 
 
 def _results(run: Run) -> str:

@@ -13,7 +13,9 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True)
 class ANLI(ReadTask):
-    """``source`` and ``eval_source``: the hub's ``facebook/anli``, or a ``.jsonl`` file.
+    """A premise entails a hypothesis, contradicts it, or leaves it open (Adversarial NLI).
+
+    ``source`` and ``eval_source``: the hub's ``facebook/anli``, or a ``.jsonl`` file.
 
     ``round`` is 1, 2 or 3, a list of them, or "all". A file whose name has ``{round}`` in it, as in
     ``anli_r{round}/train.jsonl``, is read once for each round; any other file is read once. ``limit`` takes the first

@@ -74,6 +74,17 @@ class Task(ABC):
         """
         raise NotImplementedError(f"task {type(self).__name__} cannot write example answers")
 
+    def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
+        """What a pupil says in ``role``, rightly or wrongly, where the protocol does not teach it (``Ask.taught``).
+
+        By default it is an answer in every role, so that whatever a pupil hears can be repeated. A task overrides this
+        where a planner is to learn plans and a solver answers. Roles come from the protocol, or from ``agents.NAME.role``.
+
+        Raises:
+            NotImplementedError: the task cannot write what is said in this role.
+        """
+        return self.write_answer(example, rng, right)
+
     def write_by_skill(self, example: Example, skill: str) -> str:
         """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on it.
 

@@ -1,6 +1,5 @@
 """Episodes of a game, for protocols that bring their own questions."""
 
-import random
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +37,3 @@ class Episodes(Task):
     def grade(self, example: Example, text: str) -> Grade:
         """No grade: a move is neither right nor wrong, and the protocol grades it when the game is over."""
         return Grade(text, None, "the game is not over")
-
-    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """An empty text, because warm starts draw a legal move instead."""
-        return ""

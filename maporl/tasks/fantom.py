@@ -23,7 +23,9 @@ ARCHIVED = "fantom_v1.json"
 
 @dataclass(frozen=True)
 class FANToM(Task):
-    """``source``: the published archive ``fantom.tar.gz``, its file ``fantom_v1.json``, or rows of one's own.
+    """Questions about what the people of a conversation believe (FANToM).
+
+    ``source``: the published archive ``fantom.tar.gz``, its file ``fantom_v1.json``, or rows of one's own.
 
     The archive is at https://storage.googleapis.com/ai2-mosaic-public/projects/fantom/fantom.tar.gz. Nothing is unpacked
     to disk. As in MAPoRL's code, the document of a question is ``short_context``, and the questions are those about

@@ -12,7 +12,9 @@ from maporl.types import Example, Grade
 
 @dataclass(frozen=True)
 class GSM8K(ReadTask):
-    """``source``: the hub's ``openai/gsm8k:main``, or a ``.jsonl`` file of rows with ``question`` and ``answer``.
+    """Grade-school word problems with a number for an answer (GSM8K).
+
+    ``source``: the hub's ``openai/gsm8k:main``, or a ``.jsonl`` file of rows with ``question`` and ``answer``.
 
     The evaluation split comes from ``eval_source``, or else from the test split of the data set on the hub. ``limit``
     takes the first rows only.

@@ -45,7 +45,9 @@ SUITES: dict[str, dict[str, Benchmark]] = {
 
 @dataclass(frozen=True)
 class Mathematics(ReadTask):
-    """``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
+    """A mathematics benchmark, such as MATH, AIME or AMC.
+
+    ``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
 
     A column inside another one is named with a dot, such as ``reward_model.ground_truth``. If the question is a chat, it
     is the text of the last message. What the regular expression ``remove`` finds in it is taken out, such as a data

@@ -27,7 +27,9 @@ Numbered = list[tuple[int, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class TinyGSM(ReadTask):
-    """``source``: the hub's ``TinyGSM/TinyGSM``, or a ``.jsonl`` file of rows with ``question`` and ``code``.
+    """Grade-school word problems, each labelled by a program that runs in the sandbox (TinyGSM).
+
+    ``source``: the hub's ``TinyGSM/TinyGSM``, or a ``.jsonl`` file of rows with ``question`` and ``code``.
 
     ``code`` may also be in ``meta``. The program runs in the sandbox. What its ``simple_math_problem()`` returns is the
     label, or what its only function returns, if that is a whole number. Other rows are dropped and counted in

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from trl_ext.chat import Tokenizer, check_length
 from trl_ext.forward import base_of
+from trl_ext.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,14 @@ class Voice:
         tokenizer: its tokenizer.
         context: its model's context length in tokens. None means that the model does not give one.
         stop_ids: the token ids that end a completion. They are filled in when a trainer or a player is built.
+        stop_strings: the strings that end a completion too. They are filled in together with ``stop_ids``.
     """
 
     name: str
     tokenizer: Tokenizer
     context: int | None = None
     stop_ids: frozenset[int] = frozenset()
+    stop_strings: StopStrings | None = None
 
     @cached_property
     def digits(self) -> frozenset[int]:
@@ -109,6 +112,11 @@ class Policy:
     def stop_ids(self) -> frozenset[int]:
         """Return the token ids that end its completions."""
         return self.voice.stop_ids
+
+    @property
+    def stop_strings(self) -> StopStrings | None:
+        """Return the strings that end its completions too."""
+        return self.voice.stop_strings
 
     @property
     def is_quantized(self) -> bool:

@@ -23,11 +23,13 @@ from trl_ext.forward import base_of
 from trl_ext.weights import WeightsError, read_adapter, read_model, read_pretrained
 
 
-def policy_names(agent: str, section: AgentSection, turns: int) -> tuple[str, ...]:
+def policy_names(agent: str, section: AgentSection, config: Config) -> tuple[str, ...]:
     """Return the names of the policies that speak for an agent, by turn. The last one speaks in all later turns too."""
+    if isinstance(section.policy_per, list):
+        return tuple(section.policy_per)
     policy = section.policy or agent
     if section.policy_per == "turn":
-        return tuple(f"{policy}-turn{turn}" for turn in range(1, turns + 1))
+        return tuple(f"{policy}-turn{turn}" for turn in range(1, turns_of(config) + 1))
     return (f"{policy}-first", f"{policy}-rest") if section.policy_per == "first_and_rest" else (policy,)
 
 
@@ -63,7 +65,7 @@ def load_agents(
         if not section.weights:
             agents.append(Agent(name, **speaker))
             continue
-        for policy in (names := policy_names(name, section, turns_of(config))):
+        for policy in (names := policy_names(name, section, config)):
             if policy not in loaded:
                 model = _load_policy(name, policy, section, tokenizers[name], bases, weights)
                 adapter = policy if isinstance(model, PeftModel) else None

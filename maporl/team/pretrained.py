@@ -3,15 +3,16 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.config import Config, parse_config, read_yaml
-from maporl.config.parse import apply_overrides
+from maporl.config.imports import with_imports
+from maporl.config.parse import override
 from maporl.errors import RunError
-from maporl.protocols import turns_of
 from maporl.team.agents import Policy
 from maporl.team.checks import check_agents
 from maporl.team.loading import policy_names
@@ -51,33 +52,68 @@ def weights_of(folder: Path) -> Path:
 def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
     """Return the configuration of the team ``name``, and its folder.
 
-    Fully trained models are read from their own folders there, so the models that they started from are not needed. With
-    ``restate: base_model`` they are, because they restate answers. A configuration from the hub may name things on the
-    hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may name anything.
+    What was saved in the folder is read from there, wherever the folder lies now. So the models that fully trained ones
+    started from are not needed. With ``restate: base_model`` they are, because they restate answers. A configuration from
+    the hub may name things on the hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may
+    name anything. Modules that a local configuration names are imported (:mod:`maporl.config.imports`).
+    ``only_in_python`` is left with what playing needs.
 
     Raises:
         RunError: no such team exists, or its configuration refers to something outside its folder.
-        ConfigError: this version cannot read its configuration.
+        ConfigError: this version cannot read its configuration, or a module that it names cannot be imported.
     """
     folder, local = find_run(name), Path(name).is_dir()
     file, root = folder / "config.yaml", weights_of(folder)
-    values = apply_overrides(read_yaml(file, extends=False), overrides)
-    parse_config(values, str(file))  # the types are right from here on
-    started_from = values.get("restate") == "base_model"
+    # a team from the hub brings no code: what the user's own overrides name is in the present folder
+    values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
+    given = override({}, overrides, [Path.cwd()])
+    parsed = parse_config(values, str(file))  # the types are right from here on
     for agent, section in values["agents"].items():
-        own = root / ((section or {}).get("policy") or agent)
-        alone = section and not started_from and all(section.get(key) is None for key in ("tiny", "lora", "adapter"))
-        if alone and section.get("model") and section.get("policy_per", "agent") == "agent" and own.is_dir():
-            # its tokenizer's chat template was saved with the options in it
-            section |= {"model": str(own), "tokenizer": None, "chat_template": None, "template_options": {}}
-    if not local and (reach := reach_of(values, apply_overrides({}, overrides), root)):
+        if section:
+            kept = (given.get("agents") or {}).get(agent) or {}
+            section |= own_places(section, values["output_dir"], folder)
+            if values.get("restate") != "base_model" and not {"model", "adapter", "tokenizer"} & kept.keys():
+                section |= _trained(section, root / policy_names(agent, parsed.agents[agent], parsed)[0])
+    if not local and (reach := reach_of(values, given, root)):
         raise RunError(
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
             f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
         )
-    config = parse_config(values, str(file))
+    config = with_imports(parse_config(values, str(file)), str(file))
     check_agents(config, str(file))
-    return dataclasses.replace(config, output_dir=str(folder) if local else Path(str(name)).name), folder
+    needed = {key: what for key, what in config.only_in_python.items() if not key.startswith("training.")}
+    output = str(folder) if local else Path(str(name)).name
+    return dataclasses.replace(config, output_dir=output, only_in_python=needed), folder
+
+
+def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dict[str, str]:
+    """Return the places in an agent's ``section`` that lie in the team's own ``folder``, as they are now.
+
+    They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team that
+    was pushed.
+    """
+    found = {}
+    for key in ("model", "tokenizer", "adapter"):
+        value = section.get(key)
+        for start in (f"{output_dir}/", "./"):
+            if isinstance(value, str) and value.startswith(start) and ".." not in value:
+                place = folder / value.removeprefix(start)
+                if place.is_dir():
+                    found[key] = str(place)
+    return found
+
+
+def _trained(section: Mapping[str, Any], own: Path) -> dict[str, Any]:
+    """Return the values of an agent's ``section`` that its policy's ``own`` folder of trained weights takes the place of."""
+    found: dict[str, Any] = {}
+    if section.get("adapter") and (own / "adapter_config.json").is_file():
+        found["adapter"] = str(own)
+    elif (own / "config.json").is_file() and not any(section.get(key) for key in ("tiny", "lora", "adapter")):
+        found["model"] = str(own)
+    if section.get("tiny") is None and (own / "tokenizer_config.json").is_file():
+        # its chat template was saved with the options in it
+        found |= {"tokenizer": str(own), "chat_template": None, "template_options": {}}
+    return found
 
 
 def check_complete(config: Config, folder: Path) -> None:
@@ -88,22 +124,28 @@ def check_complete(config: Config, folder: Path) -> None:
     """
     root = weights_of(folder)
     trained = [(name, s) for name, s in config.agents.items() if s.weights and s.trainable]
-    policies = [policy for name, section in trained for policy in policy_names(name, section, turns_of(config))]
+    policies = [policy for name, section in trained for policy in policy_names(name, section, config)]
     missing = [policy for policy in policies if not (root / policy).is_dir()]
     if missing:
         raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is not a team")
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether ``folder`` is that of a saved model or adapter, and not of a tokenizer alone."""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+
+
 def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
     """Load the weights of each policy from the folder of its name in ``policies``, if the run ``folder`` has one.
 
-    Frozen policies are not saved. They have at most the weights that a warm start left, in ``initial/``.
+    Frozen policies are not saved at a run's end. They have at most the weights that they began with, in ``initial/``.
 
     Raises:
         CheckpointError: the weights cannot be read, or they are not exactly those of their policy.
     """
     for name, policy in policies.items():
-        own = next((path for path in (weights_of(folder) / name, folder / "initial" / name) if path.is_dir()), None)
+        places = (weights_of(folder) / name, folder / "initial" / name)
+        own = next((path for path in places if has_weights(path)), None)
         known = policy.adapter is None and policy.model.config._name_or_path == str(own)
         if own is not None and not known:
             load_weights(policy.model, policy.adapter, own)

@@ -19,6 +19,7 @@ from trl_ext.learner import Learner, starting_point
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sampling import stop_ids_of
+from trl_ext.stop_strings import StopStrings
 
 
 class Team:
@@ -77,7 +78,7 @@ class Team:
         return tuple(self.agents)
 
     def find_stop_ids(self, options: PPOOptions) -> None:
-        """Fill in the token ids that end completions, for every policy.
+        """Fill in the token ids and the strings that end completions, for every policy.
 
         Raises:
             ValueError: a policy has no known end-of-sequence id.
@@ -86,6 +87,7 @@ class Team:
             policy.voice.stop_ids = stop_ids_of(
                 base_of(policy.model), policy.tokenizer, options.stop_token, options.stop_token_id
             )
+            policy.voice.stop_strings = StopStrings.of(policy.tokenizer, options.stop_strings)
 
     def build_central_critic(self, args: PPOv2Config, outputs: int) -> CentralCritic | None:
         """Build the critic that policies share, as a copy of the first one's model. None if no policy has one.
@@ -148,6 +150,21 @@ class Team:
             counts[policy.name] = (everything, sum(p.numel() for p in trained) if policy.trainable else 0)
         return counts
 
+    def save(self, folder: str | Path) -> None:
+        """Save the team in a new folder: all policies, their tokenizers, and a ``config.yaml`` with the agents.
+
+        Each policy has a folder of its own, whether it is trained or not: a model, or an adapter. The model below adapters
+        is saved too, unless a folder or the hub has it. :meth:`from_pretrained` loads the team. ``maporl eval`` and
+        ``maporl play`` need a task and a protocol besides, as in ``maporl play FOLDER task.name=gsm8k protocol.name=debate``.
+
+        Raises:
+            RunExists: the folder is not empty.
+            ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
+        """
+        from maporl.team.saving import save_team
+
+        save_team(self, Path(folder))
+
     @classmethod
     def from_config(cls, config: Config, weights: bool = True) -> "Team":
         """Load or build the agents of a configuration. All tokenizers are checked before any model is loaded.
@@ -175,6 +192,8 @@ class Team:
         """
         config, folder = read_team(name, overrides)
         check_complete(config, folder)
-        team = cls.from_config(config)
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # tiny models are random, and the run built them with this seed
+            team = cls.from_config(config)
         load_trained_weights(team.policies, folder)
         return team

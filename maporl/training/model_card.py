@@ -11,12 +11,12 @@ _BODY = """
 # {name}
 
 One policy of a team of language models ({team}) trained together with
-`maporl`: multi-agent PPO on {protocol} dialogues, scored on the task `{task}`.
+`maporl` by reinforcement learning on {protocol} dialogues about the task `{task}`.
 It speaks for: {agents}.
 
 - kind: {kind}
 - updates: {updates}, dialogues: {episodes}
-- critic: {critic}, KL coefficient {kl_coef}, clip range {cliprange}, learning rate {learning_rate}
+- objective: {objective}, critic: {critic}, KL coefficient {kl_coef}, clip range {cliprange}, learning rate {learning_rate}
 
 ```python
 {loading}
@@ -40,6 +40,7 @@ class CardFacts:
     task: str
     updates: int
     episodes: int
+    objective: str
     critic: str
     kl_coef: float
     cliprange: float
@@ -50,8 +51,9 @@ def write_model_card(folder: Path, policy: Policy, facts: CardFacts) -> None:
     """Write the model card of ``policy`` to ``folder/README.md``."""
     base = policy.model.config._name_or_path
     if policy.adapter is not None:
-        kind = f"LoRA adapter on `{base}`"
-        loading = f'base = AutoModelForCausalLM.from_pretrained("{base}")\nmodel = PeftModel.from_pretrained(base, "{policy.name}")'
+        kind = f"adapter on `{base}`" if base else "adapter on a model that has no name"
+        below = f'AutoModelForCausalLM.from_pretrained("{base}")' if base else "...  # the run's initial/NAME/base"
+        loading = f'base = {below}\nmodel = PeftModel.from_pretrained(base, "{policy.name}")'
     else:
         kind = f"full model, `{type(policy.model).__name__}`"
         loading = f'model = AutoModelForCausalLM.from_pretrained("{policy.name}")'

@@ -1,7 +1,7 @@
 """Turn dialogues into training samples: one for each utterance, with the columns that advantages need."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,9 +47,9 @@ class Columns:
     def of(cls, dialogue: Dialogue, utterance: Utterance, policy: str = "") -> "Columns":
         """Return the columns of an utterance that has a credit."""
         before = [u for u in dialogue.utterances if u.order < utterance.order]
-        caller = None if utterance.caller is None else _name(dialogue, dialogue.utterances[utterance.caller])
+        caller = None if utterance.caller is None else name_of(dialogue, dialogue.utterances[utterance.caller])
         return cls(
-            name=_name(dialogue, utterance),
+            name=name_of(dialogue, utterance),
             policy=policy,
             prompt=dialogue.prompt,
             rollout=dialogue.rollout,
@@ -59,7 +59,7 @@ class Columns:
             order=utterance.order,
             credit=utterance.rewards["credit"],
             caller=caller,
-            earlier=tuple((u.order, u.agent, _name(dialogue, u)) for u in before),
+            earlier=tuple((u.order, u.agent, name_of(dialogue, u)) for u in before),
             action=_action(utterance),
             tokens=len(utterance.response_ids),
             game=utterance.tags.get("game"),
@@ -87,6 +87,7 @@ def samples_by_policy(
 ) -> dict[str, list[TrainingSample]]:
     """Return the samples that each policy is trained on, in the order of dialogues and turns.
 
+    An utterance without a credit is no sample; :mod:`maporl.training.untrained` counts it.
     The copies of one utterance, in dialogues that were forked after it, are one sample. Its score is their mean score.
     A policy without samples is left out.
 
@@ -105,11 +106,10 @@ def samples_by_policy(
     copies: dict[Name, tuple[TrainingSample, list[float]]] = {}
     for dialogue in dialogues:
         for utterance in dialogue.utterances:
-            learns = utterance.trainable and utterance.policy in tokenizers
-            if not learns or not plan.learns(utterance.agent, utterance.turn):
+            if not may_learn(utterance, tokenizers, plan) or "credit" not in utterance.rewards:
                 continue
             credit = utterance.rewards["credit"]
-            name = _name(dialogue, utterance)
+            name = name_of(dialogue, utterance)
             if utterance.sample is not None and name in copies:
                 first, credits = copies[name]
                 credits.append(credit)
@@ -134,12 +134,17 @@ def samples_by_policy(
     return samples
 
 
+def may_learn(utterance: Utterance, policies: Collection[str], plan: Plan) -> bool:
+    """Return whether one of the ``policies`` would be trained on the utterance by ``plan``, if it had a credit."""
+    return utterance.trainable and utterance.policy in policies and plan.learns(utterance.agent, utterance.turn)
+
+
 def untrained_columns(dialogues: list[Dialogue], known: set[Name]) -> list[Columns]:
     """Return the columns of credited utterances that are not ``known``. No policy is trained on them."""
     others: dict[Name, Columns] = {}
     for dialogue in dialogues:
         for utterance in dialogue.utterances:
-            name = _name(dialogue, utterance)
+            name = name_of(dialogue, utterance)
             if "credit" in utterance.rewards and name not in known and name not in others:
                 others[name] = Columns.of(dialogue, utterance)
     return list(others.values())
@@ -156,7 +161,8 @@ def _action(utterance: Utterance) -> str:
     return hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def _name(dialogue: Dialogue, utterance: Utterance) -> Name:
+def name_of(dialogue: Dialogue, utterance: Utterance) -> Name:
+    """Return the name of an utterance in an update, which it shares with its copies."""
     if utterance.sample is not None:
         return ("sample", dialogue.prompt, utterance.sample)
     return (dialogue.prompt, dialogue.rollout, utterance.id)

@@ -5,7 +5,7 @@
 credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. The run folder records the results.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from maporl.advantages.baselines import baseline_of
+from maporl.config import Config
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
 from maporl.engines.base import Engine
 from maporl.engines.build import build_engines
@@ -35,10 +36,13 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
 from maporl.training.collect import Collector
+from maporl.training.description import RunParts
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.progress import TeamProgress
+from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
 from maporl.training.token_traces import trace
+from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Example
 from trl_ext import distributed
@@ -67,6 +71,12 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         engines: engines by name. They replace or extend ``maporl.engines.ENGINES``.
         engine_options: for each agent, the options of its engine (the YAML sections ``api`` and ``vllm``).
         callbacks: further ``TrainerCallback`` objects.
+        config: the configuration that the other arguments were built from, which the run then keeps. By default the run
+            describes its parts itself.
+
+    Attributes:
+        before: the :class:`Evaluation` before training. None without ``eval_task``, and until :meth:`train` is called.
+        after: the :class:`Evaluation` after training, in the same way.
 
     Raises:
         ValueError: the parts do not fit each other. The message says which, and what to do.
@@ -90,12 +100,15 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         engines: Mapping[str, Engine] | None = None,
         engine_options: Mapping[str, Any] | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        config: Config | None = None,
     ):
         if len(task) == 0:
             raise ValueError("task: expected at least one example, got an empty task")
         self.team, self.task, self.eval_task, self.curriculum = team, task, eval_task, list(curriculum)
+        self.before: Evaluation | None = None
+        self.after: Evaluation | None = None
         branching = branching or BranchingSection()
-        self.run = RunFolder(str(args.output_dir))
+        self.run, self.record = RunFolder(str(args.output_dir)), RunRecord(Path(str(args.output_dir)), config)
         advantage = advantage or AdvantageConfig()
         protocol = must_be_protocol(protocol or Debate(), "protocol")
         reward = reward or RewardSection()
@@ -128,6 +141,25 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
         self.player.engines |= {**built, **(engines or {})}
+        playing = [
+            name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
+        ]
+        self.untrained = UntrainedCounter(playing, bool(reward.rules))
+        self._engine_options = dict(engine_options or {})
+        self._parts = RunParts(
+            args,
+            task,
+            protocol,
+            eval_task,
+            reward,
+            self.player.speakers,
+            schedule or Schedule(),
+            advantage,
+            branching,
+            self.curriculum,
+            dict(sources or {}),
+            list(callbacks or []),
+        )
         self._ahead: Ahead[TeamUpdateBatch] = Ahead()
         if args.async_depth:
             remote = {agent.engine: self.player.engines[agent.engine].remote for agent in team.agents.values()}
@@ -151,6 +183,53 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Return a device for every base model if ``placement`` is split. Otherwise all share one device."""
         self._places = split_bases(self.team.policies) if self.args.placement == "split" else {}
         return self._places
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:  # type: ignore[override]
+        """Run all updates and return the last update's metrics.
+
+        The folder ``args.output_dir`` then holds ``config.yaml``, the evaluations before and after training if there is
+        an ``eval_task``, ``metrics.jsonl``, ``dialogues.jsonl``, the trained policies in ``final/``, and ``report.html``.
+        The evaluations are :attr:`before` and :attr:`after`. A run that fails or is stopped leaves what it had and its
+        report, and nothing if it had trained nothing.
+
+        Args:
+            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest whole
+                checkpoint there. What the folder holds of later updates is renamed, and not lost.
+
+        Raises:
+            RunExists: the output folder holds another run.
+            CheckpointError: no checkpoint exists to resume from, or the data have changed.
+            FolderInUse: another process trains in the output folder.
+            NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
+            Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
+        """
+        return super().train(resume_from_checkpoint, **kwargs)
+
+    def begin_run(self, resumes: bool) -> None:
+        """Write the run's configuration, and evaluate the team before training."""
+        if self.state.global_step:  # train() was called before
+            if self.state.global_step < self.state.max_steps:
+                distributed.on_main(self.set_results_aside)
+            return
+        with self.whole_weights():
+            self.record.begin(self._parts, self.team, self._engine_options, resumes)
+        self.before = self.record.evaluate(BEFORE, self._evaluation)
+
+    def end_run(self) -> None:
+        """Save the trained team, evaluate it, and write the report."""
+        self.record.end(self.save_model)
+        self.after = self.record.evaluate(AFTER, self._evaluation)
+        self.record.report()
+
+    def run_failed(self) -> None:
+        """Leave what the run has, and its report."""
+        self.record.failed()
+
+    @property
+    def _evaluation(self) -> Callable[[], list[Dialogue]] | None:
+        return self.play_evaluation if self.eval_task is not None and self.args.eval_questions else None
 
     # -- the seams ----------------------------------------------------------------------------------------------------
 
@@ -184,7 +263,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return batch
 
     def advantage(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
-        """Fill in the token batch of each policy, with advantages over the dialogues of all processes."""
+        """Fill in the token batch of each policy, with advantages over the dialogues of all processes.
+
+        Raises:
+            RewardFailure: no utterance of an agent has a credit, in the first update that would train it.
+        """
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
         batch.samples = samples_by_policy(
             batch.dialogues,
@@ -195,13 +278,14 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.args.critic_context,
             self.args.ratio == "trajectory",
         )
+        batch.metrics |= self.untrained.measure(batch, tokenizers)
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
         trace(batch, batch.dialogues[: self.args.dialogues_logged], tokenizers, self.advantages.critics)
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
-    def finish_update(self, batch: TeamUpdateBatch, clock: Clock) -> None:
+    def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         self._ahead.settle()  # the background batch must not mix two sets of weights
         with self.whole_weights():
@@ -270,6 +354,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             task=type(self.task).__name__,
             updates=self.state.global_step,
             episodes=self.episodes,
+            objective=args.objective,
             critic=learner.critic,
             kl_coef=args.kl_coef,
             cliprange=args.cliprange,
@@ -286,13 +371,16 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return others | {name: other for name, other in more.items() if other is not None}
 
     def checkpoint_state(self) -> dict:
-        """Return the state of the loop, and the running means of baselines."""
-        return super().checkpoint_state() | {"baselines": dict(self.advantages.state.means)}
+        """Return the state of the loop, the running means of baselines, and which agents have had a credit."""
+        more = {"baselines": dict(self.advantages.state.means), "credited": sorted(self.untrained.credited)}
+        return super().checkpoint_state() | more
 
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
-        self.advantages.state.means = dict(state.get("baselines", {}))  # older checkpoints lack this entry
+        # older checkpoints lack these entries
+        self.advantages.state.means = dict(state.get("baselines", {}))
+        self.untrained.credited = set(state.get("credited", self.team.names()))
         self.run.go_on()
 
     def data_sets(self) -> dict[str, Task]:
@@ -315,4 +403,5 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             CheckpointError: it holds another run's checkpoints.
         """
         self.run.must_be_new()
+        self.record.must_be_new()
         super().must_be_new()

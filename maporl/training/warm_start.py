@@ -1,14 +1,16 @@
 """Warm start: brief supervised training on dialogues that an imperfect oracle plays.
 
-Tiny random models know neither the questions nor the form of an answer. An oracle that is wrong with probability
-``wrong`` therefore plays the protocol, and every policy learns to say what the oracle said. Everything that a team
-reaches beyond this comes from reinforcement learning.
+Tiny random models know neither the questions nor the form of an answer. A teacher that is wrong with probability
+``wrong`` therefore plays the protocol, and every policy learns to say what the teacher said for its agents, each in its
+role: what the protocol teaches there (:attr:`maporl.types.Ask.taught`), or else what the task writes for the role
+(:meth:`maporl.Task.write_reply`). Everything that a team reaches beyond this comes from reinforcement learning.
 
 Agents may learn different things. One may know a single skill of the task, and one may often say what another said. A
 team of such specialists knows together what no member knows, and can only gain by learning when to listen.
 """
 
 import random
+from collections.abc import Mapping
 
 import torch
 from tqdm.auto import tqdm
@@ -17,13 +19,15 @@ from maporl.config.schema import PupilSection, WarmStartSection
 from maporl.engines.base import Request
 from maporl.engines.scripted import ScriptedEngine
 from maporl.engines.transcript import conversations
+from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
-from maporl.types import Dialogue
+from maporl.types import Dialogue, Example
 from trl_ext.master_weights import MasterAdamW
 from trl_ext.ppo_options import GREEDY
+from trl_ext.token_batch import PADDING
 
 
 def warm_start(
@@ -39,45 +43,83 @@ def warm_start(
 
     Args:
         team: the agents and their policies.
-        task: the questions, and the oracle's answers.
-        protocol: the protocol that the oracle plays.
+        task: the questions, and what is taught.
+        protocol: the protocol that the teacher plays.
         section: steps, batch size, learning rate, and what each agent learns to say.
         seed: the seed of questions and answers.
         speakers: the agents that play. By default the whole team plays.
         quiet: whether to hide the progress bar.
+
+    Raises:
+        ConfigError: the task cannot write what an agent says; names the agent and its role.
     """
     names = speakers or team.names()
     rng = random.Random(seed)
-
-    pupils = {name: section.pupil(name) for name in names}
-
-    def script(request: Request) -> str:
-        if moves := request.ask.tags.get("taught"):
-            return rng.choice(moves)
-        return _written(task, request, pupils[request.ask.agent], rng)
-
+    specs = {
+        name: SpeakerSpec("scripted", _policies(team, name), system=agent.system, role=agent.role)
+        for name, agent in ((name, team.agents[name]) for name in names)
+    }
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate) for p in policies}
-    engine, specs = ScriptedEngine(script), {name: SpeakerSpec("scripted", _policies(team, name)) for name in names}
     for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
         examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
-        dialogues = RolloutDriver(task, protocol, specs, {"scripted": engine}, GREEDY).play(examples)
+        dialogues = play_teacher(task, protocol, specs, section, rng, examples)
         for policy in policies:
             _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
 
 
-def _written(task: Task, request: Request, pupil: PupilSection, rng: random.Random) -> str:
-    """Return what a pupil says: what another agent said, the answer by its own skill, or a right or wrong answer.
+def play_teacher(
+    task: Task,
+    protocol: Protocol,
+    specs: Mapping[str, SpeakerSpec],
+    section: WarmStartSection,
+    rng: random.Random,
+    examples: list[Example],
+) -> list[Dialogue]:
+    """Play ``examples`` as a warm start does. The agents in ``specs`` say what ``section`` teaches them. It needs no model.
 
-    All pupils say answers, and hints and critiques are answers too. So whatever a pupil hears can be repeated.
+    Raises:
+        ConfigError: the task cannot write what an agent says; names the agent and its role.
     """
+
+    def script(request: Request) -> str:
+        agent = request.ask.agent
+        if request.ask.taught:
+            return rng.choice(request.ask.taught)
+        role = request.ask.role or specs[agent].role
+        try:
+            said = _written(task, request, section.pupil(agent), role, rng)
+        except Exception as error:
+            what = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"warm_start: {_whose(task, agent, role)}: {what}; {REMEDY}") from error
+        if not isinstance(said, str):
+            raise ConfigError(f"warm_start: {_whose(task, agent, role)}: expected a text, got {said!r:.80}; {REMEDY}")
+        return said
+
+    engines = {name: ScriptedEngine(script) for name in {spec.engine for spec in specs.values()}}
+    return RolloutDriver(task, protocol, specs, engines, GREEDY).play(examples)
+
+
+REMEDY = (
+    "define write_reply(example, rng, right, role) of the task for this role, or give the protocol's Ask the texts (taught), "
+    "or set warm_start.steps to 0"
+)
+"""What to do if nothing says what an agent is taught."""
+
+
+def _whose(task: Task, agent: str, role: str | None) -> str:
+    return f"task {task.name!r} does not write what agent {agent!r} says" + (f" as {role!r}" if role else "")
+
+
+def _written(task: Task, request: Request, pupil: PupilSection, role: str | None, rng: random.Random) -> str:
+    """Return what a pupil says: what another agent said, the answer by its own skill, or what the task writes."""
     others = [u for u in request.heard if u.agent != request.ask.agent]
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
         return rng.choice(others).words()
     right = rng.random() >= pupil.wrong
     if pupil.skill is not None and right:
         return task.write_by_skill(request.example, pupil.skill)
-    return task.write_answer(request.example, rng, right)
+    return task.write_reply(request.example, rng, right, role)
 
 
 def _policies(team: Team, agent: str) -> tuple[str, ...]:
@@ -103,7 +145,7 @@ def _step(
     if not rows:  # the policy's agents gave no answers
         return
     width = max(len(ids) for ids, _ in rows)
-    input_ids = torch.full((len(rows), width), policy.tokenizer.pad_token_id)
+    input_ids = torch.full((len(rows), width), PADDING)
     labels = torch.full((len(rows), width), -100)
     for row, (ids, mask) in enumerate(rows):
         input_ids[row, : len(ids)] = torch.tensor(ids)

@@ -72,7 +72,7 @@ def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
             continue
         shape = shape_of(section)
         adapter = section.lora is not None or section.adapter is not None
-        for policy in policy_names(name, section, turns_of(config)):
+        for policy in policy_names(name, section, config):
             trained = _lora_parameters(shape, section) if adapter else shape.parameters
             key = (section.model, section.dtype) if adapter and section.tiny is None else policy
             if key in bases and not adapter:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from maporl.config.parse import unknown
+from maporl.config.imports import unknown
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.tasks.base import Task
@@ -17,6 +17,7 @@ from maporl.types import Example
 from trl_ext.chat import PromptTooLong, encode_prompt
 from trl_ext.forward import base_of
 from trl_ext.sampling import Sampling, generate, stop_ids_of
+from trl_ext.stop_strings import StopStrings
 
 JUDGE_PROMPT = (
     "Question:\n{question}\n\nA right answer, for comparison:\n{reference}\n\nThe answer to judge:\n{answer}\n\n"
@@ -48,6 +49,7 @@ class Speaker:
         self.policy.voice.stop_ids = stop_ids_of(
             base_of(self.policy.model), self.policy.tokenizer, config.ppo.stop_token, config.ppo.stop_token_id
         )
+        self.policy.voice.stop_strings = StopStrings.of(self.policy.tokenizer, config.ppo.stop_strings)
         model: Any = self.policy.model
         if not getattr(model, "is_loaded_in_4bit", False):  # a quantized model is on its device already
             model.to(_device(config.training.use_cpu))
@@ -69,10 +71,12 @@ class Speaker:
             self.policy.voice.check_length(max(map(len, prompts)), self.longest, f"agent {self.agent!r}")
         except PromptTooLong as error:
             raise ConfigError(str(error)) from error
-        sampling = Sampling(self.longest, temperature, self.policy.stop_ids, batch_size, top_p)
+        sampling = Sampling(
+            self.longest, temperature, self.policy.stop_ids, batch_size, top_p, stop_strings=self.policy.stop_strings
+        )
         with torch.random.fork_rng(), self.policy.active() as model:
             torch.manual_seed(seed)
-            answers = generate(model, prompts, tokenizer.pad_token_id, sampling)
+            answers = generate(model, prompts, sampling)
         return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
 

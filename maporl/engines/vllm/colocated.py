@@ -69,7 +69,8 @@ class ColocatedServer:
                 SamplingParams(
                     max_tokens=request.most, temperature=request.decoding.temperature, top_p=request.decoding.top_p,
                     top_k=request.decoding.top_k, stop_token_ids=sorted(request.stop_ids),
-                    ignore_eos=True, logprobs=0, seed=request.seed, detokenize=False,
+                    ignore_eos=True, logprobs=0, seed=request.seed, detokenize=bool(request.stop_strings),
+                    stop=list(request.stop_strings), include_stop_str_in_output=True,
                 )
                 for request in asked
             ],

@@ -12,6 +12,7 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ from trl_ext.sampling import Sampled, number_of
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 MOST_NATS_APART = 1.0
 """How far the log-probability of the probe's next token may differ from this process's. Other weights differ more."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A completion that is asked for: its name in errors, the policy, the prompt, and the key of its random numbers."""
+
+    label: str
+    policy: str
+    prompt: list[int]
+    rng_key: tuple | None = None
 
 
 class VLLMEngine(Engine):
@@ -95,23 +106,31 @@ class VLLMEngine(Engine):
         ]
         for request, policy, ids in zip(requests, speaking, prompts, strict=True):
             policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
+        wanted = [Wanted(r.label, r.policy, ids, r.rng_key) for r, ids in zip(requests, prompts, strict=True)]
+        completions = self.complete(wanted, decoding)
+        return [reply_of(*parts) for parts in zip(requests, speaking, prompts, completions, strict=True)]
+
+    def complete(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Sampled]:
+        """Sample one completion for each of ``wanted``, in order. A policy's requests take its servers in turn.
+
+        Raises:
+            VLLMFailure: a server gave no answer, or is not what the configuration needs.
+        """
+        self.start()
         by_server: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            urls = places_of(self.sections[request.policy])
+        for number, one in enumerate(wanted):
+            urls = places_of(self.sections[one.policy])
             by_server.setdefault(urls[number % len(urls)], []).append(number)
 
         def ask(url: str) -> list[Sampled]:
             server = self._servers[url]
-            return server.answer([self._asked(requests[i], prompts[i], server, decoding) for i in by_server[url]])
+            return server.answer([self._asked(wanted[i], server, decoding) for i in by_server[url]])
 
         completions: dict[int, Sampled] = {}
-        with ThreadPoolExecutor(len(by_server)) as pool:
+        with ThreadPoolExecutor(max(1, len(by_server))) as pool:
             for url, sampled in zip(by_server, pool.map(ask, by_server), strict=True):
                 completions |= dict(zip(by_server[url], sampled, strict=True))
-        return [
-            reply_of(r, p, ids, completions[i])
-            for i, (r, p, ids) in enumerate(zip(requests, speaking, prompts, strict=True))
-        ]
+        return [_until_stop(completions[i], self.policies[one.policy]) for i, one in enumerate(wanted)]
 
     def start(self) -> None:
         """Send every policy's weights, and check the servers. Only the first call does this.
@@ -144,11 +163,12 @@ class VLLMEngine(Engine):
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def _asked(self, request: Request, prompt: list[int], server: Server, decoding: Decoding) -> Asked:
-        section, policy = self.sections[request.policy], self.policies[request.policy]
-        seed = number_of(request.rng_key) % 2**63 if section.seeds and request.rng_key is not None else None
-        model = self._model(request.policy, server)
-        return Asked(request.label, model, prompt, self.max_new_tokens, decoding, policy.stop_ids, seed)
+    def _asked(self, wanted: Wanted, server: Server, decoding: Decoding) -> Asked:
+        section, policy = self.sections[wanted.policy], self.policies[wanted.policy]
+        seed = number_of(wanted.rng_key) % 2**63 if section.seeds and wanted.rng_key is not None else None
+        strings = () if policy.stop_strings is None else policy.stop_strings.strings
+        model = self._model(wanted.policy, server)
+        return Asked(wanted.label, model, wanted.prompt, self.max_new_tokens, decoding, policy.stop_ids, seed, strings)
 
     def _model(self, policy: str, server: Server) -> str:
         return self._names.get(policy) or self.sections[policy].base or server.base
@@ -236,6 +256,13 @@ class VLLMEngine(Engine):
             f"{server.url}: model {model!r} gives a token the log-probability {there:.2f}, policy {name!r} here {here:.2f}; it serves "
             "other weights than agents.NAME.model"
         )
+
+
+def _until_stop(completion: Sampled, policy: Policy) -> Sampled:
+    """Return a completion without the tokens after the one that completes a stop string. A server may send some."""
+    length = None if policy.stop_strings is None else policy.stop_strings.length(completion.ids)
+    logprobs = completion.logprobs
+    return Sampled(completion.ids[:length], None if logprobs is None else logprobs[:length])
 
 
 def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection]) -> None:

@@ -35,6 +35,7 @@ class Asked:
         decoding: how tokens are drawn.
         stop_ids: the token ids that end the completion.
         seed: the seed of sampling, or None.
+        stop_strings: the strings that end the completion too.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Asked:
     decoding: Decoding
     stop_ids: frozenset[int]
     seed: int | None = None
+    stop_strings: tuple[str, ...] = ()
 
 
 class Server(Protocol):
@@ -130,6 +132,7 @@ class RemoteServer:
             "return_token_ids": True,
             "stop_token_ids": sorted(asked.stop_ids),
             "ignore_eos": True,
+            **({"stop": list(asked.stop_strings), "include_stop_str_in_output": True} if asked.stop_strings else {}),
             **({} if asked.seed is None else {"seed": asked.seed}),
         }
         what = f"{asked.label}, model {asked.model!r}"

@@ -328,7 +328,7 @@
         ${data.seat && html`<${Seat} />`}
         ${data.summary.length > 0 && html`<section><h2>Side by side</h2><div class="scroll"><table><thead><tr><th scope="col">run</th>${["task", "protocol", "updates"].map((k) => html`<th scope="col">${k}</th>`)}<th scope="col">right before</th><th scope="col">right after</th><th scope="col">points by training</th><th scope="col">points by talking</th></tr></thead>
           <tbody>${data.summary.map((row, i) => html`<tr><th scope="row">${data.runs[i].name}</th>${Object.values(row).map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
-          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${data.comparable ? "" : " The tasks differ, so these accuracies cannot be compared."}</p></section>`}
+          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${data.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
         ${one ? html`<${Run} run=${data.runs[0]} number="0" level="h2" show=${show}>${data.charts.slice(0, 1).map(drawn)}<//>` : data.runs.map((run, i) => html`<section><h2>${run.name}</h2><${Run} run=${run} number=${i} level="h3" show=${show} /></section>`)}
         ${data.differences.length > 0 && html`<section><h2>What differs in the configurations</h2><details open=${data.differences.length <= 20}><summary>${data.differences.length} keys</summary><div class="scroll"><table><thead><tr><th scope="col">key</th>${data.runs.map((r) => html`<th scope="col">${r.name}</th>`)}</tr></thead>
           <tbody>${data.differences.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></details></section>`}

@@ -136,7 +136,7 @@ class VerifierClient:
             taken, self._counts = self._counts, Counter()
         return {name: taken[name] for name in COUNTED}
 
-    def scores(self, chats: Sequence[list[Message]], references: Sequence[str]) -> list[Outcome]:
+    def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
         """A score in [0, 1] for the last message of each chat, in order.
 
         With ``on_failure: label``, a chat that no server scored has the failure in the place of its score.
@@ -154,7 +154,7 @@ class VerifierClient:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _request(self, chats: Sequence[list[Message]], references: Sequence[str]) -> Sequence[Outcome]:
+    def _request(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> Sequence[Outcome]:
         """Try one request until it is answered. All tries have one id, so that a server does not score it twice."""
         request_id = uuid.uuid4().hex
         patient = self.section.on_failure == "wait"
@@ -181,7 +181,9 @@ class VerifierClient:
         level = logging.WARNING if state.attempt_number >= self.section.retries else logging.INFO
         logger.log(level, "%s; attempt %d, next in %.1f s", error, state.attempt_number, state.upcoming_sleep)
 
-    def _attempt(self, request_id: str, chats: Sequence[list[Message]], references: Sequence[str]) -> Sequence[Outcome]:
+    def _attempt(
+        self, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
+    ) -> Sequence[Outcome]:
         url = self._servers.take()
         self.count("requests")
         try:
@@ -196,7 +198,7 @@ class VerifierClient:
         return outcomes
 
     def _ask_maporl(
-        self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str]
+        self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
     ) -> Sequence[Outcome]:
         body = {"request_id": request_id, "chats": list(chats), "references": list(references)}
         results = self._list(url, "/v1/score", body, "results", len(chats))
@@ -214,7 +216,7 @@ class VerifierClient:
         return failure
 
     def _ask_vllm(
-        self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str]
+        self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
     ) -> Sequence[Outcome]:
         assert self._vllm is not None  # made for this interface
         items = self._list(url, "/classify", self._vllm.body(request_id, chats), "data", len(chats))

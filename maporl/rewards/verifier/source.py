@@ -43,11 +43,13 @@ def verifier_source(scores_of: Scores, name: str) -> RewardSource:
         scores = iter(checked(scores_of(chats), asked, name))
         return [[next(scores) for _ in d.utterances] for d in dialogues]
 
-    return FunctionSource(score)
+    return FunctionSource(score, answers_only=True)
 
 
 class ServedVerifier(RewardSource):
     """A reward source that asks servers. ``label``: an answer that no server scored gets the grader's 1 or 0 instead."""
+
+    answers_only = True
 
     def __init__(self, client: VerifierClient, label: bool):
         self.client, self.label = client, label
@@ -85,6 +87,7 @@ class ServedVerifier(RewardSource):
 class LearningVerifier(RewardSource):
     """A verifier in this process that is trained on the answers it scored: :mod:`maporl.rewards.verifier.cotraining`."""
 
+    answers_only = True
     learns = True
 
     def __init__(self, section: VerifierSection, model: str):

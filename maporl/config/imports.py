@@ -1,0 +1,319 @@
+"""The user's own Python in a configuration: ``MODULE:OBJECT``, such as ``reversal:Reversal``. Imports no torch.
+
+Every part that a configuration names is looked up by :func:`look_up`: in the dict of the parts that come with maporl, or
+by such a name. The modules of a configuration are imported once, by :func:`import_modules`, when the configuration is
+read. Reading values (:mod:`maporl.config.parse`) imports nothing, so that a stranger's configuration can be refused
+before any of it runs.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from maporl.config.schema import Config
+from maporl.errors import ConfigError
+
+_WORD = r"[^\W\d]\w*"
+_IMPORT = re.compile(rf"(?!.*\.py:){_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
+_NEARLY = re.compile(rf"(?:\./)?((?:{_WORD}/)*{_WORD}(?:\.{_WORD})*?)(?:\.py)?[.:]({_WORD})")
+FINGERPRINTS = "module_fingerprints.json"
+"""The file of a run's folder with the hashes of the user's own modules."""
+_FOLDERS: set[Path] = set()
+"""The folders of all configurations that this process has imported modules for."""
+
+Part = TypeVar("Part")
+
+
+def is_import(name: Any) -> bool:
+    """Return whether ``name`` is of the form ``MODULE:OBJECT``.
+
+    >>> is_import("reversal:Reversal"), is_import("my.tasks:Sums"), is_import("debate"), is_import("org/name:main")
+    (True, True, False, False)
+    """
+    return isinstance(name, str) and _IMPORT.fullmatch(name) is not None
+
+
+def import_name(part: Any) -> str | None:
+    """Return the name ``MODULE:OBJECT`` of a class or a function; the inverse of :func:`look_up`.
+
+    It is None for what another process cannot import: what a script, a notebook or a function defines, a lambda, and a
+    module that is not in a file.
+    """
+    module, path = str(getattr(part, "__module__", None)), str(getattr(part, "__qualname__", ""))
+    name = f"{module}:{path}"
+    if not is_import(name) or module in ("__main__", "__mp_main__") or _file(sys.modules.get(module)) is None:
+        return None
+    try:
+        return name if attrgetter(path)(sys.modules[module]) is part else None
+    except AttributeError:
+        return None
+
+
+def import_folder(name: str) -> str | None:
+    """Return the folder in which the module of ``MODULE:OBJECT`` was found, or None if it is an installed one.
+
+    Another process that imports the name must look in this folder.
+    """
+    top = name.partition(":")[0].partition(".")[0]
+    spec = getattr(sys.modules.get(top), "__spec__", None)
+    root = None if spec is None else _root(spec)
+    if root is None:
+        return None
+    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
+    return None if root in installed or "site-packages" in root.parts else str(root)
+
+
+def named_imports(config: Config) -> dict[str, str]:
+    """Return every ``MODULE:OBJECT`` in a configuration, by the key under which it stands."""
+    named: list[tuple[str, Any]] = [("task.name", config.task.get("name"))]
+    named += [
+        (f"schedule.curriculum, update {s.update}: task.name", s.task.get("name")) for s in config.schedule.curriculum
+    ]
+    named += [(f"protocol.{key}", config.protocol.get(key)) for key in ("name", "game")]
+    named += [("reward.sources", name) for name in config.reward.sources]
+    for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
+        named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
+    slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
+    named += [(f"advantage.{key}", name) for key, name in slots.items()]
+    named += [("ppo.objective", config.ppo.objective)]
+    return {f"{key}: {name}": name for key, name in named if is_import(name)}
+
+
+def with_imports(config: Config, where: str) -> Config:
+    """Import what a configuration names, and return it with the folders in which other processes must look.
+
+    A configuration that names nothing of the user's own needs no folders. Errors begin with ``where``.
+
+    Raises:
+        ConfigError: a module cannot be imported.
+    """
+    names = named_imports(config)
+    folders = import_modules(names, config.pythonpath, where) if names else []
+    return dataclasses.replace(config, pythonpath=folders)
+
+
+def import_modules(names: Mapping[str, str], folders: Sequence[str], where: str) -> list[str]:
+    """Import the modules of a configuration's ``names``, and return the folders in which another process must look.
+
+    A module is looked for in ``folders``, in their order, and then in the installed environment. The folders stay on
+    Python's path, at its end, because a module may import another one later.
+
+    Args:
+        names: each ``MODULE:OBJECT`` by the key of the configuration in which it stands.
+        folders: the folders of the configuration.
+        where: the name of the configuration in errors.
+
+    Raises:
+        ConfigError: no such module exists, it raises an error while it is imported, or this process has imported
+            another module of the same name.
+    """
+    paths = list(dict.fromkeys(Path(folder).expanduser().resolve() for folder in folders))
+    importlib.invalidate_caches()
+    _must_not_mix(paths, where)
+    for key, name in names.items():
+        _import(name.partition(":")[0], paths, f"{where}: {key}")
+    found = (import_folder(name) for name in names.values())
+    return list(dict.fromkeys([*map(str, paths), *(folder for folder in found if folder is not None)]))
+
+
+def module_files(config: Config) -> dict[str, Path]:
+    """Return the file of each module that this process has imported from the folders of ``config``, by its name."""
+    tops = {name for name in sys.modules if "." not in name and import_folder(name) in config.pythonpath}
+    files = {name: _file(module) for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+    return {name: file for name, file in files.items() if file is not None}
+
+
+def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None = None) -> Part:
+    """Return the part that a configuration calls ``name``: one of the ``known`` ones, or the object ``MODULE:OBJECT``.
+
+    Args:
+        name: the name.
+        known: the parts that come with maporl, and those that a program has added.
+        where: the key in the configuration, with which errors begin.
+        base: the class from which an imported object must derive. If it is None, the caller checks the object.
+
+    Raises:
+        ConfigError: no such part exists, or the imported object is not of the right kind.
+    """
+    if isinstance(name, str) and name in known:
+        return known[name]
+    if not is_import(name):
+        raise ConfigError(f"{where}: {unknown(name, known)}; {_own(name)}")
+    module, _, path = name.partition(":")
+    part: Any = sys.modules[module] if module in sys.modules and module != "__main__" else _import(module, [], where)
+    for attribute in path.split("."):
+        try:
+            part = getattr(part, attribute)
+        except AttributeError:
+            raise ConfigError(f"{where}: {name}: {unknown(attribute, _public(part, base))}") from None
+    if base is not None and not (isinstance(part, type) and issubclass(part, base)):
+        raise ConfigError(f"{where}: {name}: expected a class that derives from {_full(base)}, got {kind_of(part)}")
+    return part
+
+
+def must_take(part: Any, arguments: Sequence[str], where: str) -> None:
+    """Check that ``part`` is a function that can be called with these arguments, in this order.
+
+    Raises:
+        ConfigError: it is something else, or takes other arguments. The message begins with ``where``.
+    """
+    if isinstance(part, type) or not callable(part):
+        raise ConfigError(f"{where}: expected a function of ({', '.join(arguments)}), got {kind_of(part)}")
+    try:
+        signature = inspect.signature(part)
+    except ValueError:  # some functions that are written in C do not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise ConfigError(f"{where}: expected a function of ({', '.join(arguments)}), got one of {signature}") from None
+
+
+def unknown(name: Any, known: Any) -> str:
+    """Return the message ``unknown 'x'; did you mean 'y'? known: ...``."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(f"{name!s:.80}", names, 1)
+    return f"unknown {name!r:.80}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
+
+
+def kind_of(part: Any) -> str:
+    """Return what an imported object is, in words for a message.
+
+    >>> kind_of(int), kind_of(len), kind_of(3)
+    ('the class int', 'the function len', 'a value of type int')
+    """
+    if isinstance(part, type):
+        return f"the class {part.__qualname__}"
+    if isinstance(part, ModuleType):
+        return f"the module {part.__name__}"
+    return f"the function {part.__name__}" if hasattr(part, "__name__") else f"a value of type {type(part).__name__}"
+
+
+def _own(name: Any) -> str:
+    """Return how a name of the user's own is written, with a guess of what ``name`` was meant to be."""
+    meant = _NEARLY.fullmatch(name) if isinstance(name, str) else None
+    if meant is None:
+        return "your own is named MODULE:OBJECT, as in reversal:Reversal"
+    return f"your own is named MODULE:OBJECT, here perhaps {meant[1].replace('/', '.')}:{meant[2]}"
+
+
+def _import(module: str, folders: Sequence[Path], where: str) -> ModuleType:
+    """Import a module, with ``folders`` at the front of Python's path for as long as this takes."""
+    if module == "__main__":
+        raise ConfigError(f"{where}: the module __main__ is another program in each process; name the file's own name")
+    top = module.partition(".")[0]
+    spec = _spec(top, folders)
+    if spec is None:
+        raise ConfigError(f"{where}: {_no_module(module, folders)}")
+    if top in sys.modules:
+        _must_be(sys.modules[top], spec, where)
+    new = [str(folder) for folder in folders if str(folder) not in sys.path]
+    sys.path[:0] = map(str, folders)
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{where}: {_no_module(module, folders)}") from None
+        raise ConfigError(f"{where}: the module {module} cannot be imported: {_told(error, module, folders)}") from None
+    finally:
+        for folder in folders:
+            sys.path.remove(str(folder))
+        # an installed package that is imported later must not be hidden by a file in the user's folder
+        sys.path.extend(new)
+        _FOLDERS.update(folders)
+
+
+def _must_not_mix(folders: Sequence[Path], where: str) -> None:
+    """Check that no module that was imported for another configuration stands in the place of one in ``folders``.
+
+    Raises:
+        ConfigError: one does. Python has one module of each name in a process.
+    """
+    others = _FOLDERS - set(folders)
+    for name, module in list(sys.modules.items()):
+        file = _file(module)
+        if "." in name or file is None or not others.intersection(file.parents[:2]):
+            continue
+        here = PathFinder.find_spec(name, [str(folder) for folder in folders])
+        if here is not None:
+            _must_be(module, here, where)
+
+
+def _must_be(module: ModuleType, spec: ModuleSpec, where: str) -> None:
+    """Check that the imported ``module`` is the one of ``spec``."""
+    file = _file(module)
+    if spec.origin is not None and spec.has_location and Path(spec.origin).resolve() != file:
+        raise ConfigError(
+            f"{where}: {spec.origin} is not the module {module.__name__} that this process has imported already, from "
+            f"{file or 'Python itself'}; rename one of them, use them in two processes, or let pythonpath=FOLDER name one for both"
+        )
+
+
+def _spec(top: str, folders: Sequence[Path]) -> ModuleSpec | None:
+    """Return where the module ``top``, without dots, is found for a configuration with these folders."""
+    here = PathFinder.find_spec(top, [str(folder) for folder in folders])
+    if here is not None:
+        return here
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module of a notebook has none
+        return None
+    root = None if spec is None else _root(spec)
+    return None if root in _FOLDERS - set(folders) else spec
+
+
+def _root(spec: ModuleSpec) -> Path | None:
+    """Return the folder that must be on Python's path for the module of ``spec``, or None if it is not in a file."""
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).resolve().parent
+    return Path(spec.origin).resolve().parent if spec.has_location and spec.origin else None
+
+
+def _file(module: ModuleType | None) -> Path | None:
+    spec = getattr(module, "__spec__", None)
+    return Path(spec.origin).resolve() if spec is not None and spec.has_location and spec.origin else None
+
+
+def _no_module(module: str, folders: Sequence[Path]) -> str:
+    there = {path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.py")}
+    near = difflib.get_close_matches(module, sorted(there), 1)
+    places = [f"in {folder}{'' if folder.is_dir() else ' (no such folder)'}" for folder in folders]
+    hint = f"did you mean {near[0]!r}?" if near else "put its file there, or name its folder: pythonpath=FOLDER"
+    return f"no module {module!r} {', '.join([*places, 'or among the installed ones'])}; {hint}"
+
+
+def _told(error: BaseException, module: str, folders: Sequence[Path]) -> str:
+    """Return an error of the user's module as one line: the user's file, the line, and what was raised."""
+    words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:300]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {words}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
+    for frame in [*reversed(own), *reversed(frames)]:
+        if not frame.filename.startswith("<"):
+            return f"{frame.filename}, line {frame.lineno}: {words}"
+    return words
+
+
+def _public(part: Any, base: type | None) -> list[str]:
+    """Return the names in a module or a class that may be meant: classes that derive from ``base``, or functions."""
+    named = {name: value for name, value in inspect.getmembers(part) if not name.startswith("_")}
+    own = {name: value for name, value in named.items() if not isinstance(value, ModuleType)}
+    classes = [name for name, value in own.items() if base and isinstance(value, type) and issubclass(value, base)]
+    return classes or [name for name, value in own.items() if callable(value)] or list(own)
+
+
+def _full(base: type) -> str:
+    return f"{base.__module__}.{base.__qualname__}"

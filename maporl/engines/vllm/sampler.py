@@ -1,0 +1,67 @@
+"""vLLM for the trainer of one policy: :class:`trl_ext.PPOv2Trainer` samples with the engine that teams have."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from maporl.config.parse import validated
+from maporl.config.schema import VLLMSection
+from maporl.engines.vllm.engine import VLLMEngine, Wanted
+from maporl.team.agents import Policy, Voice
+from trl_ext.chat import context_of
+from trl_ext.forward import base_of
+from trl_ext.learner import Learner
+from trl_ext.ppo_options import Decoding
+from trl_ext.sampler import Sampler
+from trl_ext.sampling import Sampled, Sampling
+
+
+class VLLMSampler(Sampler):
+    """Samples a policy's completions with vLLM: ``PPOv2Trainer(..., sampler=VLLMSampler("http://127.0.0.1:8000"))``.
+
+    vLLM gets the policy's new weights after every update (:mod:`maporl.engines.vllm.engine`).
+
+    Args:
+        urls: the addresses of servers of the policy's base model, which take turns. Give either these or ``colocate``.
+        options: ``colocate``, ``base``, ``folder``, ``seeds``, ``key_variable``, ``concurrency``, ``timeout`` and
+            ``retries``, which are those of the YAML section ``agents.NAME.vllm``.
+
+    Raises:
+        ConfigError: an option cannot be used, or the package ``vllm`` is missing.
+    """
+
+    def __init__(self, urls: str | Sequence[str] = (), **options: Any):
+        urls = [urls] if isinstance(urls, str) else list(urls)
+        self.section: VLLMSection = validated(VLLMSection, {"urls": urls, **options}, "VLLMSampler")
+
+    def attach(self, learner: Learner, args: Any) -> None:
+        """Build the engine for the policy. Its weights are sent when the first completion is asked for."""
+        self.voice = Voice(learner.name, learner.tokenizer, context_of(base_of(learner.model).config))
+        policy = Policy(self.voice, learner.model, learner.adapter, True, None, None)
+        folder = Path(args.output_dir) / "adapters"
+        self.engine = VLLMEngine(
+            {learner.name: policy}, {learner.name: self.section}, args.response_length, args.temperature, folder
+        )
+
+    def sample(self, prompts: list[list[int]], sampling: Sampling, keys: Sequence[tuple]) -> list[Sampled]:
+        """Return one completion of each prompt, in order.
+
+        Raises:
+            VLLMFailure: a server gave no answer, or is not what the options need.
+        """
+        name = self.voice.name
+        self.voice.stop_ids, self.voice.stop_strings = sampling.stop_ids, sampling.stop_strings
+        wanted = [
+            Wanted(f"completion {number}", name, ids, key)
+            for number, (ids, key) in enumerate(zip(prompts, keys, strict=True))
+        ]
+        decoding = Decoding(sampling.temperature, sampling.top_p, sampling.top_k)
+        return self.engine.complete(wanted, decoding)
+
+    def sync(self) -> None:
+        """Send the policy's new weights. All processes call this together.
+
+        Raises:
+            VLLMFailure: a server did not take the weights.
+        """
+        self.engine.sync(self.voice.name)

@@ -1,0 +1,187 @@
+"""Save a team, and describe its agents as a configuration does, so that another process can load them again.
+
+A model that was loaded from a folder or from the hub is described by that name. Any other model is described by the
+folder in which it is saved: one that was built here, and one whose weights were changed in memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from maporl.config import parse_config, to_yaml
+from maporl.config.engines import ENGINES, IN_PYTHON
+from maporl.errors import ConfigError
+from maporl.storage.run_folder import must_be_empty
+from maporl.team.agents import Agent, Policy
+from maporl.team.team import Team
+from trl_ext.atomic import new_folder, replace_file
+from trl_ext.checkpoint import save_model, save_policy_weights
+from trl_ext.forward import base_of
+from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of, plain_state
+
+BASE = "base"
+"""The folder in an adapter's folder with the model below it, if that has no name."""
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class SavedTeam:
+    """What is saved of a team, and where.
+
+    Args:
+        team: the team.
+        weights: the folder of the policies' weights, as configurations name it.
+        tokenizers: the folder of the tokenizers of policies whose weights are not saved.
+        everything: whether all policies are saved. Otherwise those are left out that have a name, with which they can
+            be loaded again.
+        options: for each agent, the options of its engine.
+        only_in_python: what a configuration cannot say of the agents, by its key. :meth:`sections` fills it in.
+    """
+
+    team: Team
+    weights: str
+    tokenizers: str
+    everything: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    only_in_python: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._names: dict[int, str | None] = {}
+        self._owners: dict[int, str] = {}  # the policy in whose folder a base model or a tokenizer is saved
+        for name, policy in self.team.policies.items():
+            base = base_of(policy.model)
+            if id(base) not in self._names:
+                self._names[id(base)] = name_of(policy)
+            self._owners.setdefault(id(base), name)
+            if not self._saves_weights(policy):
+                self._owners.setdefault(id(policy.tokenizer), name)
+
+    def save(self, weights: Path, tokenizers: Path) -> None:
+        """Write the weights and the tokenizers into two folders. The weights must be whole (``whole_weights``)."""
+        for name, policy in self.team.policies.items():
+            if not self._saves_weights(policy):
+                if self._owners[id(policy.tokenizer)] == name:
+                    policy.tokenizer.save_pretrained(tokenizers / name)
+                continue
+            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, weights / name)
+            base = base_of(policy.model)
+            if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
+                save_model(base, weights / name / BASE, plain_state(base))
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """Return the configuration's section of each agent."""
+        return {name: self._section(agent) for name, agent in self.team.agents.items()}
+
+    def _section(self, agent: Agent) -> dict[str, Any]:
+        section: dict[str, Any] = {"role": agent.role, "system": agent.system} | self._engine(agent)
+        if agent.name in self.team.policies_of:
+            section |= self._model(agent.name, self.team.policies_of[agent.name])
+        return {key: value for key, value in section.items() if value is not None}
+
+    def _engine(self, agent: Agent) -> dict[str, Any]:
+        """Return the agent's engine and its options. An engine that was passed in Python has no name."""
+        options, entry = self.options.get(agent.name), ENGINES.get(agent.engine)
+        if entry is None or (entry.section is not None and options is None):
+            if agent.name in self.team.policies_of:  # it can speak without its engine
+                self.only_in_python[f"training.engines.{agent.name}"] = f"engine {agent.engine!r}"
+                return {"engine": "transformers"}
+            self.only_in_python[f"engines.{agent.name}"] = f"engine {agent.engine!r}"
+            return {"engine": IN_PYTHON}
+        if entry.section is not None:
+            return {"engine": agent.engine, entry.section: asdict(options)}
+        return {"engine": agent.engine, "engine_options": dict(options) if options else None}
+
+    def _model(self, agent: str, policies: tuple[Policy, ...]) -> dict[str, Any]:
+        """Return what the section says of the weights that speak for an agent."""
+        first, names = policies[0], [policy.name for policy in policies]
+        if any(_options(policy) != _options(first) for policy in policies[1:]):
+            self.only_in_python[f"agents.{agent}.by_turn"] = (
+                f"policies {', '.join(names)} of different models or options"
+            )
+        base = base_of(first.model)
+        at = f"{self.weights}/{first.name}"
+        if first.adapter is not None:
+            named = self._names[id(base)] or f"{self.weights}/{self._owners[id(base)]}/{BASE}"
+        else:
+            named = at if self._saves_weights(first) else self._names[id(base)]
+        dtype = str(base.dtype).removeprefix("torch.")
+        turns: dict[str, Any] = {"policy_per": names} if len(policies) > 1 else {}
+        return turns | _quantized(first) | {
+            "model": named,
+            "adapter": at if first.adapter is not None else None,
+            "tokenizer": at if self._saves_weights(first) else f"{self.tokenizers}/{self._owners[id(first.tokenizer)]}",
+            "policy": first.name if not turns and first.name != agent else None,
+            "dtype": dtype if dtype in _DTYPES else None,
+            "trainable": first.trainable,
+            "learning_rate": first.learning_rate,
+            "critic": first.critic,
+        }  # fmt: skip
+
+    def _saves_weights(self, policy: Policy) -> bool:
+        return self.everything or policy.adapter is not None or self._names[id(base_of(policy.model))] is None
+
+
+def save_team(team: Team, folder: Path) -> None:
+    """Save ``team`` in ``folder`` (:meth:`Team.save`).
+
+    Raises:
+        RunExists: the folder is not empty.
+        ConfigError: an agent cannot be described.
+    """
+    must_be_empty(folder)
+    saved = SavedTeam(team, str(folder), str(folder))
+    values = {"output_dir": str(folder), "task": {}, "protocol": {}, "agents": saved.sections()}
+    if saved.only_in_python:
+        key, what = next(iter(saved.only_in_python.items()))
+        if not key.startswith("engines."):
+            raise ConfigError(
+                f"{folder}: {key}: {what} cannot be described; save each policy's model by save_pretrained"
+            )
+        values["only_in_python"] = saved.only_in_python
+    config = parse_config(values, str(folder))
+    with new_folder(folder) as partial:
+        saved.save(partial, partial)
+        replace_file(partial / "config.yaml", to_yaml(config))
+
+
+def name_of(policy: Policy) -> str | None:
+    """Return the folder or the hub's name that has the weights of the policy's base model, or None.
+
+    The name that transformers keeps is not enough: a model that was built from a configuration has the name of the
+    configuration, and weights may have been changed in memory. So some rows of every tensor are compared with the
+    files. Quantised weights cannot be compared, and keep their name. A model that only a saved team has, below its
+    adapters, counts as without a name, so that no team depends on the folder of another one.
+    """
+    base = base_of(policy.model)
+    name = base.config._name_or_path
+    if (Path(name).parent / ADAPTER_OPTIONS).is_file():
+        return None
+    if not name or not (policy.is_quantized or has_weights_of(base, name)):
+        return None
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
+def _quantized(policy: Policy) -> dict[str, bool]:
+    if not policy.is_quantized:
+        return {}
+    options = base_of(policy.model).config.quantization_config
+    return {key: True for key in ("load_in_4bit", "load_in_8bit") if getattr(options, key, False)}
+
+
+def _options(policy: Policy) -> dict[str, Any]:
+    """Return what all policies of one agent must have in common, because its section says it once."""
+    adapter = None
+    if isinstance(policy.model, PeftModel):
+        adapter = {
+            k: v for k, v in policy.model.peft_config[str(policy.adapter)].to_dict().items() if k != "inference_mode"
+        }
+    return {
+        "base": id(base_of(policy.model)) if adapter else base_of(policy.model).config.to_dict(),
+        "adapter": adapter,
+        "trainable": policy.trainable,
+        "learning_rate": policy.learning_rate,
+        "critic": policy.critic,
+    }

@@ -1,0 +1,273 @@
+"""Describe a run that was made in Python as a configuration does. This is the inverse of ``maporl.runs.build``.
+
+Tasks and protocols are dataclasses, so their options can be written down. A part that comes with maporl has a name, with
+which another process can build it. Any other part is described by the name of its class or function, and
+``only_in_python`` lists it. A description is checked by building the part again from it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from maporl.advantages.baselines import BASELINES
+from maporl.advantages.returns import RETURNS
+from maporl.advantages.scales import SCALES
+from maporl.advantages.transforms import TRANSFORMS
+from maporl.config.parse import validated
+from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection, TrainingOptions
+from maporl.errors import UserError
+from maporl.protocols import PROTOCOLS, build_protocol
+from maporl.protocols import speakers as speakers_of
+from maporl.protocols.base import Protocol
+from maporl.rewards.rules import RULES
+from maporl.schedules import Schedule
+from maporl.tasks import TASKS, build_task
+from maporl.tasks.base import Task
+from maporl.team.saving import SavedTeam
+from maporl.training.args import MultiAgentPPOConfig
+from trl_ext.losses import OBJECTIVES
+from trl_ext.ppo_options import PPOOptions
+
+MOST = 100
+"""An option with more entries than this, such as a list of examples, is not written into a configuration."""
+_HERE = ("maporl", "trl_ext")
+_UNNAMED = (
+    "adam_beta1",
+    "adam_epsilon",
+    "optim_args",
+    "warmup_ratio",
+    "gradient_checkpointing_kwargs",
+    "logging_steps",
+)
+"""Arguments that change a run and that no configuration has. They are listed where they differ from the defaults."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The parts of which a run is made: the arguments of :class:`maporl.MultiAgentPPOTrainer`."""
+
+    args: MultiAgentPPOConfig
+    task: Task
+    protocol: Protocol
+    eval_task: Task | None
+    reward: RewardSection
+    speakers: tuple[str, ...]
+    schedule: Schedule
+    advantage: AdvantageConfig
+    branching: BranchingSection
+    curriculum: Sequence[tuple[int, Task]] = ()
+    sources: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Sequence[TrainerCallback] = ()
+
+
+def describe(parts: RunParts, team: SavedTeam) -> dict[str, Any]:
+    """Return the configuration of a run as plain values. All batch counts in ``parts.args`` are filled in."""
+    return _Description(parts, team).values()
+
+
+class _Unplain(ValueError):
+    """A value that no configuration can hold."""
+
+
+class _Description:
+    def __init__(self, parts: RunParts, team: SavedTeam):
+        self.parts, self.team = parts, team
+        self.only_in_python: dict[str, str] = {}
+
+    def values(self) -> dict[str, Any]:
+        parts, args = self.parts, self.parts.args
+        task = self._task()
+        found = {
+            "output_dir": str(args.output_dir),
+            "task": task,
+            "agents": self.team.sections(),
+            "protocol": self._protocol(),
+            "seed": args.seed,
+            "updates": args.num_total_batches,
+            "branching": _plain(dataclasses.asdict(parts.branching)),
+            "reward": self._reward(),
+            "advantage": self._advantage(),
+            "schedule": self._schedule(task),
+            "ppo": self._ppo(),
+            "training": self._training(),
+            "evaluation": {
+                "questions": args.eval_questions if parts.eval_task is not None else 0,
+                "temperature": args.eval_temperature, "top_p": args.eval_top_p, "top_k": args.eval_top_k,
+            },
+            "restate": args.restate,
+            "dialogues_logged": args.dialogues_logged,
+        }  # fmt: skip
+        only = self.only_in_python | self.team.only_in_python
+        return found | ({"only_in_python": only} if only else {})
+
+    # -- parts with a class ---------------------------------------------------------------------------------------
+
+    def _task(self) -> dict[str, Any]:
+        task, seed = self.parts.task, self.parts.args.seed
+        section = self._named("task", TASKS, task)
+        if "task" in self.only_in_python:
+            return section
+        if not _same(lambda: build_task(section, "train", seed), task):
+            self.only_in_python["task"] = f"{_called(task)} of other data or of another split"
+        held_out = self.parts.eval_task
+        if held_out is not None and not _same(lambda: build_task(section, "eval", seed), held_out):
+            self.only_in_python["eval_task"] = f"{_called(held_out)} with other options than the task's own eval split"
+        return section
+
+    def _protocol(self) -> dict[str, Any]:
+        names, players = tuple(self.team.team.agents), self.parts.speakers
+        section = self._named("protocol", PROTOCOLS, self.parts.protocol)
+        if "protocol" in self.only_in_python:
+            return section if players == names else section | {"agents": list(players)}
+        if not _same(lambda: speakers_of(section, names), players):
+            section["agents"] = list(players)
+        if not _same(lambda: build_protocol(section, names), self.parts.protocol):
+            self.only_in_python["protocol"] = f"{_called(self.parts.protocol)} with options that cannot be written down"
+        return section
+
+    def _named(self, key: str, known: Mapping[str, Any], part: Any) -> dict[str, Any]:
+        """Return the name and the options of a task or a protocol. Options that cannot be written down are left out."""
+        name = next((name for name, kind in known.items() if kind is type(part) and _comes_with_maporl(kind)), None)
+        if name is None:
+            self.only_in_python[key] = _called(part)
+        options = {}
+        for option in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+            try:
+                options[option.name] = _plain(vars(part)[option.name])
+            except (_Unplain, KeyError):
+                self.only_in_python[f"{key}.{option.name}"] = "an option that cannot be written down"
+        options.pop("split", None)  # a run reads both splits
+        return {"name": name or _called(part), **options}
+
+    # -- sections -------------------------------------------------------------------------------------------------
+
+    def _reward(self) -> dict[str, Any]:
+        for name, source in self.parts.sources.items():
+            self.only_in_python[f"reward.sources.{name}"] = _called(source)
+        self._foreign("reward.rules", RULES, _names(self.parts.reward.rules))
+        return _plain(dataclasses.asdict(self.parts.reward))
+
+    def _advantage(self) -> dict[str, Any]:
+        own = self.parts.advantage
+        for key, known, names in (
+            ("returns", RETURNS, [own.returns]), ("baseline", BASELINES, [own.baseline]),
+            ("scale", SCALES, [own.scale]), ("post", TRANSFORMS, _names(own.post)),
+        ):  # fmt: skip
+            self._foreign(f"training.advantage.{key}", known, names)
+        return _plain(dataclasses.asdict(own))
+
+    def _foreign(self, key: str, known: Mapping[str, Any], names: Iterable[str]) -> None:
+        """List the parts that the program has added to a visible dict, because another process does not have them there."""
+        for name in names:
+            if name in known and not _comes_with_maporl(known[name]):
+                self.only_in_python[f"{key}.{name}"] = _called(known[name])
+
+    def _schedule(self, section: dict[str, Any]) -> dict[str, Any]:
+        seed = self.parts.args.seed
+        stages = []
+        for update, task in self.parts.curriculum:
+            own = self._named("training.curriculum", TASKS, task)
+            changed = {key: value for key, value in own.items() if section.get(key, ()) != value}
+            if not _same(lambda changed=changed: build_task(section | changed, "train", seed), task):
+                self.only_in_python[f"training.curriculum.{update}"] = _called(task)
+            stages.append({"update": update, "task": changed})
+        return _plain(dataclasses.asdict(self.parts.schedule)) | {"curriculum": stages}
+
+    def _ppo(self) -> dict[str, Any]:
+        args = self.parts.args
+        self._foreign("training.objective", OBJECTIVES, [args.objective])
+        return self._section("ppo", PPOOptions, {"total_episodes": None})
+
+    def _training(self) -> dict[str, Any]:
+        """Return the options of training, and list those that no configuration has."""
+        args = self.parts.args
+        replaced: dict[str, Any] = {} if args.save_strategy != "no" else {"save_steps": 0}
+        if args.eval_strategy == "no":
+            replaced["eval_steps"] = None
+        section = self._section("training", TrainingOptions, replaced)
+        for option in dataclasses.fields(args):
+            if option.name in _UNNAMED and (value := vars(args)[option.name]) != option.default:
+                self.only_in_python[f"training.{option.name}"] = str(value)[:200]
+        for callback in self.parts.callbacks:
+            self.only_in_python[f"training.callbacks.{type(callback).__name__}"] = _called(callback)
+        return section
+
+    def _section(self, key: str, kind: type, replaced: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the dataclass ``kind`` that the arguments have. A value that it refuses is listed."""
+        section = {f.name: vars(self.parts.args)[f.name] for f in dataclasses.fields(kind)} | dict(replaced)
+        for name, value in list(section.items()):
+            try:
+                section[name] = _plain(value)
+            except _Unplain:
+                self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
+        if not _built(lambda: validated(kind, section, key)):
+            for name, value in list(section.items()):
+                if value != getattr(kind(), name) and not _built(
+                    lambda name=name, value=value: validated(kind, {name: value}, key)
+                ):
+                    self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
+        return section
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as YAML holds it.
+
+    Raises:
+        _Unplain: it holds something else than texts, numbers, lists and mappings, or too many of them.
+    """
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping) and len(value) <= MOST and all(isinstance(key, str) for key in value):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple) and len(value) <= MOST:
+        return [_plain(entry) for entry in value]
+    if isinstance(value, set | frozenset) and len(value) <= MOST:
+        return sorted(_plain(entry) for entry in value)
+    raise _Unplain(type(value).__name__)
+
+
+def _same(build: Callable[[], Any], part: Any) -> bool:
+    """Return whether ``build`` returns an equal part."""
+    try:
+        return bool(build() == part)
+    except (UserError, ValueError, TypeError):  # options that a configuration refuses
+        return False
+
+
+def _built(build: Callable[[], Any]) -> bool:
+    try:
+        build()
+    except UserError:
+        return False
+    return True
+
+
+def _names(entries: Iterable[str | Mapping[str, Any]]) -> list[str]:
+    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+
+
+def _comes_with_maporl(part: Any) -> bool:
+    """Return whether a class, a function, or every function of a slot comes with this package."""
+    inside = [part] if callable(part) else [value for value in vars(part).values() if callable(value)]
+    return all(_module(value).split(".")[0] in _HERE for value in inside)
+
+
+def _called(part: Any) -> str:
+    """Return the name by which people find a part: that of its class, or its own if it is a class or a function."""
+    named = part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part)
+    return f"{_module(named)}:{named.__qualname__}"
+
+
+def _module(part: Any) -> str:
+    return str(getattr(part, "__module__", None))

@@ -1,0 +1,187 @@
+"""What a run leaves besides the records of its updates: its configuration, its evaluations, its weights and its report.
+
+``MultiAgentPPOTrainer.train()`` writes all of it, whether a configuration or a Python program has built the trainer.
+"""
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from maporl.config import Config, parse_config, to_yaml
+from maporl.config.imports import FINGERPRINTS
+from maporl.errors import ConfigError, RunError
+from maporl.evaluation.metrics import Evaluation
+from maporl.rollout.player import evaluate_everywhere
+from maporl.storage.run_folder import RunExists
+from maporl.team.saving import SavedTeam
+from maporl.team.team import Team
+from maporl.training.description import RunParts, describe
+from maporl.types import Dialogue, to_json, without_tokens
+from trl_ext import distributed
+from trl_ext.atomic import new_folder, replace_file
+from trl_ext.fingerprint import DATA
+from trl_ext.run_lock import LOCK, is_leftover
+from trl_ext.set_aside import ABANDONED, set_aside
+
+CONFIG, INITIAL, TOKENIZERS, FINAL = "config.yaml", "initial", "tokenizers", "final"
+BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"
+UNTRAINED = {BEFORE, "evaluation_before.jsonl"}
+"""What a run writes before it trains anything, besides its configuration, its data's fingerprints and ``initial/``."""
+logger = logging.getLogger(__name__)
+
+
+class RunRecord:
+    """Writes what a run leaves. Only the main process writes, and all processes call the methods together.
+
+    Args:
+        folder: the run's folder.
+        config: the configuration that the run was built from. None means that a Python program made it.
+    """
+
+    def __init__(self, folder: Path, config: Config | None):
+        self.folder, self.config = folder, config
+        self._begun = False
+
+    def must_be_new(self) -> None:
+        """Check that the folder holds no results of another run.
+
+        Raises:
+            RunExists: it holds some.
+        """
+        for name in (FINAL, AFTER):
+            if (self.folder / name).exists():
+                raise RunExists(
+                    f"{self.folder}: holds {name} of another run, and nothing is overwritten; choose another output_dir"
+                )
+
+    def begin(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
+        """Write the configuration, and the weights and tokenizers that have no other name.
+
+        The weights are those before training, and whole (``whole_weights``).
+
+        Raises:
+            RunExists: the folder of a new run holds another configuration.
+        """
+        if self.config is None:
+            distributed.on_main(lambda: self._write(parts, team, options, resumes))
+        elif distributed.is_main() and not (self.folder / CONFIG).exists():
+            replace_file(self.folder / CONFIG, to_yaml(self.config))
+        self._begun = True
+
+    def _write(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
+        at = str(parts.args.output_dir)
+        saved = SavedTeam(team, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options)
+        text, file = _text(describe(parts, saved)), self.folder / CONFIG
+        known = file.read_text(encoding="utf-8") if file.exists() else ""
+        if known and known != text:
+            if not resumes:
+                raise RunExists(
+                    f"{file}: is the configuration of another run, and nothing is overwritten; choose another output_dir, or "
+                    "remove the folder if nothing in it is needed"
+                )
+            logger.warning(
+                "%s: resumes with other options; the earlier ones are in %s", self.folder, set_aside(file, ABANDONED)
+            )
+        if known and not resumes:  # a process was killed after it had written these, and before it trained anything
+            for name in (INITIAL, TOKENIZERS, *sorted(UNTRAINED)):
+                if (self.folder / name).exists():
+                    set_aside(self.folder / name, ABANDONED)
+        replace_file(file, text)
+        if not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
+            saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
+
+    def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
+        """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.
+
+        ``play`` plays the dialogues of this process. Without it there is no evaluation.
+
+        Raises:
+            RunError: the evaluation in the folder is damaged.
+        """
+        file = self.folder / when
+        known = distributed.broadcast_from_main(file.read_text() if distributed.is_main() and file.exists() else None)
+        if known is not None:
+            return read_evaluation(known, file)
+        return None if play is None else record_evaluation(play(), file)
+
+    def end(self, save_model: Callable[[str], None]) -> None:
+        """Save the weights in ``final/``, unless the folder has them."""
+        final = self.folder / FINAL
+        if not distributed.broadcast_from_main(final.exists()):
+            with new_folder(final, distributed.is_main()) as partial:
+                save_model(str(partial))
+
+    def failed(self) -> None:
+        """Empty the folder of a run that was made in Python and ended before it trained anything. Otherwise write its report."""
+        if not self._begun or not distributed.is_main():
+            return
+        if self.config is None:
+            release(self.folder, {INITIAL, TOKENIZERS})
+        self.report()
+
+    def report(self) -> None:
+        """Write the report. The run is saved by now, so what fails here is a warning, and no run is lost to its report."""
+        if not distributed.is_main() or not (self.folder / "metrics.jsonl").exists():
+            return
+        from maporl.report import page  # with Jinja, which the start of a run can do without
+
+        try:
+            page.write_report([self.folder])
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            print(f"warning: no report was written ({what}); try: maporl report {self.folder}", file=sys.stderr)
+
+
+def _text(values: dict) -> str:
+    """Return the YAML of a described run, with all its values."""
+    try:
+        return to_yaml(parse_config(values))
+    except ConfigError as error:  # a name or a value that no configuration may have
+        values["only_in_python"] = values.get("only_in_python", {}) | {"configuration": str(error)}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def release(folder: Path, more: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Empty the folder of a run that ended before it trained anything, so that a corrected run can use the folder.
+
+    ``more`` names what the run may have written besides its configuration, its data's fingerprints and an evaluation.
+    """
+    if not rest_of(folder) <= {CONFIG, DATA, FINGERPRINTS, *UNTRAINED, *more}:
+        return
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):  # the lock last: until then nobody begins
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def rest_of(folder: Path) -> set[str]:
+    """Return the names of what is in ``folder``, without what killed processes left."""
+    return {path.name for path in folder.iterdir() if not is_leftover(path)}
+
+
+def read_evaluation(text: str, file: Path) -> Evaluation:
+    """Return the evaluation in the ``text`` of ``file``.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        return Evaluation.from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{file}: is damaged ({error!r}); remove it, and the evaluation is made again") from None
+
+
+def record_evaluation(dialogues: list[Dialogue], file: Path) -> Evaluation:
+    """Evaluate the dialogues of all processes, and write them and their :class:`Evaluation` to two files."""
+    evaluation = evaluate_everywhere(dialogues)
+    bare = distributed.to_main([without_tokens(d) for d in dialogues])
+    if distributed.is_main():
+        replace_file(file.with_suffix(".jsonl"), "".join(to_json(d) + "\n" for d in bare))
+        replace_file(file, json.dumps(evaluation.to_json(), indent=1))
+    return evaluation

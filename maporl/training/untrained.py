@@ -1,0 +1,137 @@
+"""Counts the utterances of learning agents that have no credit, and stops a run in which an agent never learns.
+
+An utterance without a credit is not trained on. That is easily overlooked: if a protocol forgets the ``parents`` of an
+ask, the agent whose words were shown goes on speaking and learns nothing.
+"""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from maporl.rewards.base import RewardFailure, where
+from maporl.schedules import Plan
+from maporl.training.samples import Name, may_learn, name_of
+from maporl.training.update_batch import TeamUpdateBatch
+from maporl.types import Dialogue, Utterance
+from trl_ext import distributed
+from trl_ext.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+Speaker = tuple[str, str, str | None]
+"""A policy, an agent that it speaks for, and the role in which the agent spoke."""
+
+
+@dataclass
+class Count:
+    """How many utterances have a credit, how many have none, and where the first of these is and why."""
+
+    credited: int = 0
+    uncredited: int = 0
+    first: str = ""
+
+    def add(self, other: "Count") -> None:
+        """Add what another process, or another utterance, counted."""
+        self.credited += other.credited
+        self.uncredited += other.uncredited
+        self.first = self.first or other.first
+
+
+class UntrainedCounter:
+    """Counts, over all processes, which utterances of an update could be trained on but have no credit.
+
+    Args:
+        learners: the agents that play and have a policy that is trained.
+        rules: whether ``reward.rules`` assign the credit, for messages.
+    """
+
+    def __init__(self, learners: Collection[str], rules: bool):
+        self.learners, self.rules = tuple(learners), rules
+        self.credited: set[str] = set()
+        """The agents that had a credit in some update. They are part of checkpoints."""
+
+    def measure(self, batch: TeamUpdateBatch, policies: Collection[str]) -> Metrics:
+        """Return the shares of each policy's utterances that have no credit. All processes call this together.
+
+        Raises:
+            RewardFailure: no utterance of an agent has a credit in the first update that would train it.
+        """
+        spoken = {u.agent for d in batch.dialogues for u in d.utterances}
+        parts = distributed.all_gather((count_credits(batch.dialogues, policies, batch.plan), spoken))
+        counts: dict[Speaker, Count] = {}
+        for own, _ in parts:
+            for speaker, count in own.items():
+                counts.setdefault(speaker, Count()).add(count)
+        if batch.number == 1 and distributed.is_main():
+            self._mention_silent(frozenset().union(*(spoken for _, spoken in parts)), batch.plan)
+        self._must_learn(counts, batch.number)
+        return shares(counts)
+
+    def _must_learn(self, counts: dict[Speaker, Count], update: int) -> None:
+        for agent in dict.fromkeys(agent for _, agent, _ in counts):
+            own = {role: count for (_, name, role), count in counts.items() if name == agent}
+            if any(count.credited for count in own.values()):
+                self.credited.add(agent)
+            elif agent not in self.credited:
+                raise RewardFailure(self._never(agent, own, update))
+
+    def _never(self, agent: str, counts: dict[str | None, Count], update: int) -> str:
+        roles = [repr(role) for role in counts if role is not None]
+        known = f" (as {', '.join(roles)})" if roles else ""
+        rules = ", no rule of reward.rules credited them" if self.rules else ""
+        first = next(count.first for count in counts.values())
+        return (
+            f"agent {agent!r}{known} would never learn: none of its {sum(c.uncredited for c in counts.values())} utterances of "
+            f"update {update} has a credit. No reward source and no payment of the protocol scored them{rules}, and {first}. "
+            "Name their ids in Ask.parents where the protocol shows them to an agent; or let a reward source, or the protocol "
+            "(pays), score them; or credit them by a rule such as reward.rules: [last]; or do not train the agent "
+            f"(agents.{agent}.trainable: false)"
+        )
+
+    def _mention_silent(self, spoken: Collection[str], plan: Plan) -> None:
+        silent = [name for name in self.learners if name not in spoken and name not in plan.frozen]
+        if silent:
+            logger.warning(
+                "agents that did not speak in the first update, so nothing is known of their credit yet: %s",
+                ", ".join(silent),
+            )
+
+
+def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Plan) -> dict[Speaker, Count]:
+    """Count the utterances that ``plan`` would train one of the ``policies`` on, with and without a credit.
+
+    Copies of an utterance, in dialogues that were forked after it, count once. It has a credit if one of them has one.
+    """
+    known: dict[Name, tuple[Dialogue, Utterance]] = {}
+    for dialogue in dialogues:
+        for utterance in (u for u in dialogue.utterances if may_learn(u, policies, plan)):
+            name = name_of(dialogue, utterance)
+            if name not in known or "credit" in utterance.rewards:
+                known[name] = (dialogue, utterance)
+    counts: dict[Speaker, Count] = {}
+    for dialogue, u in known.values():
+        count = Count(credited=1) if "credit" in u.rewards else Count(uncredited=1, first=_why(dialogue, u))
+        counts.setdefault((u.policy, u.agent, u.role), Count()).add(count)
+    return counts
+
+
+def shares(counts: dict[Speaker, Count]) -> Metrics:
+    """Return ``POLICY/untrained_share``, and ``POLICY/untrained/AGENT[/ROLE]`` for agents with utterances without credit."""
+    metrics: Metrics = {}
+    for policy in dict.fromkeys(policy for policy, _, _ in counts):
+        own = [count for (name, _, _), count in counts.items() if name == policy]
+        lacking, all_of_them = sum(c.uncredited for c in own), sum(c.uncredited + c.credited for c in own)
+        metrics[f"{policy}/untrained_share"] = lacking / all_of_them
+    for (policy, agent, role), count in counts.items():
+        if count.uncredited:
+            who = agent if role is None else f"{agent}/{role}"
+            metrics[f"{policy}/untrained/{who}"] = float(count.uncredited)
+    return metrics
+
+
+def _why(dialogue: Dialogue, utterance: Utterance) -> str:
+    readers = sorted({u.agent for u in dialogue.utterances if utterance.id in u.parents})
+    place = where(dialogue, utterance)
+    if not readers:
+        return f"nobody was shown them ({place}, for example)"
+    return f"what was shown them has no credit either ({place}, for example, was shown to {', '.join(readers)})"

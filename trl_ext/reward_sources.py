@@ -1,0 +1,120 @@
+"""The reward sources of a trainer of one policy: a reward model and reward functions, with their weights."""
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from trl.trainer import disable_dropout_in_model
+
+from trl_ext import distributed
+from trl_ext.chat import Tokenizer
+from trl_ext.scoring import (
+    ModelReward,
+    Reward,
+    RewardFunction,
+    assign_scores,
+    call_reward_functions,
+    reward_name,
+    total,
+)
+from trl_ext.token_batch import Completion
+
+
+class RewardSources:
+    """Scores completions with all sources, and keeps what each source gave.
+
+    Args:
+        tokenizer: the policy's tokenizer.
+        functions: one or several reward functions, or None.
+        weights: one weight for each source: first the model, then the functions. The default is 1.
+        model: a reward model, or None.
+        model_tokenizer: the reward model's tokenizer, if it differs from the policy's.
+        batch_size: the most rows that the reward model reads at a time.
+
+    Raises:
+        ValueError: there is no source, or the weights do not fit the sources.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        functions: RewardFunction | Sequence[RewardFunction] | None,
+        weights: Sequence[float] | None,
+        model: Any,
+        model_tokenizer: Tokenizer | None,
+        batch_size: int,
+    ):
+        if model is None and functions is None:
+            raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
+        self.tokenizer = tokenizer
+        self.functions = _as_list(functions)
+        self.model: ModelReward | None = None
+        if model is not None:
+            disable_dropout_in_model(model)
+            self.model = ModelReward(model, model_tokenizer, batch_size)
+        names = ["reward_model"] * (model is not None) + [reward_name(f) for f in self.functions]
+        self.weights = _weights(weights, names)
+        self.given: dict[str, list[Reward]] = {}
+        """What each source gave each completion that was scored last, by the source's name."""
+
+    def to(self, device: torch.device) -> None:
+        """Move the reward model to ``device``."""
+        if self.model is not None:
+            self.model.model.to(device)
+
+    def score(self, completions: list[Completion], missing_eos_penalty: float | None) -> None:
+        """Fill in the scores of ``completions``. They may be none, if other processes have some.
+
+        Raises:
+            RewardError: a source failed, or left a completion without a score.
+            NonFiniteError: a reward is NaN or infinite.
+        """
+        self.given = {}
+        if not completions:
+            return
+        prompts = [c.prompt for c in completions]
+        if self.model is not None:
+            self.given["reward_model"] = list(self._scores_of(self.model, completions))
+        if self.functions:
+            columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
+            self.given |= call_reward_functions(
+                self.functions,
+                [p.prompt for p in prompts],
+                [c.text for c in completions],
+                [c.response_ids for c in completions],
+                columns,
+            )
+        assign_scores(completions, self.given, self.weights, missing_eos_penalty)
+
+    def gathered(self) -> dict[str, list[float | None]]:
+        """Return what each source gave each completion, over all processes. All processes call this together."""
+        own = {name: [total(value) for value in values] for name, values in self.given.items()}
+        parts = distributed.all_gather(own)
+        return {name: [v for part in parts for v in part.get(name, [])] for name in max(parts, key=len)}
+
+    def _scores_of(self, reward: ModelReward, completions: list[Completion]) -> list[float]:
+        if reward.tokenizer is None:
+            return reward.score_ids([c.prompt_ids + c.response_ids for c in completions])
+        prompts = [self.tokenizer.decode(c.prompt_ids, skip_special_tokens=True) for c in completions]
+        return reward.score_texts([prompt + c.text for prompt, c in zip(prompts, completions, strict=True)])
+
+
+def _as_list(functions) -> list[RewardFunction]:
+    if functions is None:
+        return []
+    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
+
+
+def _weights(weights: Sequence[float] | None, sources: list[str]) -> list[float]:
+    if weights is None:
+        return [1.0] * len(sources)
+    given, expected = list(weights), f"expected {len(sources)} numbers, one per source ({', '.join(sources)})"
+    if len(given) != len(sources):
+        raise ValueError(f"reward_weights: {expected}, got {len(given)}")
+    if not all(isinstance(w, numbers.Real) and math.isfinite(w) for w in given):
+        raise ValueError(f"reward_weights: {expected}, got {given}")
+    if not any(given):
+        raise ValueError(f"reward_weights: all are 0, so no completion would earn anything; {expected}, got {given}")
+    return [float(w) for w in given]
