@@ -54,7 +54,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Sources score utterances, and rules turn the scores into credit. [Rewards](rewards.md) explains every "
         "rule with numbers. [Your own reward](howto/reward.md) shows how to write one.",
         "RewardSection RewardSource SOURCES RewardFailure Rule RULES share_scores collaboration_bonus "
-        "BonusSection PenaltySection BrevitySection VerifierSection JudgeSection ArenaSection "
+        "BonusSection PenaltySection BrevitySection VerifierSection JudgeSection ArenaSection ServedReward "
         "maporl.rewards.verifier.model.Verifier maporl.rewards.verifier.encoding.chat_of",
     ),
     (
@@ -80,7 +80,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Sample answers",
         "An engine samples the answers of agents. [Your own model](howto/model.md) and [scaling](scaling.md) say "
         "how to choose one.",
-        "Engine ENGINES Request Reply Decoding ApiSection VLLMSection ColocateSection",
+        "Engine ENGINES Request Reply Decoding ApiSection VLLMSection ColocateSection VLLMSampler",
     ),
     (
         "Evaluate and look",
@@ -93,7 +93,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "`trl_ext` is PPO for a single policy. It never imports `maporl`. [From TRL](howto/from_trl.md) shows how "
         "to use it.",
         "trl_ext.PPOv2Trainer trl_ext.PPOv2Config trl_ext.PPOOptions trl_ext.LearnerOptions trl_ext.Learner "
-        "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "
+        "trl_ext.Sampler trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "
         "trl_ext.maths.masked_var trl_ext.maths.masked_whiten trl_ext.maths.gae trl_ext.maths.clipped_policy_loss "
         "trl_ext.maths.clipped_value_loss trl_ext.maths.kl_estimate trl_ext.maths.token_logprobs "
         "trl_ext.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling.Sampling "
@@ -167,6 +167,8 @@ def entry(name: str, found: Any) -> str:
     lines = [f"### {name}\n"]
     if isinstance(found, dict):
         return "\n".join([*lines, registry(name, found)])
+    if not callable(found) or not hasattr(found, "__qualname__"):
+        return "\n".join([*lines, alias(name)])
     prose, sections = split(inspect.getdoc(found) or "")
     explained = dataclasses.is_dataclass(found) and isinstance(found, type)
     if not explained or "__init__" in vars(found):
@@ -456,6 +458,18 @@ def shape(name: str, found: Any) -> str:
     function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
     shown = [p for p in inspect.signature(function).parameters.values() if p.name not in ("self", "cls")]
     return f"{name}({', '.join(p.name for p in shown)})"
+
+
+def alias(name: str) -> str:
+    """Return what the source says of a type that is only a name: its definition, and the text that stands below it."""
+    module, _, last = full(name).rpartition(".")
+    home = getattr(import_module(module), "_EXPORTS", {}).get(last, module)
+    body = ast.parse(inspect.getsource(import_module(home))).body
+    for node, below in pairwise(body):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == last:
+            told = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+            return f"```py\n{ast.unparse(node)}\n```\n\n{markdown(str(told))}\n"
+    raise ValueError(f"{name}: no assignment to it stands in {home}")
 
 
 def registry(name: str, found: Mapping[str, Any]) -> str:
