@@ -167,7 +167,7 @@ def entry(name: str, found: Any) -> str:
     lines = [f"### {name}\n"]
     if isinstance(found, dict):
         return "\n".join([*lines, registry(name, found)])
-    if not callable(found) or not hasattr(found, "__qualname__"):
+    if not isinstance(found, type | types.FunctionType):
         return "\n".join([*lines, alias(name)])
     prose, sections = split(inspect.getdoc(found) or "")
     explained = dataclasses.is_dataclass(found) and isinstance(found, type)
