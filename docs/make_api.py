@@ -54,7 +54,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Sources score utterances, and rules turn the scores into credit. [Rewards](rewards.md) explains every "
         "rule with numbers. [Your own reward](howto/reward.md) shows how to write one.",
         "RewardSection RewardSource SOURCES RewardFailure Rule RULES share_scores collaboration_bonus "
-        "BonusSection PenaltySection BrevitySection VerifierSection JudgeSection ArenaSection ServedReward "
+        "BonusSection PenaltySection BrevitySection VerifierSection JudgeSection ArenaSection "
         "maporl.rewards.verifier.model.Verifier maporl.rewards.verifier.encoding.chat_of",
     ),
     (
@@ -80,7 +80,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Sample answers",
         "An engine samples the answers of agents. [Your own model](howto/model.md) and [scaling](scaling.md) say "
         "how to choose one.",
-        "Engine ENGINES Request Reply Decoding ApiSection VLLMSection ColocateSection VLLMSampler",
+        "Engine ENGINES Request Reply Decoding ApiSection VLLMSection ColocateSection",
     ),
     (
         "Evaluate and look",
@@ -93,7 +93,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "`trl_ext` is PPO for a single policy. It never imports `maporl`. [From TRL](howto/from_trl.md) shows how "
         "to use it.",
         "trl_ext.PPOv2Trainer trl_ext.PPOv2Config trl_ext.PPOOptions trl_ext.LearnerOptions trl_ext.Learner "
-        "trl_ext.Sampler trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "
+        "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "
         "trl_ext.maths.masked_var trl_ext.maths.masked_whiten trl_ext.maths.gae trl_ext.maths.clipped_policy_loss "
         "trl_ext.maths.clipped_value_loss trl_ext.maths.kl_estimate trl_ext.maths.token_logprobs "
         "trl_ext.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling.Sampling "
