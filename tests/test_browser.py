@@ -52,7 +52,7 @@ def open_page(browser, address):
 
 
 def no_complaints(browser):
-    assert [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]] == []
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
 def count(browser):
@@ -230,6 +230,12 @@ def test_a_phone_and_a_dark_page(browser, report):
             "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
         assert wide <= 0, "nothing sticks out"
+        high = browser.execute_script("""
+            document.querySelectorAll("details").forEach((part) => { part.open = true; });
+            return [...document.querySelectorAll("thead th")].map((cell) => [cell.innerText, cell.getBoundingClientRect().height / parseFloat(getComputedStyle(cell).lineHeight)])""")
+        assert len(high) > 10 and [cell for cell in high if cell[1] > 3.5] == [], (
+            "a table's header takes three lines at most"
+        )
         button = browser.find_element(By.CSS_SELECTOR, "nav button")
         before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
         button.click()
@@ -283,5 +289,20 @@ def test_a_page_follows_a_run_and_lets_a_person_speak(browser, tmp_path):
         no_complaints(browser)
     finally:
         seat.close()
+        page.shutdown()
+        page.server_close()
+
+
+def test_a_page_that_is_only_watched_asks_for_no_seat(browser, tmp_path):
+    folder = write_run(tmp_path / "run", dialogues=AFTER[:2], before=None, after=None)
+    page = LivePage(folder, 0)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    try:
+        open_page(browser, page.url)
+        WebDriverWait(browser, 10).until(lambda b: count(b) == 2)
+        asked = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
+        assert any("/data?" in name for name in asked) and not any(name.endswith("/seat") for name in asked)
+        no_complaints(browser)
+    finally:
         page.shutdown()
         page.server_close()

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from maporl.advantages.estimator import GroupOfOne
 from maporl.advantages.transforms import TRANSFORMS, Transform
+from maporl.cli.main import app
 from maporl.config.parse import parse_config, read_values, to_yaml
 from maporl.config.recipes import recipe_files, tiny_version
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
@@ -448,3 +450,23 @@ def test_a_model_takes_the_place_of_a_tiny_one_and_a_tiny_one_that_of_a_model(tm
     ):
         from_dict(read_values(both))
     assert from_dict(read_values(both, ["agents.ann.tiny=null"])).agents["ann"].model == "org/name"
+
+
+# -- a first look at a method --------------------------------------------------------------------------------------------
+
+
+def test_a_tried_recipe_shows_rewards_and_leaves_its_page(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shown = CliRunner().invoke(app, ["recipes", "try", "ssl"])
+    assert shown.exit_code == 0, shown.output
+    updates = [line for line in shown.output.splitlines() if line.startswith("update ")]
+    assert len(updates) == 3
+    for line in updates:
+        assert re.search(
+            r"reward/credit -?\d.*reward/label \d.*reward/score -?\d.*\w+/grad_norm \d.*\w+/loss/policy_avg -?\d",
+            line,
+        )
+    page = Path(shown.output.splitlines()[-1])
+    assert page.name == "report.html" and page.is_relative_to(tmp_path) and "ssl" in page.read_text()
+    refused = CliRunner().invoke(app, ["recipes", "try", "corry"])
+    assert refused.exit_code == 2 and "did you mean 'cory'" in refused.output and len(list(tmp_path.iterdir())) == 1

@@ -75,7 +75,7 @@ def test_a_list_with_the_whole_score_at_the_last_token_equals_the_number():
         for values in (scores, lists):
             completions = [completion(n, ended=n > 3) for n in lengths]
             assign_scores(completions, {"one": values, "two": [0.25] * 4}, [weight, 1.0], penalty)
-            rows = build_token_batch(completions, 0, "cpu")
+            rows = build_token_batch(completions, "cpu")
             seeded = torch.Generator().manual_seed(case)
             rows.old_logprobs = torch.where(rows.sampled_mask, torch.randn(rows.values.shape, generator=seeded), 0.0)
             rows.values = torch.where(rows.sampled_mask, torch.randn(rows.values.shape, generator=seeded), 0.0)

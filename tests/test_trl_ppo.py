@@ -88,8 +88,9 @@ def other_value(name: str, hint, default):
         return not default
     if str in options:
         return "words"
-    if any(typing.get_origin(part) is list for part in options):
-        return [3, 4]
+    for part in options:
+        if typing.get_origin(part) is list:
+            return ["3", "4"] if typing.get_args(part) == (str,) else [3, 4]
     return 7 if int in options else 0.25
 
 
@@ -242,7 +243,7 @@ def test_a_head_is_no_value_model_and_the_error_says_where_it_is(tiny, tmp_path)
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
     assert not hasattr(trainer.model, "value_model")
     with pytest.raises(
-        AttributeError, match=r"the critic 'head' is no model of its own; trainer\.learners\['policy'\]"
+        AttributeError, match=r"the critic 'head' is not a separate model; trainer\.learners\['policy'\]"
     ):
         _ = trainer.model.value_model
     with pytest.raises(AttributeError, match="no_such_thing"):
@@ -303,7 +304,7 @@ def test_peft_config_is_checked(tiny, tmp_path):
         PPOv2Trainer(config(tmp_path), tokenizer, trainer.model.policy, peft_config=lora, **options)
 
 
-# -- TRL's own tests (TestCore, TestPPOTrainer), written anew ---------------------------------------------------------
+# -- TRL's own tests (TestCore, TestPPOTrainer), in our words ---------------------------------------------------------
 
 
 def test_core_masked_mean_variance_and_whitening():
@@ -392,7 +393,7 @@ def test_missing_arguments_are_named(trls_parts, tmp_path):
         trls_trainer(parts, tmp_path)
 
 
-# -- TRL's two example scripts, written anew --------------------------------------------------------------------------
+# -- TRL's two example scripts, in our words --------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -47,26 +47,28 @@ def fingerprint(rows: Sequence[Any]) -> Fingerprint:
     }
 
 
-def remember_data(folder: Path, data: Mapping[str, Fingerprint]) -> None:
-    """Write the fingerprints of a new run's ``data``, by the names of the data sets, into its ``folder``.
+def remember_data(folder: Path, data: Mapping[str, Fingerprint], record: str = DATA) -> None:
+    """Write the fingerprints of a new run's ``data``, by the names of the data sets, into the file ``record`` of its ``folder``.
 
     Raises:
         OSError: the file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / DATA, json.dumps(data, indent=1))
+    replace_file(folder / record, json.dumps(data, indent=1))
 
 
-def check_data(folder: Path, data: Mapping[str, Fingerprint]) -> dict[str, Fingerprint]:
+def check_data(
+    folder: Path, data: Mapping[str, Fingerprint], record: str = DATA, what: str = "data set"
+) -> dict[str, Fingerprint]:
     """Check that the ``data`` of a resumed run are those that :func:`remember_data` wrote into ``folder``, and return these.
 
     A run without such a file was begun by an earlier version, or its user removed the file in order to go on with other
-    data.
+    data. ``record`` is the file's name, and ``what`` is what one of ``data`` is called in errors.
 
     Raises:
         DataChanged: a data set has other rows, or the same rows in another order.
     """
-    file = folder / DATA
+    file = folder / record
     known = _read(file) if file.is_file() else {}
     for name, now in data.items():
         was = known.get(name, now)
@@ -76,7 +78,7 @@ def check_data(folder: Path, data: Mapping[str, Fingerprint]) -> dict[str, Finge
             "the same number of rows" if was["rows"] == now["rows"] else f"{was['rows']} rows then, {now['rows']} now"
         )
         raise DataChanged(
-            f"{folder}: the data set {name!r} has changed since the run began ({rows}, with other content or in another "
+            f"{folder}: the {what} {name!r} has changed since the run began ({rows}, with other content or in another "
             f"order); restore it, or begin another run. To go on with the data as they are now: remove {file}"
         )
     return known

@@ -34,7 +34,7 @@ class PolicyAndValue(nn.Module):
             return modules[name]
         if name == "value_model":
             raise AttributeError(
-                f"trainer.model.value_model: the critic {self.critic!r} is no model of its own; "
+                f"trainer.model.value_model: the critic {self.critic!r} is not a separate model; "
                 "trainer.learners['policy'].value_head is its head. Pass value_model= to the trainer, or "
                 "critic='model' in its arguments, for a separate one"
             )

@@ -11,7 +11,8 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import RETURNS, return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.slots import Return, find
-from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
+from maporl.advantages.transforms import Transform, build_transforms
+from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import UserError
 
@@ -113,7 +114,8 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
         (f"{where}.key", config.key),
         (f"{where}.scale: {config.scale}", scale_of(config, f"{where}.scale").needs),
     ]
-    wanted += [(f"{where}.post: {name_of(part)}", part.needs) for part in build_transforms(config, where)]
+    for entry, transform in zip(config.post, build_transforms(config, where), strict=True):
+        wanted.append((f"{where}.post: {entry_name(entry)}", transform.needs))
     for who, columns in wanted:
         if isinstance(columns, str):
             raise ValueError(f"{who}: its needs are a tuple of columns, as ({columns!r},), got {columns!r}")
@@ -122,11 +124,6 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
                 raise ValueError(
                     f"{who} names the column {name!r}, which is not recorded here; recorded are {list(recorded)}"
                 )
-
-
-def name_of(transform: Transform) -> str:
-    """Return the name of a transform in ``TRANSFORMS``."""
-    return next(name for name, kind in TRANSFORMS.items() if isinstance(transform, kind))
 
 
 def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,16 @@
 """What the estimator, the checks and the trainer must know of a return, a baseline and a scale beside its function.
 
 The dicts ``RETURNS``, ``BASELINES`` and ``SCALES`` hold these objects. A plain function in them is a slot with the
-defaults.
+defaults. A configuration may also name one of the user's own, as ``MODULE:OBJECT``.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
-from maporl.config.imports import unknown
+from maporl.config.imports import look_up, must_take
 
 Over = Literal["nothing", "group", "agent", "batch"]
 """Which rows are compared: none, those of the configuration's key, those of one agent, or all."""
@@ -28,6 +28,7 @@ class Return:
         needs_critic: whether it reads and subtracts a critic's values.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("batch", "config")
     compute: Callable[..., Tensor] | None
     needs: tuple[str, ...] = ()
     along: Literal["utterance", "agent", "dialogue", "tree"] = "utterance"
@@ -51,6 +52,7 @@ class Baseline:
         scales_mean: whether return minus baseline is that of the group's mean times a factor, so that a scale undoes it.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("returns", "groups", "weights", "batch", "config", "state")
     compute: Callable[..., Tensor]
     over: Over = "nothing"
     needs_critic: bool = False
@@ -68,6 +70,7 @@ class Scale:
         needs: the columns that it reads.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("advantages", "returns", "groups", "weights", "batch", "config")
     compute: Callable[..., Tensor]
     over: Over = "nothing"
     needs: tuple[str, ...] = ()
@@ -80,9 +83,10 @@ def find(slots: Mapping[str, Any], kind: type[Slot], name: str, where: str) -> S
     """Return the slot called ``name``. A plain function becomes a slot of ``kind``, with the defaults.
 
     Raises:
-        ValueError: the name is unknown. The message begins with ``where``.
+        ConfigError: the name is unknown, or what it names is no such slot. The message begins with ``where``.
     """
-    if name not in slots:
-        raise ValueError(f"{where}: {unknown(name, slots)}")
-    slot = slots[name]
-    return slot if isinstance(slot, kind) else kind(slot)
+    slot = look_up(name, slots, where)
+    if isinstance(slot, kind):
+        return slot
+    must_take(slot, kind.takes, f"{where}: {name}")
+    return kind(slot)

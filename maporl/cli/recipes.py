@@ -1,6 +1,8 @@
 """``maporl recipes list | show | try``: the published methods that come as configurations."""
 
+import re
 import tempfile
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,8 +16,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe; see: maporl recipes list")]
-SHOWN = ("/loss/policy_avg", "/grad_norm")
-"""Metrics that ``maporl recipes try`` prints, of every policy."""
+SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)")
+"""Metrics that ``maporl recipes try`` prints: the mean rewards, and of every policy its loss and its gradient."""
 
 
 @app.command("list")
@@ -56,21 +58,25 @@ def show(name: Name) -> None:
 @app.command("try")
 @command
 def try_(name: Name) -> None:
-    """Three updates with tiny random models: that it runs, and what it logs. Nothing is kept."""
+    """Three updates with tiny random models: that it runs, what it logs, and its page. It goes to a new temporary folder."""
     quiet_libraries()
     from maporl.config.recipes import tiny_version
+    from maporl.report.page import write_report
     from maporl.runs.train import train
     from maporl.storage.run_folder import RunFolder
     from maporl.validation.load import from_dict
     from maporl.validation.preflight import check_run
 
-    with tempfile.TemporaryDirectory() as folder:
-        config = from_dict(tiny_version(name, f"{folder}/{name}"), name)
-        for line in check_run(config):
-            echo(line)
-        train(config, resume=False, quiet=True)
-        for metrics in RunFolder(config.output_dir).read_metrics():
-            shown = {key: value for key, value in metrics.items() if f"/{key}".endswith(SHOWN)}
-            if shown:
-                numbers = ", ".join(f"{key} {value:.3g}" for key, value in sorted(shown.items()))
-                echo(f"update {metrics['step']}: {numbers}")
+    values = tiny_version(name, "")
+    folder = tempfile.mkdtemp(prefix=f"maporl-{name}-")  # not before the name is known to be a recipe's
+    config = from_dict(values | {"output_dir": f"{folder}/{name}"}, name)
+    for line in check_run(config):
+        echo(line)
+    train(config, resume=False, quiet=True)
+    for metrics in RunFolder(config.output_dir).read_metrics():
+        shown = sorted(
+            (key for key in metrics if SHOWN.fullmatch(key)), key=lambda key: (not key.startswith("reward/"), key)
+        )
+        if shown:
+            echo(f"update {metrics['step']}: {', '.join(f'{key} {metrics[key]:.3g}' for key in shown)}")
+    echo(write_report([Path(config.output_dir)]))

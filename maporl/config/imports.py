@@ -6,6 +6,7 @@ read. Reading values (:mod:`maporl.config.parse`) imports nothing, so that a str
 before any of it runs.
 """
 
+import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -21,11 +22,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from maporl.config.schema import Config
 from maporl.errors import ConfigError
 
 _WORD = r"[^\W\d]\w*"
 _IMPORT = re.compile(rf"(?!.*\.py:){_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
 _NEARLY = re.compile(rf"(?:\./)?((?:{_WORD}/)*{_WORD}(?:\.{_WORD})*?)(?:\.py)?[.:]({_WORD})")
+FINGERPRINTS = "module_fingerprints.json"
+"""The file of a run's folder with the hashes of the user's own modules."""
 _FOLDERS: set[Path] = set()
 """The folders of all configurations that this process has imported modules for."""
 
@@ -71,6 +75,35 @@ def import_folder(name: str) -> str | None:
     return None if root in installed or "site-packages" in root.parts else str(root)
 
 
+def named_imports(config: Config) -> dict[str, str]:
+    """Return every ``MODULE:OBJECT`` in a configuration, by the key under which it stands."""
+    named: list[tuple[str, Any]] = [("task.name", config.task.get("name"))]
+    named += [
+        (f"schedule.curriculum, update {s.update}: task.name", s.task.get("name")) for s in config.schedule.curriculum
+    ]
+    named += [(f"protocol.{key}", config.protocol.get(key)) for key in ("name", "game")]
+    named += [("reward.sources", name) for name in config.reward.sources]
+    for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
+        named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
+    slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
+    named += [(f"advantage.{key}", name) for key, name in slots.items()]
+    named += [("ppo.objective", config.ppo.objective)]
+    return {f"{key}: {name}": name for key, name in named if is_import(name)}
+
+
+def with_imports(config: Config, where: str) -> Config:
+    """Import what a configuration names, and return it with the folders in which other processes must look.
+
+    A configuration that names nothing of the user's own needs no folders. Errors begin with ``where``.
+
+    Raises:
+        ConfigError: a module cannot be imported.
+    """
+    names = named_imports(config)
+    folders = import_modules(names, config.pythonpath, where) if names else []
+    return dataclasses.replace(config, pythonpath=folders)
+
+
 def import_modules(names: Mapping[str, str], folders: Sequence[str], where: str) -> list[str]:
     """Import the modules of a configuration's ``names``, and return the folders in which another process must look.
 
@@ -93,6 +126,13 @@ def import_modules(names: Mapping[str, str], folders: Sequence[str], where: str)
         _import(name.partition(":")[0], paths, f"{where}: {key}")
     found = (import_folder(name) for name in names.values())
     return list(dict.fromkeys([*map(str, paths), *(folder for folder in found if folder is not None)]))
+
+
+def module_files(config: Config) -> dict[str, Path]:
+    """Return the file of each module that this process has imported from the folders of ``config``, by its name."""
+    tops = {name for name in sys.modules if "." not in name and import_folder(name) in config.pythonpath}
+    files = {name: _file(module) for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+    return {name: file for name, file in files.items() if file is not None}
 
 
 def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None = None) -> Part:
@@ -121,6 +161,24 @@ def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None 
     if base is not None and not (isinstance(part, type) and issubclass(part, base)):
         raise ConfigError(f"{where}: {name}: expected a class that derives from {_full(base)}, got {kind_of(part)}")
     return part
+
+
+def must_take(part: Any, arguments: Sequence[str], where: str) -> None:
+    """Check that ``part`` is a function that can be called with these arguments, in this order.
+
+    Raises:
+        ConfigError: it is something else, or takes other arguments. The message begins with ``where``.
+    """
+    if isinstance(part, type) or not callable(part):
+        raise ConfigError(f"{where}: expected a function of ({', '.join(arguments)}), got {kind_of(part)}")
+    try:
+        signature = inspect.signature(part)
+    except ValueError:  # some functions that are written in C do not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise ConfigError(f"{where}: expected a function of ({', '.join(arguments)}), got one of {signature}") from None
 
 
 def unknown(name: Any, known: Any) -> str:

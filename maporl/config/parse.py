@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from maporl.config.files import configuration_files, recipe_files
-from maporl.config.imports import look_up, unknown
+from maporl.config.imports import kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
@@ -44,8 +44,27 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
         recipes = recipe_files() | configuration_files()
         if str(path) not in recipes and len(file.parts) == 1:
             raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
-        file = recipes.get(str(path), file)
-    return apply_overrides(read_yaml(file), overrides or [])
+        if str(path) in recipes:  # it comes with maporl, so the user's own modules are in the present folder
+            return override(read_yaml(recipes[str(path)]), overrides or [], [Path.cwd()])
+    files = _read_files(file)
+    return override(_merged(files), overrides or [], [path.parent for path, _ in files])
+
+
+def override(values: dict[str, Any], overrides: Sequence[str], folders: Iterable[Path]) -> dict[str, Any]:
+    """Return ``values`` with those of ``overrides``, and with all folders of modules in ``pythonpath``.
+
+    Modules are looked for in the ``folders`` of the configuration's files and then in those that the files name. The
+    folders that the user names in the overrides come first. They are relative to the present folder.
+
+    Raises:
+        ConfigError: an override cannot be read.
+    """
+    own = [str(folder.resolve()) for folder in folders]
+    given = apply_overrides({}, overrides).get("pythonpath")
+    values = apply_overrides(values, overrides)
+    parts = (own, values.get("pythonpath", [])) if given is None else (_absolute(given, Path.cwd()), own)
+    wrong = [part for part in parts if not isinstance(part, list)]  # the schema refuses it
+    return values | {"pythonpath": wrong[0] if wrong else [*parts[0], *parts[1]]}
 
 
 def json_schema() -> dict[str, Any]:
@@ -61,6 +80,10 @@ def json_schema() -> dict[str, Any]:
         "extends": {"type": "string", "description": "A file beside this one, whose values this file overrides."},
         "agent_defaults": {**agent, "description": "Merged into every agent."},
         "recipe": {"type": "object", "description": "Where a method comes from."},
+        "pythonpath": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+            "description": "Folders, beside that of this file, in which modules of MODULE:OBJECT are looked for.",
+        },
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A configuration of maporl", **found}
 
@@ -100,6 +123,7 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     Raises:
         ConfigError: values are wrong. The message begins with ``where`` and names the first faults.
     """
+    _must_be_buildable(kind, where)
     for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
             raise ConfigError(f"{where}: unknown key {key!r:.80}; {_nearest(kind, (key,))}")
@@ -109,8 +133,28 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         lines = list(dict.fromkeys(_explain(kind, fault) for fault in error.errors()))
         more = [f"and {len(lines) - MOST_FAULTS} more faults"] if len(lines) > MOST_FAULTS else []
         raise ConfigError(f"{where}: " + "; ".join([*lines[:MOST_FAULTS], *more])) from None
+    except PydanticUserError as error:
+        raise ConfigError(
+            f"{where}: {kind_of(kind)} has a field that no configuration can set ({_one_line(error):.200}); give it a type such as "
+            "int, or compute it in a cached_property"
+        ) from None
     _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
     return built
+
+
+def entry_name(entry: str | Mapping[str, Any]) -> str:
+    """Return the name in an entry of :func:`build_named`."""
+    return entry if isinstance(entry, str) else next(iter(entry))
+
+
+def _must_be_buildable(kind: Any, where: str) -> None:
+    """Check that the class ``kind``, which may be the user's own, is a whole dataclass."""
+    if not dataclasses.is_dataclass(kind):
+        raise ConfigError(
+            f"{where}: {kind_of(kind)} is not a dataclass, so it has no options; put @dataclass(frozen=True) above it"
+        )
+    if missing := sorted(getattr(kind, "__abstractmethods__", ())):
+        raise ConfigError(f"{where}: {kind_of(kind)} does not define {', '.join(missing)}; define it")
 
 
 def build_named(
@@ -128,19 +172,35 @@ def build_named(
     for entry in entries:
         if isinstance(entry, dict) and len(entry) != 1:
             raise ConfigError(f"{where}: expected a name or one {{name: options}}, got {entry!r:.80}")
-        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        name = entry_name(entry)
+        options = {} if isinstance(entry, str) else entry[name]
         parts.append(validated(look_up(name, known, where, base), options or {}, f"{where}.{name}"))
     return parts
 
 
-def read_yaml(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True) -> dict[str, Any]:
+def read_yaml(path: Path, extends: bool = True) -> dict[str, Any]:
     """Return the mapping in a YAML file, with the values of the file that it ``extends``.
 
-    ``overlays`` are the files that extend this one. ``extends=False`` is for the ``config.yaml`` of a run or a team,
-    which is whole. If a stranger wrote it, it could name any file here.
+    ``extends=False`` is for the ``config.yaml`` of a run or a team, which is whole. If a stranger wrote it, it could name
+    any file here.
 
     Raises:
         ConfigError: the file is missing, is not a YAML mapping, has a key twice, extends itself, or may not extend.
+    """
+    return _merged(_read_files(path, extends=extends))
+
+
+def _merged(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for _, over in reversed(files):
+        values = _merge(values, over)
+    return values
+
+
+def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True) -> list[tuple[Path, dict[str, Any]]]:
+    """Return (file, its own values) of a YAML file, of the one that it extends, and so on.
+
+    ``overlays`` are the files that extend this one.
     """
     if path.resolve() in overlays:
         raise ConfigError(
@@ -183,7 +243,17 @@ def read_yaml(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True)
             f"{path}: extends={parent!r:.60}: the configuration of a run or a team is whole and may name no other file; "
             "remove the key, or give the file itself as the configuration"
         )
-    return _merge(read_yaml(path.parent / parent, (*overlays, path.resolve())), values) if parent else values
+    if "pythonpath" in values:
+        values["pythonpath"] = _absolute(values["pythonpath"], path.parent)
+    return [(path, values), *(_read_files(path.parent / parent, (*overlays, path.resolve())) if parent else [])]
+
+
+def _absolute(folders: Any, root: Path) -> Any:
+    """Return the paths of ``folders``, one or a list, which are relative to ``root``. The schema refuses all else."""
+    listed = [folders] if isinstance(folders, str) else folders
+    if not isinstance(listed, list) or not all(isinstance(folder, str) for folder in listed):
+        return folders
+    return [str((root / Path(folder).expanduser()).resolve()) for folder in listed]
 
 
 def _merge(under: dict, over: dict) -> dict:

@@ -496,6 +496,11 @@ class EvaluationSection:
         return Decoding(self.temperature, self.top_p, self.top_k)
 
 
+def _listed(value: Any) -> Any:
+    """Return one text as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
 def _off(value: Any) -> Any:
     """Return "off" for false, because YAML reads a bare ``off`` as false."""
     return "off" if value is False else value
@@ -536,6 +541,8 @@ class Config(RunOptions):
 
     ``only_in_python`` has the parts of a run made in Python that no configuration can build, by key. They have no name
     with which another process could import them.
+    ``pythonpath`` has the folders in which modules that the configuration names are looked for
+    (:mod:`maporl.config.imports`).
     """
 
     output_dir: str
@@ -553,6 +560,7 @@ class Config(RunOptions):
     warm_start: WarmStartSection = dataclasses.field(default_factory=WarmStartSection)
     evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
     only_in_python: dict[str, str] = dataclasses.field(default_factory=dict)
+    pythonpath: Annotated[list[str], BeforeValidator(_listed)] = dataclasses.field(default_factory=list)
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from maporl.config import Config, unknown, validated
+from maporl.config import Config, validated
+from maporl.config.imports import look_up
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, must_be_protocol
 from maporl.protocols.call_return import CallReturn
@@ -55,9 +56,8 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
 def _build(section: dict[str, Any], where: str) -> Protocol:
     options = {key: value for key, value in section.items() if key not in ("name", "agents")}
     name = section.get("name")
-    if not isinstance(name, str) or name not in PROTOCOLS:
-        raise ConfigError(f"{where}: protocol.name: {unknown(str(name), PROTOCOLS)}")
-    return must_be_protocol(validated(PROTOCOLS[name], options, f"{where}: protocol"), f"{where}: protocol {name!r}")
+    kind = look_up(name, PROTOCOLS, f"{where}: protocol.name", Protocol)
+    return must_be_protocol(validated(kind, options, f"{where}: protocol"), f"{where}: protocol {name!r}")
 
 
 def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maporl.config.imports import unknown
+from maporl.config.imports import look_up
 from maporl.config.parse import validated
 from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
@@ -58,11 +58,9 @@ class PlayGame(Protocol):
         Raises:
             ValueError: no game has this name, or an option of it is wrong.
         """
-        if self.game not in GAMES:
-            raise ValueError(f"game: {unknown(self.game, GAMES)}")
         try:
-            return validated(GAMES[self.game], self.options, "options")
-        except ConfigError as error:
+            return validated(look_up(self.game, GAMES, "game", Game), self.options, "options")
+        except ConfigError as error:  # the protocol's section is named by the one who reads it
             raise ValueError(str(error)) from None
 
     @property

@@ -14,17 +14,36 @@ WEAK_CRITIC = 0.1
 
 
 def health(run: Run) -> list[str]:
-    """How the steps, gradients, entropy and critic of each policy were; empty where fewer than two updates were made."""
+    """What was not trained on, and how the steps, gradients, entropy and critic of each policy were.
+
+    Only the first is said where fewer than two updates were made.
+    """
     updates = run.updates()
     if len(updates) < 2:
-        return []
+        return _untrained(run, updates)
     few = max(1, min(10, len(updates) // 3))
     names = {m[1] for record in updates for key in record if (m := re.fullmatch(r"(.+)/policy/approxkl_avg", key))}
     limit = finite(run.section("training").get("max_grad_norm"))
     told = [f"{name}: {text}" for name in sorted(names) if (text := _policy(updates, name, few, limit))]
     if told:
         told.insert(0, f"Numbers are means over the last {few_updates(few)} unless a sentence says otherwise.")
-    return told
+    return [*_untrained(run, updates), *told]
+
+
+def _untrained(run: Run, updates: list[dict[str, Any]]) -> list[str]:
+    """A sentence about each agent, in each role, with utterances that could have been trained on but had no credit."""
+    found: dict[tuple[str, str | None], list[float]] = {}
+    for key, value in ((key, finite(value)) for record in updates for key, value in record.items()):
+        if value and value > 0 and (known := re.fullmatch(r"[^/]+/untrained/([^/]+)(?:/(.+))?", key)):
+            found.setdefault((known[1], known[2]), []).append(value)
+    ruled = ", no rule credited them" if run.section("reward").get("rules") else ""
+    return [
+        f"{agent}: {counted(int(sum(numbers)), 'utterance')}{f' as {role}' if role else ''} in {len(numbers)} of "
+        f"{counted(len(updates), 'update')} had no credit, so nothing was learned from them: no reward scored them{ruled}, and "
+        "they were shown to nobody who had a credit. Name their ids in Ask.parents of those who are shown them, or let a reward "
+        "source, the protocol (pays) or a rule credit them."
+        for (agent, role), numbers in found.items()
+    ]
 
 
 def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | None) -> str:

@@ -132,7 +132,8 @@ class LivePage(ThreadingHTTPServer):
 
     def data(self, epoch: int, after: int) -> dict[str, Any]:
         """The page's data, with the dialogues that came after number ``after``. A page that has read another ``epoch``
-        of the run gets all of them.
+        of the run gets all of them. ``seat`` says whether a person can play here, so that a page without a seat never
+        asks for one.
         """
         with self._lock:
             state = hashlib.sha256(repr(_state(self.reader.folder)).encode()).hexdigest()[:16]
@@ -147,7 +148,14 @@ class LivePage(ThreadingHTTPServer):
             kept = self._run.dialogues
             new = shown([one for one in kept if one.number > after])
             last = kept[-1].number if kept else -1
-            return {**self._about, "dialogues": new, "epoch": self.reader.epoch, "last": last, "fresh": after == -1}
+            return {
+                **self._about,
+                "dialogues": new,
+                "epoch": self.reader.epoch,
+                "last": last,
+                "fresh": after == -1,
+                "seat": self.seat is not None,
+            }
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Show the error, unless the page only went away while it was answered."""

@@ -1,7 +1,10 @@
 """Every reward source by name, and how a configuration builds it. Importing this module imports no torch."""
 
 from collections.abc import Callable, Collection
+from inspect import signature
+from typing import Any
 
+from maporl.config.imports import kind_of, look_up, must_take
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
@@ -35,7 +38,9 @@ def _arena(section: RewardSection, speak: Speak | None) -> RewardSource:
     return PairwiseJudge(section.arena, speak)
 
 
-SOURCES: dict[str, Callable[[RewardSection, Speak | None], RewardSource]] = {
+Builder = Callable[[RewardSection, Speak | None], RewardSource]
+
+SOURCES: dict[str, Builder] = {
     "label": lambda section, speak: FunctionSource(label, answers_only=True),
     "format": lambda section, speak: FunctionSource(readable, answers_only=True),
     "near": lambda section, speak: FunctionSource(near, answers_only=True),
@@ -58,6 +63,36 @@ def build_sources(
     """Build the sources called ``names``.
 
     Raises:
-        ConfigError: a source lacks the part of ``section`` that describes it.
+        ConfigError: a name is unknown, or a source lacks the part of ``section`` that describes it.
     """
-    return {name: SOURCES[name](section, speak) for name in names}
+    return {name: find_source(name)(section, speak) for name in names}
+
+
+def find_source(name: str, where: str = "reward.sources", pays: Collection[str] = ()) -> Builder:
+    """Return what builds the source ``name``: one of :data:`SOURCES`, or ``MODULE:OBJECT``.
+
+    A source of the user's own is a function ``(dialogues, task)``, or a class that derives from
+    :class:`maporl.RewardSource` and takes no arguments. ``pays`` are the names of the protocol's own rewards, for errors.
+
+    Raises:
+        ConfigError: there is no such source, or the object is something else. The message begins with ``where``.
+    """
+    found: Any = look_up(name, {**SOURCES, **dict.fromkeys(pays)}, where)
+    if name in SOURCES:
+        return SOURCES[name]
+    if isinstance(found, RewardSource):
+        return lambda section, speak: found
+    if not isinstance(found, type):
+        must_take(found, ("dialogues", "task"), f"{where}: {name}")
+        return lambda section, speak: FunctionSource(found)
+    if not issubclass(found, RewardSource):
+        raise ConfigError(
+            f"{where}: {name}: expected a function of (dialogues, task) or a maporl.RewardSource, got {kind_of(found)}"
+        )
+    try:
+        signature(found).bind()
+    except TypeError:
+        raise ConfigError(
+            f"{where}: {name}: expected a class without arguments, got {found.__name__}{signature(found)}; give them defaults"
+        ) from None
+    return lambda section, speak: found()

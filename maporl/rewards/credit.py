@@ -40,7 +40,7 @@ def assign_credit(
             for u in answers:
                 u.rewards["score"] = min(_penalties(u), default=u.rewards["score"])
     if reward.rules:
-        _by_rules(dialogues, reward)
+        credit_by_rules(dialogues, reward)
     else:
         _by_shares(dialogues, agents, reward)
     if penalties is not None and penalties.mode == "subtract":
@@ -51,7 +51,7 @@ def assign_credit(
         credit_by_readers(dialogue)
 
 
-def _by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
+def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
     """Apply the rules from left to right to the dialogues of each question."""
     rules = build_rules(reward.rules)
     questions: dict[int, list[Dialogue]] = {}
@@ -74,6 +74,8 @@ def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: Rewar
     """
     for u in (u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards):
         u.rewards["credit"] = u.rewards["score"]
+    if not any(d.answers() for d in dialogues):
+        return
     grid = _Grid(dialogues, agents)
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
     bonus = np.zeros(credit.shape)

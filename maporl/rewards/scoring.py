@@ -94,6 +94,15 @@ def score_dialogues(
         RewardFailure: a source failed, or an answer has none of these rewards.
     """
     fill_in(dialogues, task, {name: sources[name] for name in weights if name in sources})
+    weighted_scores(dialogues, weights)
+
+
+def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> None:
+    """Set ``rewards["score"]`` from the rewards that the utterances have already.
+
+    Raises:
+        RewardFailure: an answer has none of the rewards in ``weights``.
+    """
     for dialogue in dialogues:
         for u in dialogue.utterances:
             counted = (name for name, weight in weights.items() if name in u.rewards and (weight or u.answers))

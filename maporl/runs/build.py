@@ -22,6 +22,7 @@ from maporl.training.run_record import INITIAL
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start
 from maporl.validation.preflight import tasks_of, training_arguments
+from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.atomic import new_folder
@@ -46,6 +47,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     args = training_arguments(config)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
+    check_taught(config, task)
     team = team or Team.from_config(config)
     if config.warm_start.steps:
         _warm_start_once(config, team, quiet)

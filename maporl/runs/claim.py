@@ -1,15 +1,17 @@
 """Take the output folder for a run, so that no two runs share one and no run is overwritten."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
+from maporl.config.imports import FINGERPRINTS, module_files
 from maporl.storage.run_folder import RunExists
 from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
 from maporl.training.run_record import AFTER, CONFIG, FINAL, rest_of
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import replace_file
-from trl_ext.fingerprint import check_data, fingerprint, remember_data
+from trl_ext.fingerprint import Fingerprint, check_data, fingerprint, remember_data
 from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import holds_something
 
@@ -26,7 +28,9 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     """
     if resume:
         must_hold_run(folder)
-        begun = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        # the run's folder and the user's own modules may have moved
+        begun = replace(kept, output_dir=config.output_dir, pythonpath=config.pythonpath)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
@@ -37,11 +41,15 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     else:
         must_be_free(folder)
     data = {name: fingerprint(task) for name, task in _tasks(config).items()}
+    modules = {name: _lines(file) for name, file in module_files(config).items()}
     if resume:
         data = check_data(folder, data) | data
-    else:
+        check_data(folder, modules, FINGERPRINTS, "module")
+    if not resume or kept != config:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)
+    if modules:
+        remember_data(folder, modules, FINGERPRINTS)
 
 
 def has_ended(folder: Path, config: Config) -> bool:
@@ -74,6 +82,10 @@ def must_be_free(folder: Path) -> None:
         other = "choose another folder (--set output_dir=...)"
         remedy = f"Go on with its run (--resume), or {other}" if file.is_file() else other.capitalize()
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. {remedy}")
+
+
+def _lines(file: Path) -> Fingerprint:
+    return fingerprint(file.read_text(encoding="utf-8", errors="replace").split("\n"))
 
 
 def _tasks(config: Config) -> dict:

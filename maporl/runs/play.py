@@ -1,6 +1,7 @@
 """Let a person play in place of any agent, in any protocol. The dialogues are graded, scored and recorded."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from maporl.config import parse_config, read_yaml, to_yaml, unknown
@@ -90,7 +91,7 @@ class Game:
                 raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
             self.output.mkdir(parents=True, exist_ok=True)
             replace_file(file, text)
-        elif parse_config(read_yaml(file), str(file)) != config:
+        elif replace(parse_config(read_yaml(file), str(file)), pythonpath=config.pythonpath) != config:
             raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
 
 

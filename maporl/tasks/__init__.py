@@ -1,8 +1,9 @@
 """Tasks: questions with labels and a way to grade answers. ``TASKS`` names them all."""
 
+import dataclasses
 from typing import Any
 
-from maporl.config.imports import unknown
+from maporl.config.imports import look_up
 from maporl.config.parse import validated
 from maporl.errors import ConfigError
 from maporl.tasks.anli import ANLI
@@ -40,12 +41,16 @@ def build_task(section: dict[str, Any], split: str, seed: int, where: str = "con
     """
     options = dict(section)
     name = options.pop("name", None)
-    if name not in TASKS:
-        raise ConfigError(f"{where}: task.name: {unknown(name, TASKS)}")
+    kind = look_up(name, TASKS, f"{where}: task.name", Task)
     if "split" in options:
         raise ConfigError(f"{where}: task.split: is set by the run itself; remove it")
-    options = {**_PRESETS.get(name, {}), "seed": seed, **options, "split": split}
-    return validated(TASKS[name], options, f"{where}: task")
+    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {"split"}
+    if "split" not in fields:
+        raise ConfigError(
+            f'{where}: task.name: {name} has no field split; add split: str = "train", and hold other questions out for "eval"'
+        )
+    options = {**_PRESETS.get(name, {}), **({"seed": seed} if "seed" in fields else {}), **options, "split": split}
+    return validated(kind, options, f"{where}: task")
 
 
 __all__ = [

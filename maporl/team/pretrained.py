@@ -10,7 +10,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.config import Config, parse_config, read_yaml
-from maporl.config.parse import apply_overrides
+from maporl.config.imports import with_imports
+from maporl.config.parse import override
 from maporl.errors import RunError
 from maporl.team.agents import Policy
 from maporl.team.checks import check_agents
@@ -54,16 +55,18 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     What was saved in the folder is read from there, wherever the folder lies now. So the models that fully trained ones
     started from are not needed. With ``restate: base_model`` they are, because they restate answers. A configuration from
     the hub may name things on the hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may
-    name anything. ``only_in_python`` is left with what playing needs.
+    name anything. Modules that a local configuration names are imported (:mod:`maporl.config.imports`).
+    ``only_in_python`` is left with what playing needs.
 
     Raises:
         RunError: no such team exists, or its configuration refers to something outside its folder.
-        ConfigError: this version cannot read its configuration.
+        ConfigError: this version cannot read its configuration, or a module that it names cannot be imported.
     """
     folder, local = find_run(name), Path(name).is_dir()
     file, root = folder / "config.yaml", weights_of(folder)
-    given = apply_overrides({}, overrides)
-    values = apply_overrides(read_yaml(file, extends=False), overrides)
+    # a team from the hub brings no code: what the user's own overrides name is in the present folder
+    values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
+    given = override({}, overrides, [Path.cwd()])
     parsed = parse_config(values, str(file))  # the types are right from here on
     for agent, section in values["agents"].items():
         if section:
@@ -76,7 +79,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
             f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
         )
-    config = parse_config(values, str(file))
+    config = with_imports(parse_config(values, str(file)), str(file))
     check_agents(config, str(file))
     needed = {key: what for key, what in config.only_in_python.items() if not key.startswith("training.")}
     output = str(folder) if local else Path(str(name)).name

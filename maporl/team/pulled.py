@@ -1,7 +1,7 @@
 """What the configuration of a team from the hub may name: things on the hub, and nothing of the user's machine.
 
 Such a configuration is a stranger's. It could read the user's files into prompts, send dialogues and API keys to a
-server of its author's, or load a folder that happens to lie here. Imports no torch.
+server of its author's, load a folder that happens to lie here, or import a module, which runs it. Imports no torch.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from maporl.config.imports import is_import
 from maporl.config.schema import ArenaSection, JudgeSection
 
 _ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(:[\w.-]+)?")
@@ -27,6 +28,9 @@ def reach_of(values: Mapping[str, Any], given: Mapping[str, Any], root: Path) ->
         root: the folder with the team's weights, whose folders the configuration may name.
     """
     own = dict(_leaves(given))
+    code = next((pair for pair in _code(values) if pair not in list(_code(given))), None)
+    if code is not None:
+        return f"{code[0]}={code[1]!r:.60}"
     for key, value in _leaves(values):
         if not (key in own and own[key] == value) and _reaches_out(key, value, root):
             return f"{key}={value!r:.60}"
@@ -40,6 +44,24 @@ def _leaves(values: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         for name, part in parts:
             yield from _leaves(part, f"{at}.{name}" if at else str(name))
     else:
+        yield at, values
+
+
+def _code(values: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text that could name code of the user's machine, with the dotted key at which it stands.
+
+    Wherever a text has the form ``MODULE:OBJECT`` it is taken for a name, also as a key, because a part that is added
+    later may read one there. What an agent's section holds is never imported.
+    """
+    if isinstance(values, Mapping):
+        for key, part in values.items():
+            if at or key not in ("agents", "agent_defaults", "output_dir"):
+                yield from _code(key, at or str(key))
+                yield from _code(part, f"{at}.{key}" if at else str(key))
+    elif isinstance(values, list | tuple):
+        for part in values:
+            yield from _code(part, at)
+    elif is_import(values) or (isinstance(values, str) and at == "pythonpath"):
         yield at, values
 
 

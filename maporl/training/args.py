@@ -4,7 +4,9 @@ import dataclasses
 import os
 from dataclasses import dataclass
 
+from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
+from trl_ext.losses import OBJECTIVES
 from trl_ext.ppo_options import Decoding, option
 from trl_ext.ppov2_config import PPOv2Config
 
@@ -50,9 +52,15 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
     def from_config(cls, config: Config) -> "MultiAgentPPOConfig":
         """Return the trainer's arguments for a YAML configuration.
 
+        An objective of the user's own is put into :data:`trl_ext.losses.OBJECTIVES`, where learners look it up by its name.
+
         Raises:
+            ConfigError: there is no such objective.
             ValueError: transformers refuses an argument.
         """
+        objective = look_up(config.ppo.objective, OBJECTIVES, "ppo.objective")
+        must_take(objective, ("new", "old", "advantages", "mask", "options"), f"ppo.objective: {config.ppo.objective}")
+        OBJECTIVES.setdefault(config.ppo.objective, objective)
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # each process plays its own batch in every update
         episodes = config.updates * config.questions_per_update() * processes
         return cls(

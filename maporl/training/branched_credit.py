@@ -5,6 +5,7 @@ must then be credited with what it earned itself. Configurations are checked bef
 parts that it is given. Only the check of the advantage imports torch.
 """
 
+from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
 from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
@@ -39,8 +40,8 @@ def check_branched_credit(branching: BranchingSection, reward: RewardSection, pr
 def _looks_along(reward: RewardSection) -> dict[str, Along]:
     """Return, for each part of the reward that assigns credit, what an utterance's credit depends on."""
     if reward.rules:
-        names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in reward.rules]
-        return {f"reward.rules: {n}": r.along for n, r in zip(names, build_rules(reward.rules), strict=True)}
+        rules = zip(reward.rules, build_rules(reward.rules), strict=True)
+        return {f"reward.rules: {entry_name(entry)}": rule.along for entry, rule in rules}
     shares: Along = "turn" if reward.share == "all" else "utterance"
     found = {f"reward.horizon: {reward.horizon}": shares if reward.horizon == "current" else "dialogue"}
     if reward.bonus is not None and any(reward.bonus.alpha[2:]):
@@ -57,13 +58,13 @@ def check_branched_advantage(branching: BranchingSection, advantage: AdvantageCo
     """
     if not BRANCHINGS[branching.how].final:
         return
-    from maporl.advantages.estimator import name_of
     from maporl.advantages.returns import return_of
     from maporl.advantages.transforms import build_transforms
 
     ahead = [f"returns: {advantage.returns}"] if return_of(advantage).along != "utterance" else []
     ahead += ["unit: rollout"] if advantage.unit == "rollout" else []
-    ahead += [f"post: {name_of(t)}" for t in build_transforms(advantage, f"{where}: advantage") if t.compares_turns]
+    transforms = zip(advantage.post, build_transforms(advantage, f"{where}: advantage"), strict=True)
+    ahead += [f"post: {entry_name(entry)}" for entry, transform in transforms if transform.compares_turns]
     if ahead:
         raise ConfigError(
             f"{where}: advantage.{ahead[0]} looks at other turns of a dialogue, but branching {branching.how} continues one "

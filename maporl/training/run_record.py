@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from maporl.config import Config, parse_config, to_yaml
+from maporl.config.imports import FINGERPRINTS
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
@@ -150,7 +151,7 @@ def release(folder: Path, more: set[str] = frozenset()) -> None:  # type: ignore
 
     ``more`` names what the run may have written besides its configuration, its data's fingerprints and an evaluation.
     """
-    if not rest_of(folder) <= {CONFIG, DATA, *UNTRAINED, *more}:
+    if not rest_of(folder) <= {CONFIG, DATA, FINGERPRINTS, *UNTRAINED, *more}:
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):  # the lock last: until then nobody begins
         if path.is_dir():

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from maporl.config.engines import ENGINES
 from maporl.config.imports import unknown
+from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
-from maporl.rewards import SOURCES
+from maporl.rewards.build import find_source
 from maporl.rewards.rules import build_rules
-from maporl.tasks import TASKS, Task, build_task
+from maporl.tasks import TASKS, build_task
 from maporl.team.checks import check_agents
 from maporl.training.ahead import check_ahead
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
@@ -227,27 +228,24 @@ def check_exchange(config: Config, names: Sequence[str], where: str = "--swap") 
 
 def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
     pays: frozenset[str] = protocol.pays
-    for source in config.reward.sources:
-        if source not in SOURCES and source not in pays:
-            raise ConfigError(f"{where}: reward.sources: {unknown(source, {*SOURCES, *pays})}")
+    used = {*config.reward.sources, *protocol.between_turns()}
+    for source in sorted(used - pays):
+        find_source(source, f"{where}: reward.sources", pays)
     rules = build_rules(config.reward.rules, f"{where}: reward.rules")
     given = {*config.reward.sources, *pays}
     for entry, rule in zip(config.reward.rules, rules, strict=True):
         for reward in sorted(rule.reads - given):
-            name = entry if isinstance(entry, str) else next(iter(entry))
             raise ConfigError(
-                f"{where}: reward.rules: {name} reads the reward {reward!r}, which nothing gives here, so it would always be 0; "
+                f"{where}: reward.rules: {entry_name(entry)} reads the reward {reward!r}, which nothing gives here, so it would always be 0; "
                 f"name one of {sorted(given)}, or add it to reward.sources (with weight 0 it counts in rules alone)"
             )
         for column in sorted(rule.needs - protocol.records):
-            name = entry if isinstance(entry, str) else next(iter(entry))
             raise ConfigError(
-                f"{where}: reward.rules: {name} needs {column}s, but protocol {config.protocol['name']!r} records no {column}s; use "
+                f"{where}: reward.rules: {entry_name(entry)} needs {column}s, but protocol {config.protocol['name']!r} records no {column}s; use "
                 "a protocol that does (call_return records callers), or leave the rule out"
             )
     if config.reward.bonus is not None and rules:
         raise ConfigError(f"{where}: reward: bonus goes with horizon, share and discount, not with rules; remove one")
-    used = {*config.reward.sources, *protocol.between_turns()}
     if "brevity" in used and config.reward.brevity is None:
         raise ConfigError(
             f"{where}: reward.brevity: the source 'brevity' needs it; for example reward.brevity: {{tokens: "
@@ -329,8 +327,6 @@ def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
 
 def _check_task(config: Config, protocol: Protocol, where: str) -> None:
     name = config.task.get("name")
-    if name is not None and not isinstance(name, str):
-        raise ConfigError(f"{where}: task.name: expected one of {', '.join(TASKS)}, got {name!r:.80}")
     task = build_task(config.task, "train", config.seed, where)
     if not task.has_questions and not protocol.own_questions:
         raise ConfigError(
@@ -347,8 +343,6 @@ def _check_task(config: Config, protocol: Protocol, where: str) -> None:
         if pupil.skill is not None and pupil.skill not in task.skills:
             known = unknown(pupil.skill, task.skills) if task.skills else f"task {name!r} has no skills; remove it"
             raise ConfigError(f"{where}: warm_start.agents.{agent}.skill: {known}")
-    if config.warm_start.steps and TASKS[config.task["name"]].write_answer is Task.write_answer:
-        raise ConfigError(f"{where}: warm_start: task {name!r} cannot write example answers; set warm_start.steps to 0")
     if config.training.eval_steps and not config.evaluation.questions:
         raise ConfigError(
             f"{where}: training.eval_steps={config.training.eval_steps} asks for evaluations but evaluation.questions is 0; "

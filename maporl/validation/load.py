@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config import Config, parse_config, read_values
+from maporl.config.imports import with_imports
 from maporl.validation.checks import check
 
 
@@ -12,7 +13,8 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
 
     ``path`` may be the name of a recipe (``maporl recipes list``) or ``quickstart``. ``overrides`` are ``a.b=c`` with
     YAML values. Three keys of a file are not options: ``extends`` names another file whose values this one overrides,
-    ``agent_defaults`` is merged into every agent, and ``recipe`` says where a method comes from.
+    ``agent_defaults`` is merged into every agent, and ``recipe`` says where a method comes from. Modules of the user's
+    own that the configuration names are imported (:mod:`maporl.config.imports`). They are looked for in the file's folder.
 
     Raises:
         ConfigError: the file cannot be read, or the configuration cannot run.
@@ -28,6 +30,6 @@ def from_dict(values: dict[str, Any], where: str = "configuration") -> Config:
     Raises:
         ConfigError: the configuration cannot run.
     """
-    config = parse_config(values, where)
+    config = with_imports(parse_config(values, where), where)
     check(config, where)
     return config

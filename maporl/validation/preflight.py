@@ -31,9 +31,12 @@ from maporl.tasks import Task, build_task
 from maporl.team.devices import split
 from maporl.team.loading import context_length, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.types import Dialogue
 from maporl.validation import memory
+from maporl.validation.credited import credit_lines
 from maporl.validation.model_checks import check_alphabets, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
+from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.ppo_options import GREEDY, Decoding
@@ -60,6 +63,8 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         ) from None
     try:
         return MultiAgentPPOConfig.from_config(config)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"training: {' '.join(str(error).split())}") from None
 
@@ -118,7 +123,8 @@ def check_run(config: Config) -> list[str]:
     _check_placement(config)
     check_lora(config)
     check_alphabets(config, splits)
-    warnings, longest, steps = _check_lengths(config, splits, tokenizers)
+    check_taught(config, task)
+    warnings, longest, steps, played = _check_lengths(config, splits, tokenizers)
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
@@ -128,6 +134,7 @@ def check_run(config: Config) -> list[str]:
         memory.line(config, longest, dialogues),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *_narrow_sampling(config),
+        *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
         *warnings,
         *check_questions(config, task),
         *check_groups(config, task),
@@ -136,6 +143,12 @@ def check_run(config: Config) -> list[str]:
         *_fewer_questions(config, held_out),
         *_idle_cores(config),
     ]
+
+
+def _learners(config: Config) -> list[str]:
+    """Return the agents that play and are trained."""
+    playing = speakers(config.protocol, tuple(config.agents))
+    return [name for name in playing if config.agents[name].trainable and config.agents[name].weights]
 
 
 def _run_line(config: Config, dialogues: int, condition: str) -> str:
@@ -269,23 +282,26 @@ class _Silent(Engine):
 
 def _check_lengths(
     config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]
-) -> tuple[list[str], int, list[int]]:
+) -> tuple[list[str], int, list[int], list[Dialogue]]:
     """Check that prompts fit the models' contexts if every answer is empty.
 
     Returns:
         Warnings for prompts that do not fit if answers are as long as possible, the length of the longest conversation
-        then, in tokens, and the number of utterances of each step of the longest dialogue.
+        then, in tokens, the number of utterances of each step of the longest dialogue, and the dialogues.
     """
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
     silent = _Silent(tokenizers)
     protocol = build_protocol(config.protocol, names)
-    specs = {name: SpeakerSpec("silent", (name,), system=config.agents[name].system) for name in players}
+    sections = {name: config.agents[name] for name in players}
+    specs = {name: SpeakerSpec("silent", (name,), system=a.system, role=a.role) for name, a in sections.items()}
     steps: list[int] = []
+    played: list[Dialogue] = []
     for task in splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
-        for dialogue in RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:]):
-            steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
+        played += RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:])
+    for dialogue in played:
+        steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length
     longer: dict[str, int] = {}
@@ -310,7 +326,7 @@ def _check_lengths(
         f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
         for agent, length in longer.items()
     ]
-    return warnings, longest, steps
+    return warnings, longest, steps, played
 
 
 def _unread(config: Config, silent: _Silent) -> list[str]:

@@ -114,10 +114,10 @@
         <thead><tr><th scope="col"></th>${run.crossplay.runs.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
         <tbody>${run.crossplay.cells.map((cells, i) => html`<tr><th scope="row">${run.crossplay.runs[i]}</th>${cells.map((cell, j) => html`<td style=${{ background: `rgba(var(--high), ${(0.5 * (cell.value ?? 0)).toFixed(2)})`, outline: i === j ? "2px solid rgb(var(--low))" : "" }}><${Interval} share=${cell} /></td>`)}</tr>`)}</tbody></table></div></details>`}
       ${run.failures.lines.length > 0 && html`<section aria-label="Where it still fails"><${Title} id="failures">Where it still fails<//>
-        <p class="quiet">Counted over ${run.failures.scope}.</p>
+        <p class="quiet">Counted over ${run.failures.scope}, with 95% intervals.</p>
         <ul>${run.failures.lines.map((line, i) => html`<li>${line.text} <button aria-label=${"show the dialogues: " + line.text} onClick=${() => show(`${number}.${i}`)}>show them</button></li>`)}</ul>
         ${run.failures.groups.map((group) => html`<h3>${group.title}</h3><div class="scroll"><table>
-          <thead><tr><th scope="col">${group.column}</th><th scope="col" class="number">questions</th><th scope="col" class="number">right before</th><th scope="col">right now, with 95% interval</th></tr></thead>
+          <thead><tr><th scope="col">${group.column}</th><th scope="col" class="number">questions</th><th scope="col" class="number">right before</th><th scope="col">right now</th></tr></thead>
           <tbody>${group.rows.map((row) => html`<tr><th scope="row">${row.name}</th><td class="number">${row.questions}</td><td class="number">${percent(row.before)}</td>
             <td><span class="bar" style=${{ width: 8 * row.now + "rem" }}></span> <${Interval} share=${{ value: row.now, low: row.low, high: row.high }} /></td></tr>`)}</tbody></table></div>`)}
       </section>`}`;
@@ -249,7 +249,6 @@
       const ask = async () => {
         try {
           const answer = await fetch("seat");
-          if (answer.status === 404) return; // this page has no seat
           if (answer.ok) { const now = await answer.json(); setAsked((old) => (old && old.number === now.number && old.over === now.over ? old : now)); }
         } catch { /* the page says that the connection is lost */ }
         if (!stopped) setTimeout(ask, 500);
@@ -326,7 +325,7 @@
     return html`<header><h1>${data.title}${live && html` <span class=${lost ? "wrong" : "live"} role="status">${lost ? "connection lost" : "live"}</span>`}</h1>
         <nav aria-label="Parts of the page"><a href="#charts" onClick=${to("charts")}>Charts</a>${one && data.runs[0].flips.length > 0 && html`<a href="#flips" onClick=${to("flips")}>Changed answers</a>`}<a href="#dialogues" onClick=${to("dialogues")}>Dialogues</a><button onClick=${turn}>${theme === "dark" ? "light" : "dark"} theme</button></nav></header>
       <main>
-        ${live && html`<${Seat} />`}
+        ${data.seat && html`<${Seat} />`}
         ${data.summary.length > 0 && html`<section><h2>Side by side</h2><div class="scroll"><table><thead><tr><th scope="col">run</th>${["task", "protocol", "updates"].map((k) => html`<th scope="col">${k}</th>`)}<th scope="col">right before</th><th scope="col">right after</th><th scope="col">points by training</th><th scope="col">points by talking</th></tr></thead>
           <tbody>${data.summary.map((row, i) => html`<tr><th scope="row">${data.runs[i].name}</th>${Object.values(row).map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
           <p class="quiet">Held-out answers of the last turn, with 95% intervals.${data.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}

@@ -1,0 +1,106 @@
+"""Says what each agent will be credited for, from dialogues in which all utterances are empty. Imports no torch.
+
+An agent whose utterances get no credit is never trained. A line before the run is the cheapest place to notice it.
+"""
+
+from collections.abc import Iterable
+
+from maporl.config.schema import RewardSection
+from maporl.protocols.base import Protocol
+from maporl.rewards.base import RewardFailure
+from maporl.rewards.build import ANSWERS_ONLY
+from maporl.rewards.credit import credit_by_readers, credit_by_rules
+from maporl.rewards.scoring import weighted_scores
+from maporl.types import Dialogue, Utterance
+
+Speaker = tuple[str, str | None]
+"""An agent, and the role in which it spoke."""
+NOTHING = "NOTHING"
+BY_READERS = "the mean credit of those who are shown it ({})"
+
+
+def credit_lines(
+    reward: RewardSection, protocol: Protocol, learners: Iterable[str], dialogues: list[Dialogue]
+) -> list[str]:
+    """Return a line that says what credits the ``learners``, and a warning for each whom nothing credits.
+
+    Args:
+        reward: the sources, and how scores become credit.
+        protocol: the protocol that was played, whose own rewards the utterances have.
+        learners: the agents that play and are trained.
+        dialogues: what was said. Their rewards change.
+    """
+    learners = tuple(learners)
+    for u in (u for d in dialogues for u in d.utterances):
+        given = (n for n in reward.sources if n not in protocol.pays and (u.answers or n not in ANSWERS_ONLY))
+        u.rewards |= dict.fromkeys(given, 1.0)
+    try:
+        weighted_scores(dialogues, reward.sources)
+    except RewardFailure as error:
+        return [
+            f"warning: credit: {error}, in a dialogue whose utterances are all empty; a run stops where this happens"
+        ]
+    sources = _credited(reward, dialogues)
+    told = {agent: [(role, parts) for (name, role), parts in sources.items() if name == agent] for agent in learners}
+    line = "; ".join(f"{', '.join(names)}: {what}" for what, names in _grouped(told).items())
+    return [f"credit: {line}", *_warnings(told, bool(reward.rules))]
+
+
+def _credited(reward: RewardSection, dialogues: list[Dialogue]) -> dict[Speaker, dict[str, None]]:
+    """Return what credits the utterances of each speaker: each kind once, in the order in which they come."""
+    readers: dict[Speaker, set[str]] = {}
+    kinds: dict[int, str] = {}
+    if reward.rules:
+        credit_by_rules(dialogues, reward)
+    for u in (u for d in dialogues for u in d.utterances):
+        if not reward.rules and "score" in u.rewards:
+            u.rewards["credit"] = u.rewards["score"]
+        if "credit" in u.rewards:
+            kinds[id(u)] = _own(u, reward)
+    found: dict[Speaker, dict[str, None]] = {}
+    for dialogue in dialogues:
+        credit_by_readers(dialogue)
+        for u in dialogue.utterances:
+            what = kinds.get(id(u)) or (BY_READERS if "credit" in u.rewards else NOTHING)
+            found.setdefault((u.agent, u.role), {})[what] = None
+            shown_to = {v.agent for v in dialogue.utterances if u.id in v.parents and "credit" in v.rewards}
+            readers.setdefault((u.agent, u.role), set()).update(shown_to)
+    return {
+        speaker: {
+            BY_READERS.format(", ".join(sorted(readers[speaker]))) if kind == BY_READERS else kind: None for kind in own
+        }
+        for speaker, own in found.items()
+    }
+
+
+def _own(u: Utterance, reward: RewardSection) -> str:
+    """Return what scores and rules give an utterance."""
+    scores = ", ".join(f"{name} {weight:g}" for name, weight in reward.sources.items() if name in u.rewards)
+    what = f"{'answers' if u.answers else 'other words'} ({scores})" if scores else "all that it says"
+    if reward.rules:
+        names = (entry if isinstance(entry, str) else next(iter(entry)) for entry in reward.rules)
+        return f"{what}, by reward.rules [{', '.join(names)}]"
+    return f"{what}, horizon {reward.horizon}, share {reward.share}" if u.answers else f"{what}, not shared"
+
+
+def _grouped(told: dict[str, list[tuple[str | None, dict[str, None]]]]) -> dict[str, list[str]]:
+    """Return the agents, and their roles if they have several, by what is said of them."""
+    groups: dict[str, list[str]] = {}
+    for agent, roles in told.items():
+        for role, parts in roles:
+            name = f"{agent} as {role}" if len(roles) > 1 else agent
+            groups.setdefault(" and ".join(parts), []).append(name)
+        if not roles:
+            groups.setdefault("not asked if all utterances are empty", []).append(agent)
+    return groups
+
+
+def _warnings(told: dict[str, list[tuple[str | None, dict[str, None]]]], rules: bool) -> list[str]:
+    ruled = ", no rule credits it" if rules else ""
+    return [
+        f"warning: credit: nothing credits {agent} if all utterances are empty: nobody who has a credit is shown what it says, "
+        f"and no source scores it{ruled}. If that is so in the first update, the run stops. Name its ids in Ask.parents of those "
+        f"who are shown it, let a reward source or the protocol (pays) score it, or set agents.{agent}.trainable: false"
+        for agent, roles in told.items()
+        if roles and all(set(parts) == {NOTHING} for _, parts in roles)
+    ]

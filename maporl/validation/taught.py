@@ -1,0 +1,31 @@
+"""Checks, before a model loads, that the warm start can write what each agent is to learn."""
+
+import random
+
+from maporl.config.schema import Config
+from maporl.protocols import build_protocol, speakers
+from maporl.rollout.driver import SpeakerSpec
+from maporl.tasks.base import Task
+from maporl.training.warm_start import play_teacher
+
+TRIED = 8
+"""How many questions the teacher plays."""
+
+
+def check_taught(config: Config, task: Task) -> None:
+    """Let the teacher of the warm start play some questions, with right replies and with wrong ones.
+
+    Raises:
+        ConfigError: neither the protocol nor the task says what an agent is taught.
+    """
+    if not config.warm_start.steps:
+        return
+    names = tuple(config.agents)
+    protocol = build_protocol(config.protocol, names)
+    specs = {
+        name: SpeakerSpec("scripted", (name,), role=config.agents[name].role)
+        for name in speakers(config.protocol, names)
+    }
+    rng = random.Random(config.seed)
+    examples = [task[rng.randrange(len(task))] for _ in range(TRIED)]
+    play_teacher(task, protocol, specs, config.warm_start, rng, examples)
