@@ -50,6 +50,8 @@ def test_every_public_name_resolves():
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="has no attribute 'Nobody'"):
             package.Nobody  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Debat'; did you mean 'Debate'\? dir\(maporl\) lists"):
+        maporl.Debat  # noqa: B018
 
 
 @pytest.mark.parametrize("package", ["maporl", "trl_ext"])
