@@ -66,17 +66,7 @@ NUMBER = 3
 '''
 
 
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
-    """What a test imports is gone after it."""
-    before = dict(sys.modules)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(imports, "_FOLDERS", set())
-    yield
-    for name in set(sys.modules) - set(before):
-        file = getattr(sys.modules[name], "__file__", None) or ""
-        if "pytest-of" in file or "pytest-of" in str(getattr(sys.modules[name], "__path__", "")):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.fixture
@@ -440,15 +430,15 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
         ({"task": {"name": "M_task:Reversal", "digit": 2}}, "task: unknown key 'digit'; did you mean 'digits'?"),
         ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a valid integer"),
         ({"task": {"name": "M_task:Reversl"}}, "task.name: M_task:Reversl: unknown 'Reversl'; did you mean 'Reversal'?"),
-        ({"task": {"name": "M_task:half"}}, "expected a class that derives from maporl.tasks.base.Task, got the function half"),
-        ({"task": {"name": "M:Relay"}}, "expected a class that derives from maporl.tasks.base.Task, got the class Relay"),
+        ({"task": {"name": "M_task:half"}}, "expected a class that derives from maporl.Task, got the function half"),
+        ({"task": {"name": "M:Relay"}}, "expected a class that derives from maporl.Task, got the class Relay"),
         ({"task": {"name": "M_odd:Plain"}}, "the class Plain is not a dataclass, so it has no options; put @dataclass(frozen=True)"),
         ({"task": {"name": "M_odd:Half"}}, "the class Half does not define grade"),
         ({"task": {"name": "M_odd:Unsplit"}}, 'M_odd:Unsplit has no field split; add split: str = "train"'),
         ({"task": {"name": "M_odd:Odd"}}, "the class Odd has a field that no configuration can set"),
-        ({"protocol": {"name": "M_task:Reversal"}}, "protocol.name: M_task:Reversal: expected a class that derives from maporl.protocols"),
+        ({"protocol": {"name": "M_task:Reversal"}}, "protocol.name: M_task:Reversal: expected a class that derives from maporl.Protocol, got the class Reversal"),
         ({"protocol": {"name": "M:Relay", "turn": 2}}, "protocol: unknown key 'turn'; did you mean 'turns'?"),
-        ({"protocol": {"name": "game", "game": "M:Relay"}}, "game: M:Relay: expected a class that derives from maporl.environments"),
+        ({"protocol": {"name": "game", "game": "M:Relay"}}, "game: M:Relay: expected a class that derives from maporl.Game, got the class Relay"),
         ({"protocol": {"name": "game", "game": "M:Quik"}}, "game: M:Quik: unknown 'Quik'; did you mean 'Quick'?"),
         ({"reward": {"sources": {"M_task:hafl": 1.0}}}, "reward.sources: M_task:hafl: unknown 'hafl'; did you mean 'half'?"),
         ({"reward": {"sources": {"M:Best": 1.0}}}, "expected a function of (dialogues, task) or a maporl.RewardSource, got the class Best"),

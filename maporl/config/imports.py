@@ -159,7 +159,9 @@ def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None 
         except AttributeError:
             raise ConfigError(f"{where}: {name}: {unknown(attribute, _public(part, base))}") from None
     if base is not None and not (isinstance(part, type) and issubclass(part, base)):
-        raise ConfigError(f"{where}: {name}: expected a class that derives from {_full(base)}, got {kind_of(part)}")
+        raise ConfigError(
+            f"{where}: {name}: expected a class that derives from {_public_name(base)}, got {kind_of(part)}"
+        )
     return part
 
 
@@ -315,5 +317,9 @@ def _public(part: Any, base: type | None) -> list[str]:
     return classes or [name for name, value in own.items() if callable(value)] or list(own)
 
 
-def _full(base: type) -> str:
-    return f"{base.__module__}.{base.__qualname__}"
+def _public_name(base: type) -> str:
+    """Return the shortest name by which a class of this package can be imported, such as ``maporl.Task``."""
+    parts = base.__module__.split(".")
+    packages = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+    found = (name for name in packages if getattr(sys.modules.get(name), base.__name__, None) is base)
+    return f"{next(found, base.__module__)}.{base.__name__}"
