@@ -47,8 +47,8 @@ def forgotten(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(imports, "_FOLDERS", set())
     yield
-    for name in set(sys.modules) - before:
-        spec = sys.modules[name].__spec__
-        places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
-        if any(place.startswith(str(tmp_path)) for place in places):
+    specs = {name: sys.modules[name].__spec__ for name in set(sys.modules) - before}
+    places = {name: [spec.origin or "", *(spec.submodule_search_locations or [])] for name, spec in specs.items() if spec}
+    for name, found in places.items():
+        if any(place.startswith(str(tmp_path)) for place in found):
             del sys.modules[name]

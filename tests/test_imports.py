@@ -446,7 +446,7 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
         ({"reward": {"sources": {"M:whole": 1.0}}}, None),
         ({"reward": {"sources": {"M:two": 1.0}}}, "expected a function of (dialogues, task), got one of (advantages, returns, groups"),
         ({"reward": {"sources": {"M_task:NUMBER": 1.0}}}, "expected a function of (dialogues, task), got a value of type int"),
-        ({"reward": {"rules": ["M:Times"]}}, "reward.rules: M:Times: expected a class that derives from maporl.rewards.rules.Rule"),
+        ({"reward": {"rules": ["M:Times"]}}, "reward.rules: M:Times: expected a class that derives from maporl.Rule, got the class Times"),
         ({"reward": {"rules": [{"M:Best": {"beta": 1}}]}}, "reward.rules.M:Best: unknown key 'beta'"),
         ({"advantage": {"returns": "M:first"}}, "advantage.returns: M:first: expected a function of (batch, config), got one of (returns"),
         ({"advantage": {"returns": "M:within"}}, "expected a function of (batch, config), got a value of type Baseline"),
