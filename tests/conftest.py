@@ -48,7 +48,9 @@ def forgotten(monkeypatch, tmp_path):
     monkeypatch.setattr(imports, "_FOLDERS", set())
     yield
     specs = {name: sys.modules[name].__spec__ for name in set(sys.modules) - before}
-    places = {name: [spec.origin or "", *(spec.submodule_search_locations or [])] for name, spec in specs.items() if spec}
+    places = {
+        name: [spec.origin or "", *(spec.submodule_search_locations or [])] for name, spec in specs.items() if spec
+    }
     for name, found in places.items():
         if any(place.startswith(str(tmp_path)) for place in found):
             del sys.modules[name]

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from maporl.cli.common import load_config
 from maporl.cli.main import app
 from maporl.config import imports
 from maporl.config.imports import import_folder, import_modules, import_name, is_import, look_up
@@ -455,7 +456,10 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
         ({"ppo": {"objective": "M:whole"}}, "ppo.objective: M:whole: expected a function of (new, old, advantages, mask, options)"),
         ({"ppo": {"objective": "pppo"}}, "ppo.objective: unknown 'pppo'; did you mean 'ppo'?"),
         ({"schedule": {"curriculum": [{"update": 2, "task": {"name": "M_task:Nobody"}}]}}, "update 2: task.name: M_task:Nobody: unknown"),
-        ({"branching": {"how": "M:Relay"}}, "branching.how: expected 'independent'"),
+        ({"branching": {"how": "M:Relay"}}, "got 'M:Relay'; no part of your own can be named here"),
+        ({"agents": {"ann": {**TINY, "engine": "M:Relay"}}}, "agents.ann.engine: unknown 'M:Relay'; known: transformers, "),
+        ({"advantage": {"baseline": "M:witin"}}, "unknown 'witin'; did you mean 'within'? known: Best, Counting, Quick, Relay, Sized, Times, "),
+        ({"task": {"name": "M_odd:Derived", "more": 3}}, "'more' is no option of the class Derived, because only a class that it derives"),
     ],
 )  # fmt: skip
 def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
@@ -470,6 +474,7 @@ def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
         "@dataclass(frozen=True)\nclass Half(Task):\n    split: str\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n"
         "@dataclass(frozen=True)\nclass Unsplit(Task):\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n"
         "    def grade(self, e, t): pass\n"
+        "class Derived(Reversal):\n    more: int = 3\n"
         "@dataclass(frozen=True)\nclass Odd(Reversal):\n    draw: random.Random = None\n",
     )
     file = project("M", **{"schedule": {}, "advantage": {}, "reward": {}, "ppo": {"response_length": 3}, **changes})
@@ -489,8 +494,9 @@ def test_a_name_is_looked_up_anew_in_another_section(project, tmp_path):
         ["task.name=toy_sum", "schedule={}", "protocol={name: debate}", "agents.ann.tiny={}", "agents.bob.tiny={}"],
     )
     assert config.task == {"name": "toy_sum"} and config.protocol == {"name": "debate"}
-    sources = load(file, ["reward.sources={merge_i_task:half: 2.0}"]).reward.sources
-    assert sources == {"merge_i_task:half": 2.0}
+    for word in ("reward.sources={merge_i_task:half: 2.0}", "reward.sources.merge_i_task:half=2.0"):
+        sources = load_config([str(file), word], None, None).reward.sources
+        assert sources == {"merge_i_task:half": 2.0}
     rules = load(file, ["reward.rules=[own]", "advantage={}"])
     assert rules.reward.rules == ("own",)
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from maporl.config.schema import Config
@@ -312,9 +312,11 @@ def _told(error: BaseException, module: str, folders: Sequence[Path]) -> str:
 def _public(part: Any, base: type | None) -> list[str]:
     """Return the names in a module or a class that may be meant: classes that derive from ``base``, or functions."""
     named = {name: value for name, value in inspect.getmembers(part) if not name.startswith("_")}
-    own = {name: value for name, value in named.items() if not isinstance(value, ModuleType)}
-    classes = [name for name, value in own.items() if base and isinstance(value, type) and issubclass(value, base)]
-    return classes or [name for name, value in own.items() if callable(value)] or list(own)
+    fit = [name for name, value in named.items() if base and isinstance(value, type) and issubclass(value, base)]
+    if fit:
+        return fit
+    imported = (type, FunctionType, ModuleType, BuiltinFunctionType)
+    return [n for n, v in named.items() if not isinstance(v, imported) or inspect.getmodule(v) is part]
 
 
 def _public_name(base: type) -> str:
