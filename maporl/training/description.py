@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ class _Description:
         for update, task in self.parts.curriculum:
             own = self._named("training.curriculum", TASKS, task)
             changed = {key: value for key, value in own.items() if section.get(key, ()) != value}
-            if not _same(lambda changed=changed: build_task(section | changed, "train", seed), task):
+            if not _same(partial(build_task, section | changed, "train", seed), task):
                 self.only_in_python[f"training.curriculum.{update}"] = _called(task)
             stages.append({"update": update, "task": changed})
         return _plain(dataclasses.asdict(self.parts.schedule)) | {"curriculum": stages}
@@ -228,12 +229,11 @@ class _Description:
                 section[name] = _plain(value)
             except ValueError:
                 self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
-        if not _built(lambda: validated(kind, section, key)):
-            for name, value in list(section.items()):
-                if value != getattr(kind(), name) and not _built(
-                    lambda name=name, value=value: validated(kind, {name: value}, key)
-                ):
-                    self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
+        if not _built(kind, section):
+            for name in [
+                n for n, value in section.items() if value != vars(kind())[n] and not _built(kind, {n: value})
+            ]:
+                self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
         return section
 
 
@@ -268,9 +268,10 @@ def _same(build: Callable[[], Any], part: Any) -> bool:
         return False
 
 
-def _built(build: Callable[[], Any]) -> bool:
+def _built(kind: type, values: dict[str, Any]) -> bool:
+    """Return whether a configuration may have these values in its section of the dataclass ``kind``."""
     try:
-        build()
+        validated(kind, values, "")
     except UserError:
         return False
     return True
