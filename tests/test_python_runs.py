@@ -350,8 +350,8 @@ def test_parts_without_a_name_are_described_and_refused_by_their_names(team, tmp
     own = type("Tripling", (Doubling,), {})  # a class that no module has
     trainer_of(run, team(), own(7), Relay(rounds=3), own(7, "eval"), more, updates=2).train()
     written = config_of(run)
-    assert written["task"] == {"name": f"{own.__module__}:Tripling", "largest": 7}
-    assert written["protocol"] == {"name": f"{__name__}:in_a_function.<locals>.Relay", "rounds": 3}
+    assert written["task"] == {"name": f"{own.__module__}.Tripling", "largest": 7}
+    assert written["protocol"] == {"name": f"{__name__}.in_a_function.<locals>.Relay", "rounds": 3}
     assert sorted(written["only_in_python"]) == [
         "protocol",
         "reward.sources.odd",
@@ -360,6 +360,7 @@ def test_parts_without_a_name_are_described_and_refused_by_their_names(team, tmp
     ]
     text = told(run)
     assert "play the protocol" in text["The team"] and "Relay" in text["The team"] and "debate" not in text["The team"]
+    assert written["only_in_python"]["task"].endswith("Tripling, which no other process can import")
     assert "The reward is odd." in text["How it was trained"]
     assert maporl("report", run).exit_code == 0 and maporl("watch", run, "--tui").exit_code == 0
     for command in (

@@ -138,7 +138,8 @@ class _Description:
         if name is None and dataclasses.is_dataclass(part):
             name = self._imported(kind)
         if name is None:
-            self.only_in_python[key] = _called(part)
+            why = "which no other process can import" if dataclasses.is_dataclass(part) else "which is no dataclass"
+            self.only_in_python[key] = f"{_called(part)}, {why}"
         options = {}
         for option in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
             try:
@@ -284,9 +285,12 @@ def _comes_with_maporl(part: Any) -> bool:
 
 
 def _called(part: Any) -> str:
-    """Return the name by which people find a part: that of its class, or its own if it is a class or a function."""
+    """Return the name by which people find a part: that of its class, or its own if it is a class or a function.
+
+    It has no colon, so that nothing takes it for the name of something to import.
+    """
     named = part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part)
-    return f"{_module(named)}:{named.__qualname__}"
+    return f"{_module(named)}.{named.__qualname__}"
 
 
 def _module(part: Any) -> str:
