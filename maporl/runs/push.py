@@ -19,6 +19,7 @@ from maporl.report.read import Run, read_run
 from maporl.report.story import story
 from maporl.runs.public import ADDRESSES, TEXTS, Scrubber, must_not_be_links, team_files
 from maporl.team.pretrained import first_line, own_places, weights_of
+from maporl.team.pulled import code_in
 from maporl.training.run_record import FINAL, INITIAL, TOKENIZERS
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
@@ -137,7 +138,8 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     files, left_out = team_files(folders)
     left_out += [p.name for p in sorted(root.iterdir()) if root != run.folder and p.name not in policies]
     scrubber = Scrubber(run.folder)
-    config = scrubber.config({**run.config, "output_dir": name.split("/")[1]})
+    public = {key: value for key, value in run.config.items() if key != "pythonpath"}  # folders of this machine
+    config = scrubber.config({**public, "output_dir": name.split("/")[1]})
     for agent, places in own.items():
         config["agents"][agent] |= places
     for section in config.get("agents", {}).values():
@@ -165,6 +167,10 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     notes += [
         f"agents.{n}: its base is a folder of this machine; who loads the team must give agents.{n}.model"
         for n in bases
+    ]
+    notes += [
+        f"left out: the module of {key}={imported}; who loads the team must have it, and name it again (KEY=VALUE)"
+        for key, imported in code_in(own)
     ]
     notes += [f"everybody can read: {address}" for address in _addresses(config)]
     return contents, [*notes, f"everybody can read: the {run.recorded} recorded dialogues, in report.html"]
