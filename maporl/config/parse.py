@@ -11,7 +11,6 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from maporl.config.faults import explain, nearest_key
 from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_yaml, read_yaml_text
@@ -126,11 +126,11 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     _must_be_buildable(kind, where)
     for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
-            raise ConfigError(f"{where}: unknown key {key!r:.80}; {_nearest(kind, (key,))}")
+            raise ConfigError(f"{where}: unknown key {key!r:.80}; {nearest_key(kind, str(key))}")
     try:
         built = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        lines = list(dict.fromkeys(_explain(kind, fault) for fault in error.errors()))
+        lines = explain(kind, error.errors())
         more = [f"and {len(lines) - MOST_FAULTS} more faults"] if len(lines) > MOST_FAULTS else []
         raise ConfigError(f"{where}: " + "; ".join([*lines[:MOST_FAULTS], *more])) from None
     except PydanticUserError as error:
@@ -342,73 +342,3 @@ _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _explain(kind: type, fault: Any) -> str:
-    location = ".".join(f"{part!s:.80}" for part in fault["loc"])
-    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
-    if fault["type"] in ("missing", "missing_argument"):
-        return f"{location}: this key is required"
-    if fault["type"] == "string_type" and isinstance(fault["input"], bool | int | float | dict):
-        return (
-            f"{location}: expected a text, got {fault['input']!r:.80}; put a text that YAML would read as something else in "
-            f'quotes: {fault["loc"][-1]}: "TEXT" in a file, \'{fault["loc"][-1]}="TEXT"\' on a command line'
-        )
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
-        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}" if location else message
-    for theirs, ours in _WORDS:
-        message = re.sub(theirs, ours, message)
-    return f"{location}: {message}, got {fault['input']!r:.80}"
-
-
-_WORDS = (
-    (r"^Input should be ", "expected "),
-    (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping of keys to values"),
-    (r"a valid list", "a list, as [a, b]"),
-    (r"^Dictionary should have at least 1 item after validation, not 0", "expected at least one"),
-)
-"""Pydantic's phrases, and the phrases of this package in their place."""
-
-
-def _nearest(kind: type, location: tuple) -> str:
-    """Return a text with the known keys at ``location`` and the key that is nearest to its last part."""
-    current: Any = kind
-    for part in location[:-1]:
-        if dataclasses.is_dataclass(current):
-            hints = {f.name: f.type for f in dataclasses.fields(current)}
-            current = hints.get(part, current)
-        else:
-            continue
-        current = _dataclass_in(current) or current
-    names = [f.name for f in dataclasses.fields(current)] if dataclasses.is_dataclass(current) else []
-    key = f"{location[-1]!s:.80}"
-    elsewhere = _places()
-    near = difflib.get_close_matches(key, names, 1) if key not in elsewhere else []
-    near = near or [place for name in difflib.get_close_matches(key, elsewhere, 1, 0.8) for place in elsewhere[name]]
-    return (f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else "") + f"known: {', '.join(names)}"
-
-
-@cache
-def _places() -> dict[str, list[str]]:
-    """Return the places of every key of a configuration, such as ``{"lr_scheduler_type": ["training.lr_scheduler_type"]}``."""
-    found: dict[str, list[str]] = {}
-    left: list[tuple[str, Any]] = [("", Config)]
-    while left:
-        prefix, kind = left.pop(0)
-        for f in dataclasses.fields(kind):
-            found.setdefault(f.name, []).append(f"{prefix}{f.name}")
-            if inner := _dataclass_in(f.type):
-                many = getattr(f.type, "__origin__", None) is dict or f.name == "agents"
-                left.append((f"{prefix}{f.name}.{'NAME.' if many else ''}", inner))
-    return {name: sorted(places, key=lambda place: place.count(".")) for name, places in found.items()}
-
-
-def _dataclass_in(hint: Any) -> type | None:
-    if dataclasses.is_dataclass(hint):
-        return hint  # type: ignore[return-value]
-    for part in getattr(hint, "__args__", ()):
-        if found := _dataclass_in(part):
-            return found
-    return None
