@@ -10,7 +10,7 @@ from maporl.engines.transcript import Transcript
 from maporl.protocols.base import Play, Protocol
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
-from maporl.types import Ask, Dialogue, Example, Utterance
+from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext.ppo_options import Decoding
 
 
@@ -254,8 +254,9 @@ class RolloutDriver:
                 )
             speaking |= set() if ask.fresh else {ask.agent}
             spec = self.specs[ask.agent]
-            if begins and spec.system:
-                ask = replace(ask, messages=[{"role": "system", "content": spec.system}, *ask.messages])
+            if begins:
+                before = [] if ask.fresh else self.task.before_question(dialogue.example)
+                ask = replace(ask, messages=[*opening(spec.system, before), *ask.messages])
             transcript.messages += ask.messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
@@ -300,6 +301,18 @@ class RolloutDriver:
             fresh=ask.fresh,
             tags=dict(ask.tags),
         )
+
+
+def opening(system: str | None, before: list[Message]) -> list[Message]:
+    """Return how a conversation begins: an agent's ``system`` prompt, and the messages ``before`` the question.
+
+    A chat template takes one system prompt, so an agent's own stands above that of the messages.
+    """
+    if not system:
+        return before
+    if before and before[0]["role"] == "system":
+        return [{"role": "system", "content": f"{system}\n\n{before[0]['content']}"}, *before[1:]]
+    return [{"role": "system", "content": system}, *before]
 
 
 def _shared_copy(utterance: Utterance, rollout: int) -> Utterance:
