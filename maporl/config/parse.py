@@ -42,8 +42,10 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
     file = Path(path)
     if file.suffix == "" and not os.path.isfile(file):
         recipes = recipe_files() | configuration_files()
-        if str(path) not in recipes and len(file.parts) == 1:
-            raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
+        if str(path) not in recipes and len(file.parts) == 1 and not os.path.isdir(file):
+            raise ConfigError(
+                f"{visible(path):.200}: no such file or folder, and as a recipe {unknown(str(path), recipes)}"
+            )
         if str(path) in recipes:  # it comes with maporl, so the user's own modules are in the present folder
             return override(read_yaml(recipes[str(path)]), overrides or [], [Path.cwd()])
     files = _read_files(file)
@@ -220,10 +222,11 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
         raise ConfigError(f"{path}: no such configuration file{hint}") from None
     except ValueError:  # the name holds NUL
         raise ConfigError(f"{visible(path)}: no such configuration file") from None
+    if stat.S_ISDIR(mode):
+        inside = f": the configuration of its run is {path / 'config.yaml'}" if (path / "config.yaml").is_file() else ""
+        raise ConfigError(f"{path}: is a folder; expected a YAML file{inside}")
     if not stat.S_ISREG(mode):
-        raise ConfigError(
-            f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a device or a pipe'}; expected a YAML file"
-        )
+        raise ConfigError(f"{path}: is a device or a pipe; expected a YAML file")
     try:
         values = parse_yaml(read_yaml_text(path), str(path))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
