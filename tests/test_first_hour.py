@@ -1,7 +1,10 @@
 """What newcomers met in their first hour: mistakes that were found late, not at all, or were told in words that did not help."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -470,3 +473,27 @@ def test_a_tried_recipe_shows_rewards_and_leaves_its_page(monkeypatch, tmp_path)
     assert page.name == "report.html" and page.is_relative_to(tmp_path) and "ssl" in page.read_text()
     refused = CliRunner().invoke(app, ["recipes", "try", "corry"])
     assert refused.exit_code == 2 and "did you mean 'cory'" in refused.output and len(list(tmp_path.iterdir())) == 1
+
+
+# -- what is printed at every start --------------------------------------------------------------------------------------
+
+START = """
+import sys, torch
+from maporl import Agent, Arithmetic, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team, TinySection, build_tiny_model, build_tiny_tokenizer
+section = TinySection(alphabet="0123456789+=;", hidden_size=32, layers=1)
+tokenizer = build_tiny_tokenizer(section)
+model = build_tiny_model(section, tokenizer)
+team = Team([Agent("ann", model, tokenizer)])
+args = MultiAgentPPOConfig(output_dir=sys.argv[1], total_episodes=8, response_length=2, use_cpu=True)
+MultiAgentPPOTrainer(args=args, team=team, task=Arithmetic(largest=9))
+model.save_pretrained(sys.argv[1])
+assert "torch" in sys.modules and "deepspeed" not in sys.modules
+"""
+
+
+def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
+    pytest.importorskip("deepspeed")
+    variables = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+    done = subprocess.run([sys.executable, "-c", START, str(tmp_path)], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "accelerator" not in done.stdout + done.stderr

@@ -143,7 +143,7 @@ def test_a_task_without_a_writer_is_refused(values, tmp_path):
         values
         | {"task": {"name": "gsm8k", "source": str(source), "eval_source": str(source), "instruction": "{question}"}}
     )
-    with pytest.raises(ConfigError, match="task GSM8K cannot write example answers; .* or set warm_start.steps to 0"):
+    with pytest.raises(ConfigError, match=r"task GSM8K cannot write example answers; .* or set warm_start.steps to 0"):
         check_run(config)
 
 

@@ -70,10 +70,6 @@ def describe(parts: RunParts, team: SavedTeam) -> dict[str, Any]:
     return _Description(parts, team).values()
 
 
-class _Unplain(ValueError):
-    """A value that no configuration can hold."""
-
-
 class _Description:
     def __init__(self, parts: RunParts, team: SavedTeam):
         self.parts, self.team = parts, team
@@ -139,7 +135,7 @@ class _Description:
         for option in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
             try:
                 options[option.name] = _plain(vars(part)[option.name])
-            except (_Unplain, KeyError):
+            except (ValueError, KeyError):
                 self.only_in_python[f"{key}.{option.name}"] = "an option that cannot be written down"
         options.pop("split", None)  # a run reads both splits
         return {"name": name or _called(part), **options}
@@ -203,7 +199,7 @@ class _Description:
         for name, value in list(section.items()):
             try:
                 section[name] = _plain(value)
-            except _Unplain:
+            except ValueError:
                 self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
         if not _built(lambda: validated(kind, section, key)):
             for name, value in list(section.items()):
@@ -218,7 +214,7 @@ def _plain(value: Any) -> Any:
     """Return ``value`` as YAML holds it.
 
     Raises:
-        _Unplain: it holds something else than texts, numbers, lists and mappings, or too many of them.
+        ValueError: it holds something else than texts, numbers, lists and mappings, or too many of them.
     """
     if isinstance(value, Enum):
         return _plain(value.value)
@@ -234,7 +230,7 @@ def _plain(value: Any) -> Any:
         return [_plain(entry) for entry in value]
     if isinstance(value, set | frozenset) and len(value) <= MOST:
         return sorted(_plain(entry) for entry in value)
-    raise _Unplain(type(value).__name__)
+    raise ValueError(f"a configuration cannot hold a {type(value).__name__}")
 
 
 def _same(build: Callable[[], Any], part: Any) -> bool:
