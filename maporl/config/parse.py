@@ -7,6 +7,7 @@ fit each other is checked by :mod:`maporl.validation`.
 import dataclasses
 import difflib
 import errno
+import inspect
 import os
 import re
 import stat
@@ -20,7 +21,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from maporl.config.files import configuration_files, recipe_files
-from maporl.config.imports import kind_of, look_up, unknown
+from maporl.config.imports import is_import, kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
@@ -126,6 +127,11 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     _must_be_buildable(kind, where)
     for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
+            if key in inspect.get_annotations(kind):
+                raise ConfigError(
+                    f"{where}: {key!r:.80} is no option of {kind_of(kind)}, because only a class that it derives from is a "
+                    "dataclass; put @dataclass(frozen=True) above it too"
+                )
             raise ConfigError(f"{where}: unknown key {key!r:.80}; {_nearest(kind, (key,))}")
     try:
         built = TypeAdapter(kind).validate_python(values)
@@ -356,11 +362,12 @@ def _explain(kind: type, fault: Any) -> str:
             f'quotes: {fault["loc"][-1]}: "TEXT" in a file, \'{fault["loc"][-1]}="TEXT"\' on a command line'
         )
     message = fault["msg"].removeprefix("Value error, ")
+    own = "; no part of your own can be named here" if is_import(fault["input"]) else ""
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
-        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}" if location else message
+        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{own}" if location else message
     for theirs, ours in _WORDS:
         message = re.sub(theirs, ours, message)
-    return f"{location}: {message}, got {fault['input']!r:.80}"
+    return f"{location}: {message}, got {fault['input']!r:.80}{own}"
 
 
 _WORDS = (
