@@ -90,7 +90,7 @@ GROUPS: list[tuple[str, str, str]] = [
     ),
     (
         "PPO for one policy",
-        "`trl_ext` is PPO for a single policy. It never imports `maporl`. [From TRL](howto/from_trl.md) shows how "
+        "`trl_ext` is PPO for a single policy. It never imports `maporl`. [PPO for one policy](howto/ppo.md) shows how "
         "to use it.",
         "trl_ext.PPOv2Trainer trl_ext.PPOv2Config trl_ext.PPOOptions trl_ext.LearnerOptions trl_ext.Learner "
         "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "

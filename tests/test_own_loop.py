@@ -172,7 +172,7 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
     ({"num_generations": 3}, r"num_generations=3 does not divide the batch of 16 completions .per_device_train_batch_size 8 x gradient_accumulation_steps 2.; change one of the three"),
     ({"num_generations": 0}, r"num_generations: expected a number of at least 1, got 0"),
     ({"critic_warmup": -1}, r"critic_warmup: expected a number of at least 0, got -1"),
-    ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: there is no critic to train first"),
+    ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: a critic is missing"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
