@@ -111,7 +111,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         )
         if args.critic_warmup and learner.critic == "none":
             raise ValueError(
-                "critic_warmup: a critic is missing that could learn first (critic is none); choose another critic, or remove it"
+                "critic_warmup: critic='none' has nothing to learn first; choose another critic, or remove it"
             )
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
