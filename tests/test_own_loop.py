@@ -176,8 +176,12 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
 
 @pytest.mark.parametrize("options, message", [
     ({"num_generations": 3}, r"num_generations=3 does not divide the batch of 16 completions .per_device_train_batch_size 8 x gradient_accumulation_steps 2.; change one of the three"),
-    ({"num_generations": 0}, r"num_generations: expected a number of at least 1, got 0"),
-    ({"critic_warmup": -1}, r"critic_warmup: expected a number of at least 0, got -1"),
+    ({"num_generations": 0}, r"num_generations: expected a whole number of at least 1, got 0"),
+    ({"num_generations": 2.0}, r"num_generations: expected a whole number of at least 1, got 2\.0"),
+    ({"num_generations": "2"}, r"num_generations: expected a whole number of at least 1, got '2'"),
+    ({"sampler": "vllm"}, r"sampler: expected one such as maporl\.VLLMSampler\(\.\.\.\), got 'vllm'"),
+    ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
+    ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
     ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn first"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
