@@ -227,6 +227,18 @@ def test_in_the_first_updates_only_the_critic_learns(tiny, tmp_path, critic, lor
             assert not same(before[1], values()), f"update {update}"
 
 
+def test_a_strategy_that_would_decay_the_policy_is_refused(tiny, tmp_path):
+    """DeepSpeed decays weights without a gradient: measured with two processes, where the policy moved by 0.04."""
+    for decay in (0.1, 0.0):
+        trainer = trainer_of(tiny, tmp_path / str(decay), critic_warmup=1, weight_decay=decay)
+        trainer.learners["policy"].strategy.steps_all = True
+        if decay:
+            with pytest.raises(ValueError, match="critic_warmup: DeepSpeed would decay the weights of policy 'policy'"):
+                trainer.train()
+        else:
+            trainer.train()
+
+
 def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):
     """The critic's steps are those of a run whose policy has a learning rate of 0 (critic: head, a detached trunk)."""
     warm = trainer_of(tiny, tmp_path / "warm", critic_warmup=2, max_grad_norm=1e9)
