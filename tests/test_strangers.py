@@ -2,15 +2,21 @@
 
 import copy
 import os
+import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from maporl import Team
+from maporl.cli.main import app
 from maporl.config import parse_config, read_values, read_yaml
 from maporl.config.safe_yaml import MOST_BYTES, parse_yaml
 from maporl.errors import ConfigError, RunError, UserError
 from maporl.report.read import read_run
+from maporl.runs.crossplay import read_entrants
 from maporl.team import pretrained
 from maporl.team.loading import load_tokenizers
 from maporl.text import check_placeholders
@@ -222,6 +228,69 @@ def test_what_the_user_sets_may_name_anything(hub):
     hub({**HARMLESS, "agents": {"ann": {"engine": "openai", "api": stranger}, "bob": {"tiny": {}}}})
     with pytest.raises(RunError, match=r"sets agents\.ann\.api\.base_url='http://evil\.example'"):
         pretrained.read_team("org/team", [own[0], own[3]])
+
+
+SPY = "from pathlib import Path\nPath(__file__).with_suffix('.ran').write_text('')\n"
+IMPORTED = {
+    "task.name": "spy_m:Task",
+    "task": {"name": "spy_m:Task", "other": 3},
+    "schedule.curriculum.0.task.name": "spy_m:Task",
+    "protocol.name": "spy_m:Relay",
+    "protocol": {"name": "game", "game": "spy_m:Game"},
+    "protocol.feedback": "spy_m:source",
+    "reward.sources": {"label": 1.0, "spy_m:source": 0.0},
+    "reward.rules": [["own", "spy_m:Best"], [{"spy_m:Best": {}}], [{"spy_m.inner:Best": {"beta": 3}}]],
+    "advantage.returns": "spy_m:whole",
+    "advantage.baseline": "spy_m:Parts.within",
+    "advantage.scale": "spy_m:two",
+    "advantage.post": [["spy_m:Times"], [{"align": {"a": 1}}, {"spy_m:Times": {}}]],
+    "ppo.objective": "spy_m:clipped",
+    "pythonpath": ["/home/me", ["."], [""]],
+    "restate": "spy_m:x",
+    "a_key_of_later": {"deep": [{"spy_m:x": 1}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(key, value) for key, values in IMPORTED.items() for value in (values if isinstance(values, list) else [values])],
+)
+def test_a_team_from_the_hub_imports_nothing(hub, monkeypatch, tmp_path, key, value):
+    """Wherever such a name stands, and wherever a module of this name lies: here, in the team's folder, or installed."""
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    for folder in ("", "cache/snapshot", "installed"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "spy_m.py").write_text(SPY)
+    team = hub(put(HARMLESS, key, value))
+    calls = [
+        lambda: pretrained.read_team("org/team"),
+        lambda: Team.from_pretrained("org/team"),
+        lambda: read_entrants(["org/team", "org/b"]),
+    ]
+    for call in calls:
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.exit_status == 2 or re.search(rf"its config\.yaml sets {key}.*=", str(caught.value)), (
+            caught.value
+        )
+    for words in (["eval", "org/team"], ["play", "org/team"]):
+        assert CliRunner().invoke(app, words).exit_code != 0
+    assert list(tmp_path.rglob("*.ran")) == []
+    assert "spy_m" not in sys.modules and str(team) not in sys.path
+
+
+def test_what_the_user_names_for_a_team_from_the_hub_is_the_users_own(hub, tmp_path, monkeypatch):
+    """A module in the present folder, never one that came with the team."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_n.py").write_text("from maporl.tasks import Arithmetic\n\nReversal = Arithmetic\n")
+    (tmp_path / "cache/snapshot/own_n.py").write_text(SPY)
+    hub(put(HARMLESS, "task.name", "own_n:Reversal"))
+    with pytest.raises(RunError, match=r"sets task\.name='own_n:Reversal'"):
+        pretrained.read_team("org/team")
+    hub(put(HARMLESS, "task", {"name": "toy_sum"}))
+    config, _ = pretrained.read_team("org/team", ["task.name=own_n:Reversal"])
+    assert config.pythonpath == [str(tmp_path)] and sys.modules["own_n"].__file__ == str(tmp_path / "own_n.py")
+    assert list(tmp_path.rglob("*.ran")) == []
 
 
 @pytest.mark.parametrize("text", ["extends: /home/me/secrets.yaml\n", "extends: ../../other.yaml\n", "agent_defaults: {system: x}\n"])  # fmt: skip

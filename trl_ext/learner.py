@@ -471,8 +471,8 @@ class Learner:
         reduce the gradients of the same parameters.
         """
         out = self.forward(placeholder(device, critic_only))
-        policy = 0.0 if critic_only else out.logprobs.sum()
-        return 0.0 * (policy + (0.0 if out.values is None else out.values.sum()))
+        policy = torch.zeros((), device=device) if critic_only else out.logprobs.sum()
+        return 0.0 * (policy if out.values is None else policy + out.values.sum())
 
     def step(self) -> float:
         """Clip this policy's gradients, step its optimizer and clear the gradients.

@@ -170,7 +170,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         return batch
 
     def _score(self, completions: list[Completion]) -> None:
-        self._sources.score(completions, self.args.missing_eos_penalty)
+        self._sources.score(completions, self.args.missing_eos_penalty, self.state)
 
     def _sample(self, batch: list[dict], decoding: Decoding) -> list[Completion]:
         learner = self.learners["policy"]

@@ -83,7 +83,7 @@ def find(slots: Mapping[str, Any], kind: type[Slot], name: str, where: str) -> S
     """Return the slot called ``name``. A plain function becomes a slot of ``kind``, with the defaults.
 
     Raises:
-        ConfigError: the name is unknown, or what it names is no such slot. The message begins with ``where``.
+        ConfigError: the name is unknown, or the object is not a slot of this kind. The message begins with ``where``.
     """
     slot = look_up(name, slots, where)
     if isinstance(slot, kind):

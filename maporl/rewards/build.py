@@ -75,7 +75,7 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
     :class:`maporl.RewardSource` and takes no arguments. ``pays`` are the names of the protocol's own rewards, for errors.
 
     Raises:
-        ConfigError: there is no such source, or the object is something else. The message begins with ``where``.
+        ConfigError: no source has this name, or the object is something else. The message begins with ``where``.
     """
     found: Any = look_up(name, {**SOURCES, **dict.fromkeys(pays)}, where)
     if name in SOURCES:

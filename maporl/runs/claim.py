@@ -45,7 +45,9 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     if resume:
         data = check_data(folder, data) | data
         check_data(folder, modules, FINGERPRINTS, "module")
-    if not resume or kept != config:
+        if kept.pythonpath != config.pythonpath:
+            replace_file(folder / CONFIG, to_yaml(replace(kept, pythonpath=config.pythonpath)))
+    else:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)
     if modules:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from maporl.config.engines import IN_PYTHON
 from maporl.config.imports import is_import
 from maporl.config.schema import ArenaSection, JudgeSection
 
@@ -28,13 +29,32 @@ def reach_of(values: Mapping[str, Any], given: Mapping[str, Any], root: Path) ->
         root: the folder with the team's weights, whose folders the configuration may name.
     """
     own = dict(_leaves(given))
-    code = next((pair for pair in _code(values) if pair not in list(_code(given))), None)
+    named = list(code_in(given))
+    code = next((pair for pair in code_in(values) if pair not in named), None)
     if code is not None:
         return f"{code[0]}={code[1]!r:.60}"
     for key, value in _leaves(values):
         if not (key in own and own[key] == value) and _reaches_out(key, value, root):
             return f"{key}={value!r:.60}"
     return ""
+
+
+def code_in(values: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text that could name code of the user's machine, with the dotted key at which it stands.
+
+    Wherever a text has the form ``MODULE:OBJECT`` it is taken for a name, also as a key, because a part that is added
+    later may read one there. What an agent's section holds is never imported.
+    """
+    if isinstance(values, Mapping):
+        for key, part in values.items():
+            if at or key not in ("agents", "agent_defaults", "output_dir"):
+                yield from code_in(key, at or str(key))
+                yield from code_in(part, f"{at}.{key}" if at else str(key))
+    elif isinstance(values, list | tuple):
+        for number, part in enumerate(values):
+            yield from code_in(part, f"{at}.{number}")
+    elif is_import(values) or (isinstance(values, str) and at.partition(".")[0] == "pythonpath"):
+        yield at, values
 
 
 def _leaves(values: Any, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -44,24 +64,6 @@ def _leaves(values: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         for name, part in parts:
             yield from _leaves(part, f"{at}.{name}" if at else str(name))
     else:
-        yield at, values
-
-
-def _code(values: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text that could name code of the user's machine, with the dotted key at which it stands.
-
-    Wherever a text has the form ``MODULE:OBJECT`` it is taken for a name, also as a key, because a part that is added
-    later may read one there. What an agent's section holds is never imported.
-    """
-    if isinstance(values, Mapping):
-        for key, part in values.items():
-            if at or key not in ("agents", "agent_defaults", "output_dir"):
-                yield from _code(key, at or str(key))
-                yield from _code(part, f"{at}.{key}" if at else str(key))
-    elif isinstance(values, list | tuple):
-        for part in values:
-            yield from _code(part, at)
-    elif is_import(values) or (isinstance(values, str) and at == "pythonpath"):
         yield at, values
 
 
@@ -79,7 +81,7 @@ def _reaches_out(key: str, value: Any, root: Path) -> bool:
             return _is_file(value)
         if last == "target_modules":  # PEFT takes a text for a regular expression, and one can be written to never end
             return value != "all-linear" and re.fullmatch(r"[\w.]+", str(value)) is None
-        return (last == "engine" and value not in ("transformers", "human")) or (
+        return (last == "engine" and value not in ("transformers", "human", IN_PYTHON)) or (
             last in _NAMES and not _harmless(value, root)
         )
     if first == "task" or (first == "schedule" and "task" in middle):

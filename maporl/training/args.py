@@ -58,7 +58,7 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         An objective of the user's own is put into :data:`trl_ext.losses.OBJECTIVES`, where learners look it up by its name.
 
         Raises:
-            ConfigError: there is no such objective.
+            ConfigError: no objective has this name.
             ValueError: transformers refuses an argument.
         """
         objective = look_up(config.ppo.objective, OBJECTIVES, "ppo.objective")
