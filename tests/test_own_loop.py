@@ -176,8 +176,12 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
 
 @pytest.mark.parametrize("options, message", [
     ({"num_generations": 3}, r"num_generations=3 does not divide the batch of 16 completions .per_device_train_batch_size 8 x gradient_accumulation_steps 2.; change one of the three"),
-    ({"num_generations": 0}, r"num_generations: expected a number of at least 1, got 0"),
-    ({"critic_warmup": -1}, r"critic_warmup: expected a number of at least 0, got -1"),
+    ({"num_generations": 0}, r"num_generations: expected a whole number of at least 1, got 0"),
+    ({"num_generations": 2.0}, r"num_generations: expected a whole number of at least 1, got 2\.0"),
+    ({"num_generations": "2"}, r"num_generations: expected a whole number of at least 1, got '2'"),
+    ({"sampler": "vllm"}, r"sampler: expected one such as maporl\.VLLMSampler\(\.\.\.\), got 'vllm'"),
+    ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
+    ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
     ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn first"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
@@ -221,6 +225,18 @@ def test_in_the_first_updates_only_the_critic_learns(tiny, tmp_path, critic, lor
             trainer.finish_update(trainer.update(trainer.advantage(trainer.score(trainer.collected()))))
             assert same(before[0], policy()) == (update <= 2), f"update {update}"
             assert not same(before[1], values()), f"update {update}"
+
+
+def test_a_strategy_that_would_decay_the_policy_is_refused(tiny, tmp_path):
+    """DeepSpeed decays weights without a gradient: measured with two processes, where the policy moved by 0.04."""
+    for decay in (0.1, 0.0):
+        trainer = trainer_of(tiny, tmp_path / str(decay), critic_warmup=1, weight_decay=decay)
+        trainer.learners["policy"].strategy.steps_all = True
+        if decay:
+            with pytest.raises(ValueError, match="critic_warmup: DeepSpeed would decay the weights of policy 'policy'"):
+                trainer.train()
+        else:
+            trainer.train()
 
 
 def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):

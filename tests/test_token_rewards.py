@@ -160,6 +160,8 @@ def test_a_column_that_hides_what_functions_get_is_refused(tiny, tmp_path, name)
     ([1, math.nan], r"reward_weights: expected 2 numbers.* got \[1, nan\]"),
     ([1, math.inf], r"got \[1, inf\]"),
     ([1, "2"], r"got \[1, '2'\]"),
+    (0.5, r"reward_weights: expected 2 numbers, one per source .one, <lambda>., got 0\.5"),
+    ({"one": 1, "two": 2}, r"got \{'one': 1, 'two': 2\}"),
     ([0, 0.0], r"reward_weights: all are 0, so no completion would earn anything"),
 ])  # fmt: skip
 def test_weights_that_mean_nothing_are_refused(tiny, tmp_path, weights, message):

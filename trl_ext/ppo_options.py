@@ -131,8 +131,8 @@ class PPOOptions:
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
-        at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
-        at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
+        _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
+        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
         optional = {
             "cliprange_high": 0,
             "dual_clip": 1,
@@ -143,13 +143,13 @@ class PPOOptions:
         }
         for name, smallest in optional.items():
             if getattr(self, name) is not None:
-                at_least(self, smallest, name)
+                _at_least(self, smallest, name)
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"
             )
         if self.total_episodes is not None:
-            at_least(self, 1, "total_episodes")
+            _at_least(self, 1, "total_episodes")
         if self.huber_delta <= 0:
             raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
         if self.temperature <= 0:
@@ -163,7 +163,8 @@ class PPOOptions:
                 f"missing_eos_penalty: it is subtracted, so it must not be negative, got {self.missing_eos_penalty}"
             )
         if self.stop_strings is not None and (
-            isinstance(self.stop_strings, str) or not all(isinstance(s, str) and s for s in self.stop_strings)
+            not isinstance(self.stop_strings, list | tuple)
+            or not all(isinstance(s, str) and s for s in self.stop_strings)
         ):
             raise ValueError(
                 f"stop_strings: expected a list of texts that are not empty, got {self.stop_strings!r:.80}"
@@ -200,17 +201,12 @@ class LearnerOptions:
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
 
     def __post_init__(self):
-        at_least(self, 0, "learning_rate")
+        _at_least(self, 0, "learning_rate")
         if self.value_learning_rate is not None:
-            at_least(self, 0, "value_learning_rate")
+            _at_least(self, 0, "value_learning_rate")
 
 
-def at_least(options, smallest: float, *names: str) -> None:
-    """Check that the options ``names`` are numbers of at least ``smallest``.
-
-    Raises:
-        ValueError: one is not.
-    """
+def _at_least(options, smallest: float, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if not smallest <= value < math.inf:  # also catches NaN

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from trl_ext.ppo_options import LearnerOptions, PPOOptions, at_least, option
+from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
 
 
 @dataclass
@@ -56,8 +56,9 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         unset_hf_deepspeed_config()  # models are loaded whole, and each engine shards its own afterwards
         if self.fp16:
             raise ValueError("fp16: loss scaling is not supported here; use bf16=True, which has float32's range")
-        at_least(self, 1, "num_generations")
-        at_least(self, 0, "critic_warmup")
+        for name, smallest in (("num_generations", 1), ("critic_warmup", 0)):
+            if type(getattr(self, name)) is not int or getattr(self, name) < smallest:
+                raise ValueError(f"{name}: expected a whole number of at least {smallest}, got {getattr(self, name)!r}")
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("no", "steps"):
                 raise ValueError(

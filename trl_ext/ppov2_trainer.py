@@ -85,6 +85,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
     ):
         check_dataset(train_dataset, "train_dataset")
         check_text_only(model, processing_class)
+        if not isinstance(sampler, Sampler | None):
+            raise ValueError(f"sampler: expected one such as maporl.VLLMSampler(...), got {sampler!r:.80}")
         if reward_funcs is not None:
             check_columns(train_dataset, "train_dataset", RESERVED)
             check_columns(eval_dataset, "eval_dataset", RESERVED)

@@ -64,6 +64,8 @@ class Replicated:
 
     sharded = False
     """Whether the weights are distributed over the processes."""
+    steps_all = False
+    """Whether an optimizer step also decays parameters that had no gradient in any process."""
 
     def __init__(
         self,
@@ -296,6 +298,7 @@ class Zero(Replicated):
     """DeepSpeed ZeRO, with a separate engine for this learner and accelerate's DeepSpeed configuration."""
 
     sharded = True
+    steps_all = True
 
     def __init__(
         self,
