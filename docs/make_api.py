@@ -35,7 +35,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Give it questions",
         "A task gives questions and grades answers. [Your own task](howto/task.md) shows how to write one.",
-        "Task TASKS Arithmetic Skills GSM8K Mathematics ANLI TinyGSM FANToM Episodes Example Grade TaskError",
+        "Task TASKS Arithmetic Skills GSM8K Mathematics ANLI TinyGSM FANToM Episodes Prompts Example Grade TaskError",
     ),
     (
         "Say who speaks when",
@@ -68,7 +68,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Train in Python",
         "The README has a first script. These options have the names of the YAML keys.",
         "MultiAgentPPOTrainer MultiAgentPPOConfig Schedule Freeze Swap RoundRobin OpponentPool Stage Span "
-        "warm_start WarmStartSection PupilSection",
+        "recipe_parts warm_start WarmStartSection PupilSection",
     ),
     (
         "Run a configuration",
