@@ -3,6 +3,7 @@
 Names are loaded on first use, so that ``import maporl`` is quick.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ _EXPORTS = {
     "FANToM": "maporl.tasks",
     "GSM8K": "maporl.tasks",
     "Mathematics": "maporl.tasks",
+    "Prompts": "maporl.tasks",
     "Skills": "maporl.tasks",
     "Task": "maporl.tasks",
     "TaskError": "maporl.tasks",
@@ -112,6 +114,7 @@ _EXPORTS = {
     "Utterance": "maporl.types",
     "from_dict": "maporl.validation.load",
     "load": "maporl.validation.load",
+    "recipe_parts": "maporl.runs.parts",
     "Decoding": "trl_ext.ppo_options",
 }
 __all__ = sorted(_EXPORTS)
@@ -125,7 +128,8 @@ def __getattr__(name: str):
     """
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module 'maporl' has no attribute {name!r}; it has {', '.join(__all__)}")
+    near = "".join(f"did you mean {other!r}? " for other in get_close_matches(name, __all__, 1))
+    raise AttributeError(f"module 'maporl' has no attribute {name!r}; {near}dir(maporl) lists all names")
 
 
 def __dir__() -> list[str]:

@@ -223,7 +223,8 @@ def test_1000_dialogues_are_filtered(browser, tmp_path):
 
 
 def test_a_phone_and_a_dark_page(browser, report):
-    browser.set_window_size(500, 800)  # Chromium's narrowest window
+    phone = {"width": 360, "height": 800, "deviceScaleFactor": 2, "mobile": True}  # no window is as narrow
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         open_page(browser, report)
         wide = browser.execute_script(
@@ -242,7 +243,7 @@ def test_a_phone_and_a_dark_page(browser, report):
         assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
         no_complaints(browser)
     finally:
-        browser.set_window_size(1280, 900)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_headings_labels_and_contrast_serve_a_screen_reader(browser, report):

@@ -50,6 +50,8 @@ def test_every_public_name_resolves():
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="has no attribute 'Nobody'"):
             package.Nobody  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Debat'; did you mean 'Debate'\? dir\(maporl\) lists"):
+        maporl.Debat  # noqa: B018
 
 
 @pytest.mark.parametrize("package", ["maporl", "trl_ext"])
@@ -146,7 +148,6 @@ BAD = {
         {"agents": {"ann": {"tiny": {}, "policy": "p"}, "bob": {"tiny": {"layers": 1}, "policy": "p"}}},
         r"share policy 'p' but differ in tiny",
     ),
-    "warm start without a writer": ({"task": {"name": "gsm8k"}, "warm_start": {"steps": 1}}, r"cannot write example answers"),
     "reserved option": ({"task": {"name": "toy_sum", "split": "eval"}}, r"task\.split: is set by the run itself"),
     "two lengths": ({"ppo": {"total_episodes": 10}}, r"length of a run is set by 'updates'"),
     "name that cannot be a folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' cannot be the name of a folder"),

@@ -33,9 +33,7 @@ def scored(trainer):
 
 
 def test_scores_are_earned_at_their_tokens_and_the_kl_penalty_is_subtracted_everywhere():
-    rows = build_token_batch(
-        [completion(3, score=6.0, token_scores=[1.0, 2.0, 3.0]), completion(2, score=20.0)], 0, "cpu"
-    )
+    rows = build_token_batch([completion(3, score=6.0, token_scores=[1.0, 2.0, 3.0]), completion(2, score=20.0)], "cpu")
     rows.old_logprobs = torch.where(rows.sampled_mask, torch.tensor([[0.0, 0.0, 1.0, 2.0, 3.0]]), 0.0)
     assert token_rewards(rows, PPOOptions(kl_coef=0.5)).tolist() == [[0, 0, 0.5, 1, 1.5], [0, 0, -0.5, 19, 0]]
     assert token_rewards(rows, PPOOptions(kl_coef=0.0)).tolist() == [[0, 0, 1, 2, 3], [0, 0, 0, 20, 0]]
@@ -112,7 +110,7 @@ def test_the_ids_are_those_that_were_sampled_for_who_asks():
 
     assert call_reward_functions([Other()], ["p"], ["c"], [[3, 4]], {"number": [1]}) == {"Other": [0.0]}
     call_reward_functions([asks, takes_all], ["p"], ["c"], [[3, 4]], {})
-    assert seen == {"asks": [[3, 4]], "takes_all": {"completion_ids": [[3, 4]]}}
+    assert seen == {"asks": [[3, 4]], "takes_all": {"completion_ids": [[3, 4]], "trainer_state": None}}
 
 
 @pytest.mark.parametrize("value", [[1, 2.5], (1, 2.5), torch.tensor([1, 2.5]), np.array([1, 2.5]), [torch.tensor(1.0), np.float32(2.5)]])  # fmt: skip

@@ -43,7 +43,7 @@ class SamplingServer(FakeVLLM):
         sampling = Sampling(
             body["max_tokens"], body["temperature"], frozenset(body["stop_token_ids"]), top_p=body["top_p"]
         )
-        [done] = sample(server.loaded[body["model"]].get_base_model(), [body["prompt"]], 0, sampling, [key])
+        [done] = sample(server.loaded[body["model"]].get_base_model(), [body["prompt"]], sampling, [key])
         logprobs = done.logprobs or [-0.1] * len(done.ids)
         return {"choices": [{"token_ids": done.ids, "logprobs": {"token_logprobs": logprobs}}]}
 
@@ -81,7 +81,7 @@ def trained(trainer, resume=None):
             batch = trainer.advantage(trainer.score(trainer.collected()))
             said.append(([c.response_ids for c in batch.completions], batch.token_batches["policy"].advantages))
             trainer.finish_update(trainer.update(batch))
-    return said, {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora" in n}
+    return said, {n: p.detach().clone() for n, p in trainer.learners["policy"].model.named_parameters() if "lora" in n}
 
 
 def test_a_run_with_a_server_is_the_run_without_it(server, tmp_path):
@@ -106,7 +106,7 @@ def test_the_server_has_the_present_weights_also_for_evaluations_and_after_resum
     trained(trainer)
     [name] = server.loaded
     pushed = {n: p for n, p in server.loaded[name].named_parameters() if "lora" in n}
-    mine = {n: p for n, p in trainer.model.named_parameters() if "lora" in n}
+    mine = {n: p for n, p in trainer.learners["policy"].model.named_parameters() if "lora" in n}
     assert pushed and all(torch.equal(pushed[n], mine[n]) for n in mine)
     trainer.evaluate()
     assert [body["temperature"] for path, body in server.requests if path == "/v1/completions"][-4:] == [0.0] * 4
@@ -114,7 +114,7 @@ def test_the_server_has_the_present_weights_also_for_evaluations_and_after_resum
     again.generate_completions()  # the server has the weights of the start before the checkpoint is loaded
     with again.training(str(tmp_path / "one" / "checkpoint-1")):
         loaded = dict(server.loaded[list(server.loaded)[-1]].named_parameters())
-        trained_b = {n: p for n, p in again.model.named_parameters() if "lora_B" in n}
+        trained_b = {n: p for n, p in again.learners["policy"].model.named_parameters() if "lora_B" in n}
         assert trained_b and all(bool(p.any()) and torch.equal(p, loaded[n]) for n, p in trained_b.items())
 
 

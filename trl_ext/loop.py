@@ -273,6 +273,12 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         By default this does nothing, because the weights that sample are the weights that change.
         """
 
+    def end_run(self) -> None:
+        """Hook: all updates are made, and the output folder is still locked. By default this does nothing."""
+
+    def run_failed(self) -> None:
+        """Hook: an error or Ctrl-C ends the run before its end. By default this does nothing."""
+
     def log_completions(self) -> None:
         """Hook: write completions for people to read. By default this writes nothing."""
 

@@ -34,7 +34,7 @@ class RewardSources:
         batch_size: the most rows that the reward model reads at a time.
 
     Raises:
-        ValueError: there is no source, or the weights do not fit the sources.
+        ValueError: a source is missing, or the weights do not fit the sources.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class RewardSources:
         if self.model is not None:
             self.model.model.to(device)
 
-    def score(self, completions: list[Completion], missing_eos_penalty: float | None) -> None:
+    def score(self, completions: list[Completion], missing_eos_penalty: float | None, state: Any = None) -> None:
         """Fill in the scores of ``completions``. They may be none, if other processes have some.
+
+        ``state`` is the trainer's state, for reward functions.
 
         Raises:
             RewardError: a source failed, or left a completion without a score.
@@ -85,6 +87,7 @@ class RewardSources:
                 [c.text for c in completions],
                 [c.response_ids for c in completions],
                 columns,
+                state,
             )
         assign_scores(completions, self.given, self.weights, missing_eos_penalty)
 

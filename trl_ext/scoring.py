@@ -23,12 +23,14 @@ from trl_ext.token_batch import Completion
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, **columns) -> list[float | list[float] | None]``, plain or ``async``.
 
-A list has one number for each sampled token, whose ids the function gets as ``completion_ids`` if it has such a parameter
-or ``**columns``. None means that the function does not apply to a completion.
+The function gets ``prompts``, ``completions``, ``completion_ids``, ``trainer_state`` and the columns of the data set by
+keyword, as far as it has such parameters or ``**columns``. If its first parameter has another name, the prompts and the
+completions are passed by position. A list has one number for each sampled token, whose ids are in ``completion_ids``.
+None means that the function does not apply to a completion.
 """
 Reward = float | list[float] | None
 """What a source gives one completion."""
-RESERVED = ("prompts", "completions", "completion_ids")
+RESERVED = ("prompts", "completions", "completion_ids", "trainer_state")
 """The names of what reward functions get besides the columns of the data set."""
 
 
@@ -42,10 +44,12 @@ def call_reward_functions(
     completions: list,
     completion_ids: list[list[int]],
     columns: dict[str, list],
+    state: Any = None,
 ) -> dict[str, list[Reward]]:
     """Call each function on all completions and return its values by its name. Async functions run concurrently.
 
-    ``columns`` are the other columns of the data set, which the functions receive as keyword arguments.
+    ``columns`` are the other columns of the data set, which the functions receive as keyword arguments. ``state`` is the
+    trainer's state, which they receive as ``trainer_state``.
 
     Raises:
         RewardError: a function failed, or returned anything but one number, one number for each token, or None for each
@@ -54,10 +58,8 @@ def call_reward_functions(
     """
 
     # plain functions run here, outside any event loop, so that they may start one
-    results = [
-        _call(f, prompts, completions, columns | ({"completion_ids": completion_ids} if _wants_ids(f) else {}))
-        for f in functions
-    ]
+    more = columns | {"completion_ids": completion_ids, "trainer_state": state}
+    results = [_call(f, prompts, completions, more) for f in functions]
 
     async def gather() -> list:
         return await asyncio.gather(*(_finished(f, r) for f, r in zip(functions, results, strict=True)))
@@ -163,19 +165,33 @@ def reward_name(function: RewardFunction) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _call(function: RewardFunction, prompts: list, completions: list, keywords: dict[str, list]):
+def _call(function: RewardFunction, prompts: list, completions: list, more: dict[str, Any]):
+    positional, keywords = _arguments(function, prompts, completions, more)
     try:
-        return function(prompts, completions, **keywords)
+        return function(*positional, **keywords)
     except Exception as error:
         raise RewardError(f"reward {reward_name(function)!r} raised {type(error).__name__}: {error}") from error
 
 
-def _wants_ids(function: RewardFunction) -> bool:
+def _arguments(
+    function: RewardFunction, prompts: list, completions: list, more: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """Return the arguments of a reward function by position and by keyword."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some functions that are written in C have none
-        return False
-    return "completion_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return (prompts, completions), {}
+    named = {"prompts": prompts, "completions": completions}
+    first = next(iter(parameters.values()), None)
+    by_name = first is not None and (first.name in named | more or first.kind is first.VAR_KEYWORD)
+    if by_name and first.kind is not first.POSITIONAL_ONLY:  # type: ignore[union-attr]  # by_name says that it exists
+        positional: tuple = ()
+        given = named | more
+    else:
+        positional, given = (prompts, completions), more
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return positional, given
+    return positional, {name: value for name, value in given.items() if name in parameters}
 
 
 def _read(value: Any, tokens: int, name: str, where: str) -> Reward:

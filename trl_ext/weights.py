@@ -5,10 +5,12 @@ evaluated, or trained on, as if it were the model. Code that comes with a model 
 """
 
 import json
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import accelerate.utils.other
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
@@ -24,6 +26,12 @@ MOST_LAYERS = 1000
 """The largest models have about 130. Building millions of layers would take hours, before any weight is missed."""
 SHOWN = 3
 """Most tensors that a message names."""
+
+
+# accelerate asks of every model that is saved, or given to a Trainer, whether it is an engine of DeepSpeed. Where DeepSpeed
+# is installed, it imports it to ask. That takes seconds and prints a warning on machines without a GPU. No model can be an
+# engine before DeepSpeed is imported.
+setattr(accelerate.utils.other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules)  # noqa: B010
 
 
 class WeightsError(UserError, ValueError):

@@ -132,7 +132,7 @@ class Evaluation:
         return self.turns[-1].team
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers as a flat dict for logs."""
+        """Return the numbers as a flat dict for logs. A share of nothing, where no answer can be graded, is left out."""
         flat: dict[str, float] = {}
         for number, turn in enumerate(self.turns, 1):
             flat[f"accuracy/turn_{number}"] = turn.team.value
@@ -147,7 +147,7 @@ class Evaluation:
             }
         if any(self.finished):
             flat |= {f"finished/turn_{number}": share for number, share in enumerate(self.finished, 1)}
-        return flat
+        return {name: number for name, number in flat.items() if not math.isnan(number)}
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain JSON values, including the intervals."""

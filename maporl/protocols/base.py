@@ -20,7 +20,23 @@ class Protocol:
 
     A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
     the same utterances must ask for the same again. It must draw everything random from ``example.id`` and
-    ``example.meta["rollout"]``. It may set ``rewards[NAME]`` and ``answers`` of the utterances that it receives.
+    ``example.meta["rollout"]``. It may set ``rewards[NAME]``, ``answers`` and ``settles`` of the utterances that it
+    receives.
+
+    Training needs a credit for each utterance. An answer is graded and scored. Another utterance needs a reader, which
+    is a later ask with its id in ``parents``, or a reward that a source gives it or that the protocol pays::
+
+        pays = frozenset({"short"})
+
+        def play(self, example, agents):
+            question = [{"role": "user", "content": example.question}]
+            (plan,) = yield [Ask(agents[0], question, answers=False)]
+            plan.rewards["short"] = float(len(plan.text) < 80)
+            told = [{"role": "user", "content": plan.text + example.question}]
+            yield [Ask(agents[1], told, parents=(plan.id,))]
+
+    With ``reward.sources: {label: 1, short: 0.5}`` a short plan has the credit 0.5. Without ``short`` there it has the
+    credit of the answer. A run stops if no utterance of an agent has a credit.
 
     The attributes below tell callers what they must know. A subclass overrides those that differ.
     """
@@ -40,7 +56,7 @@ class Protocol:
     records: frozenset[str] = frozenset()
     """The additional columns that it records and that can group advantages: caller, game, seed, state."""
     pays: frozenset[str] = frozenset()
-    """The names of the rewards that it sets itself."""
+    """The names of the rewards that it sets itself. ``reward.sources`` gives them weights."""
     hears_others: bool = True
     """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
     every_step_scored: bool = True

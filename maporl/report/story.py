@@ -309,8 +309,8 @@ def _model(section: dict[str, Any], output_dir: str) -> str:
     if tiny is not None:
         parts.append(" ".join(["tiny", *filter(None, [tiny.get("architecture")])]))
         parts += [counted(tiny["layers"], "layer")] if "layers" in tiny else []
-    elif isinstance(model, str) and model.startswith(f"{output_dir}/"):
-        parts.append(f"a model without a name, saved in {model.removeprefix(f'{output_dir}/')}")
+    elif isinstance(model, str) and model.startswith((f"{output_dir}/", "./")):
+        parts.append(f"a model without a name, saved in {model.removeprefix(f'{output_dir}/').removeprefix('./')}")
     elif model:
         parts.append(str(model))
     elif section.get("policy"):

@@ -24,7 +24,7 @@ def assign_credit(
     ``reward.rules`` turn the scores into credits. Without rules, an answer's credit is its shared score plus the
     collaboration bonus, and the credit of another utterance is its own score, if a source or the protocol gave it one.
     Then the penalties of answers are subtracted. An utterance that has no credit after this, such as a summary, gets the
-    mean credit of the utterances whose speakers were shown it, and of those that it settled. If there are none, it has
+    mean credit of the utterances whose speakers were shown it, and of those that it settled. Without them it has
     no credit and is not trained on.
 
     ``digits`` lists, for each policy, the token ids that may repeat. The parts of a credit keep their names: ``bonus``,

@@ -7,10 +7,11 @@ from typing import Any
 
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transcript import Transcript
+from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
-from maporl.types import Ask, Dialogue, Example, Utterance
+from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext.ppo_options import Decoding
 
 
@@ -108,7 +109,7 @@ class RolloutDriver:
         ``prompt`` and ``rollout`` are its numbers in the batch.
 
         Raises:
-            ValueError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
+            ConfigError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
         """
         dialogue = Dialogue(example, [], prompt=self.first + prompt, rollout=rollout)
         episode = Episode(dialogue, self._play(example, rollout), rollout)
@@ -151,7 +152,7 @@ class RolloutDriver:
         """Answer what each episode asks for, all in one batch. Return the new utterances of each episode.
 
         Raises:
-            ValueError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
+            ConfigError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
                 parents that nobody has said.
         """
         requests = [request for episode in episodes for request in self._requests(episode)]
@@ -225,13 +226,13 @@ class RolloutDriver:
             return
         for ask in episode.asks:
             if ask.agent not in self.specs:
-                raise ValueError(
+                raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} but agents are {list(self.specs)}; add it to the team or mend the "
                     "protocol"
                 )
             said = range(len(episode.dialogue.utterances))
             if any(parent not in said for parent in ask.parents):
-                raise ValueError(
+                raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} with parents={tuple(ask.parents)!r:.80}, but only utterances 0 to "
                     f"{len(said) - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
                     if said
@@ -248,14 +249,15 @@ class RolloutDriver:
             begins = ask.fresh or ask.agent not in episode.transcripts
             transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
             if not ask.fresh and ask.agent in speaking:
-                raise ValueError(
+                raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it in two "
                     "steps, or with fresh=True"
                 )
             speaking |= set() if ask.fresh else {ask.agent}
             spec = self.specs[ask.agent]
-            if begins and spec.system:
-                ask = replace(ask, messages=[{"role": "system", "content": spec.system}, *ask.messages])
+            if begins:
+                before = [] if ask.fresh else self.task.before_question(dialogue.example)
+                ask = replace(ask, messages=[*opening(spec.system, before), *ask.messages])
             transcript.messages += ask.messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
@@ -300,6 +302,18 @@ class RolloutDriver:
             fresh=ask.fresh,
             tags=dict(ask.tags),
         )
+
+
+def opening(system: str | None, before: list[Message]) -> list[Message]:
+    """Return how a conversation begins: an agent's ``system`` prompt, and the messages ``before`` the question.
+
+    A chat template takes one system prompt, so an agent's own stands above that of the messages.
+    """
+    if not system:
+        return before
+    if before and before[0]["role"] == "system":
+        return [{"role": "system", "content": f"{system}\n\n{before[0]['content']}"}, *before[1:]]
+    return [{"role": "system", "content": system}, *before]
 
 
 def _shared_copy(utterance: Utterance, rollout: int) -> Utterance:

@@ -132,14 +132,16 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
         RunError: the run has no final weights, or a file of the team is a link.
     """
     root, policies = weights_of(run.folder), _policies(run)
-    sections, more = _own_folders(run)
+    own, more = _own_folders(run)
     folders = {**more, **{policy: root / policy for policy in policies}}
     must_not_be_links(root, *(run.folder / file for file in EVALUATIONS), *folders.values())
     files, left_out = team_files(folders)
     left_out += [p.name for p in sorted(root.iterdir()) if root != run.folder and p.name not in policies]
     scrubber = Scrubber(run.folder)
-    own = {key: value for key, value in run.config.items() if key != "pythonpath"}  # folders of this machine
-    config = scrubber.config({**own, "output_dir": name.split("/")[1], "agents": sections})
+    public = {key: value for key, value in run.config.items() if key != "pythonpath"}  # folders of this machine
+    config = scrubber.config({**public, "output_dir": name.split("/")[1]})
+    for agent, places in own.items():
+        config["agents"][agent] |= places
     for section in config.get("agents", {}).values():
         if section.get("engine") == "vllm":  # the server belongs to whoever trained the team
             section |= {"engine": "transformers", "vllm": None}
@@ -176,7 +178,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
 
 def _policies(run: Run) -> list[str]:
     """Return the names of the policies of the run's agents that have a folder of weights."""
-    known = []
+    known: list[str] = []
     for name, section in run.agents().items():
         turns = section.get("policy_per")
         known += turns if isinstance(turns, list) else [str(section.get("policy") or name)]
@@ -185,24 +187,24 @@ def _policies(run: Run) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_dir() and ours.fullmatch(path.name))
 
 
-def _own_folders(run: Run) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return the agents' sections with names in the repository for what the run has saved, and the folders of these names.
+def _own_folders(run: Run) -> tuple[dict[str, dict[str, str]], dict[str, Path]]:
+    """Return the places in each agent's section that the run has saved, as they are named in the repository, and the folders
+    of these names.
 
     Such are the weights of frozen agents, and models below adapters.
     """
-    sections: dict[str, Any] = dict(run.agents())
+    own: dict[str, dict[str, str]] = {}
     folders: dict[str, Path] = {}
     if run.config.get("restate") == "base_model":  # final weights must not take the place of those that restate answers
-        return sections, folders
+        return own, folders
     for agent, section in run.agents().items():
         places = own_places(section, str(run.config.get("output_dir")), run.folder)
         inside = {key: Path(place).relative_to(run.folder).parts for key, place in places.items()}
         names = {key: "/".join(parts[parts[0] in (INITIAL, TOKENIZERS, FINAL) :]) for key, parts in inside.items()}
-        folders |= {
-            names[key]: Path(place) for key, place in sorted(places.items(), key=lambda one: one[0] != "tokenizer")
-        }
-        sections[agent] = section | {key: f"./{own}" for key, own in names.items()}
-    return sections, folders
+        # where a tokenizer lies alone, and weights elsewhere under the same name, the weights' folder has a tokenizer too
+        folders |= {names[key]: Path(places[key]) for key in sorted(places, key=lambda key: key != "tokenizer")}
+        own[agent] = {key: f"./{name}" for key, name in names.items()}
+    return own, folders
 
 
 def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:

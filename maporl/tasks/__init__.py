@@ -13,6 +13,7 @@ from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
 from maporl.tasks.mathematics import Mathematics
+from maporl.tasks.prompts import Prompts
 from maporl.tasks.skills import Skills
 from maporl.tasks.tinygsm import TinyGSM
 
@@ -61,6 +62,7 @@ __all__ = [
     "Episodes",
     "FANToM",
     "Mathematics",
+    "Prompts",
     "Skills",
     "Task",
     "TaskError",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import well_formed
-from maporl.types import Example, Grade
+from maporl.types import Example, Grade, Message
 
 
 class TaskError(UserError, ValueError):
@@ -34,6 +34,8 @@ class Task(ABC):
     """The form in which agents are asked for a final answer."""
     skills: tuple[str, ...] = ()
     """The skills that its questions ask for, where a pupil can be taught one of them alone (:meth:`write_by_skill`)."""
+    labelled: ClassVar[bool] = True
+    """Whether answers can be right or wrong. If not, evaluations measure rewards in place of accuracy."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -57,6 +59,18 @@ class Task(ABC):
     def question(self, example: Example) -> str:
         """The question as it is put to agents, with the form in which grading expects the answer."""
         return example.question
+
+    def prompt(self, example: Example) -> str | list[Message]:
+        """The prompt as reward functions get it: a text, or the messages that a data set gives."""
+        return self.question(example)
+
+    def before_question(self, example: Example) -> list[Message]:
+        """The messages that come before the question in each agent's conversation."""
+        return []
+
+    def columns(self, example: Example) -> dict[str, Any]:
+        """What reward functions get about the example, by keyword."""
+        return {"answer": example.answer}
 
     def solution(self, example: Example) -> str:
         """A right answer in the expected form, for supervised training."""

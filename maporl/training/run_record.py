@@ -91,6 +91,7 @@ class RunRecord:
             for name in (INITIAL, TOKENIZERS, *sorted(UNTRAINED)):
                 if (self.folder / name).exists():
                     set_aside(self.folder / name, ABANDONED)
+        self._begun = True
         replace_file(file, text)
         if not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
             saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
@@ -142,7 +143,7 @@ def _text(values: dict) -> str:
     try:
         return to_yaml(parse_config(values))
     except ConfigError as error:  # a name or a value that no configuration may have
-        values["only_in_python"] = values.get("only_in_python", {}) | {"configuration": str(error)}
+        values["only_in_python"] |= {"configuration": str(error)}
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

@@ -87,7 +87,7 @@ def samples_by_policy(
 ) -> dict[str, list[TrainingSample]]:
     """Return the samples that each policy is trained on, in the order of dialogues and turns.
 
-    An utterance without a credit is no sample; :mod:`maporl.training.untrained` counts it.
+    An utterance without a credit is left out, and :mod:`maporl.training.untrained` counts it.
     The copies of one utterance, in dialogues that were forked after it, are one sample. Its score is their mean score.
     A policy without samples is left out.
 

@@ -22,12 +22,14 @@ from maporl.evaluation.metrics import Evaluation
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.debate import Debate
 from maporl.rewards.base import RewardSource
+from maporl.rewards.functions import with_functions
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks.base import Task, tasks_by_name
+from maporl.tasks.prompts import Prompts, questions_of
 from maporl.team.devices import split_bases
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
@@ -50,6 +52,7 @@ from trl_ext.checkpoint import Saved, save_policy
 from trl_ext.forward import base_of
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics
+from trl_ext.scoring import RewardFunction
 
 
 class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
@@ -58,7 +61,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     Args:
         args: a :class:`MultiAgentPPOConfig`.
         team: the agents and the policies that speak for them.
-        task: the questions to train on.
+        task: the questions to train on. ``train_dataset`` may take its place.
         protocol: who speaks when, and what each agent sees. The default is a debate of two turns.
         eval_task: held-out questions for ``evaluate()``.
         reward: the reward sources, and the rules that assign credit to turns and agents.
@@ -71,6 +74,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         engines: engines by name. They replace or extend ``maporl.engines.ENGINES``.
         engine_options: for each agent, the options of its engine (the YAML sections ``api`` and ``vllm``).
         callbacks: further ``TrainerCallback`` objects.
+        train_dataset: rows with a column ``prompt``, in place of ``task`` (:class:`maporl.Prompts`).
+        eval_dataset: such rows in place of ``eval_task``.
+        reward_funcs: functions with the signature of TRL's ``GRPOTrainer`` (:class:`maporl.rewards.functions.
+            CompletionReward`). They take the place of the sources of ``reward``.
+        reward_weights: a weight for each of ``reward_funcs``. The default is 1.
         config: the configuration that the other arguments were built from, which the run then keeps. By default the run
             describes its parts itself.
 
@@ -87,7 +95,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self,
         args: MultiAgentPPOConfig,
         team: Team,
-        task: Task,
+        task: Task | None = None,
         protocol: Protocol | None = None,
         eval_task: Task | None = None,
         reward: RewardSection | None = None,
@@ -101,9 +109,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         engine_options: Mapping[str, Any] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         config: Config | None = None,
+        *,
+        train_dataset: Sequence[Mapping[str, Any]] | None = None,
+        eval_dataset: Sequence[Mapping[str, Any]] | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        reward_weights: Sequence[float] | None = None,
     ):
-        if len(task) == 0:
-            raise ValueError("task: expected at least one example, got an empty task")
+        task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
         self.team, self.task, self.eval_task, self.curriculum = team, task, eval_task, list(curriculum)
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
@@ -112,6 +124,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         advantage = advantage or AdvantageConfig()
         protocol = must_be_protocol(protocol or Debate(), "protocol")
         reward = reward or RewardSection()
+        if reward_funcs is not None:
+            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, lambda: self.state)
         check_branched_credit(branching, reward, protocol, "trainer")
         check_branched_advantage(branching, advantage, "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
@@ -307,9 +321,17 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips."""
-        evaluation = self.measure(eval_dataset)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluation.metrics().items()}
+        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.
+
+        If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a prompt.
+        """
+        task = self._evaluated(eval_dataset)
+        dialogues = self.play_evaluation(task)
+        measured = evaluate_everywhere(dialogues).metrics()
+        if not task.labelled:
+            self.player.scorer.score(dialogues, task)
+            measured |= mean_rewards(distributed.all_gather(reward_sums(dialogues)))
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -324,14 +346,18 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         Raises:
             ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
         """
-        task = task if task is not None else self.eval_task
-        if task is None:
-            raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
-        args = self.args
+        task, args = self._evaluated(task), self.args
         with self.sampling_weights():
             return self.player.play_evaluation(
                 task, args.eval_questions, args.eval_decoding, args.seed, self.state.global_step + 1
             )
+
+    def _evaluated(self, given: Task | Sequence[Mapping[str, Any]] | None) -> Task:
+        """Return the task to evaluate on: the ``given`` one, or that of the trainer."""
+        task = self.eval_task if given is None else given
+        if task is None:
+            raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
+        return task if isinstance(task, Task) else Prompts(task, "eval")
 
     # -- logging and saving -------------------------------------------------------------------------------------------
 

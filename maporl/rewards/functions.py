@@ -1,0 +1,96 @@
+"""Reward functions with the signature of TRL's ``GRPOTrainer``, as reward sources of a team."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from maporl.config.schema import RewardSection
+from maporl.rewards.base import RewardFailure, RewardSource, Values
+from maporl.tasks.base import Task
+from maporl.types import Dialogue
+from trl_ext.scoring import RewardError, RewardFunction, call_reward_functions, reward_name
+
+
+class CompletionReward(RewardSource):
+    """A function ``f(prompts, completions, **columns) -> list[float | None]`` as a reward source.
+
+    It is called once for all answers of all dialogues, with one row for each answer. ``prompts`` and the columns are
+    those of the data set (:class:`maporl.Prompts`), or the question and the ``answer`` of another task. A completion is a
+    text, or ``[{"role": "assistant", "content": text}]`` if the prompt has messages. The function also gets
+    ``completion_ids``, ``trainer_state``, and the lists ``agents`` and ``turns``, which say who gave each answer in which
+    turn, counted from 1. It gets of these what it has parameters for, or all with ``**columns``.
+
+    Args:
+        function: the function, plain or ``async``.
+        state: returns the trainer's state.
+    """
+
+    def __init__(self, function: RewardFunction, state: Callable[[], Any] = lambda: None):
+        self.function, self.state = function, state
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """Return the function's value of each answer.
+
+        Raises:
+            RewardFailure: it failed, or gave anything but one finite number or None for each answer.
+        """
+        said = [(d.example, u) for d in dialogues for u in d.utterances]
+        prompts = [task.prompt(example) for example, _ in said]
+        columns: dict[str, list] = {}
+        for row, (example, _) in enumerate(said):
+            for name, value in task.columns(example).items():
+                columns.setdefault(name, [None] * len(said))[row] = value
+        columns |= {"agents": [u.agent for _, u in said], "turns": [u.turn + 1 for _, u in said]}
+        completions = [_completion(prompt, u.text) for prompt, (_, u) in zip(prompts, said, strict=True)]
+        ids = [u.response_ids for _, u in said]
+        try:
+            (values,) = call_reward_functions(
+                [self.function], prompts, completions, ids, columns, self.state()
+            ).values()
+        except RewardError as error:
+            raise RewardFailure(str(error)) from error
+        if any(isinstance(value, list) for value in values):
+            raise RewardFailure(
+                f"reward {reward_name(self.function)!r}: gave a list of numbers for one answer; a team is paid one number for "
+                "an answer. Numbers for single tokens are for trl_ext.PPOv2Trainer"
+            )
+        found = iter(values)
+        return [[next(found) for _ in d.utterances] for d in dialogues]  # type: ignore[misc]  # no value is a list
+
+
+def with_functions(
+    reward: RewardSection,
+    sources: Mapping[str, RewardSource] | None,
+    functions: RewardFunction | Sequence[RewardFunction],
+    weights: Sequence[float] | None,
+    state: Callable[[], Any],
+) -> tuple[RewardSection, dict[str, RewardSource]]:
+    """Return ``reward`` and ``sources`` with reward functions in the place of the section's own sources.
+
+    Every function becomes a source of its own name. The default weight is 1.
+
+    Raises:
+        ValueError: the list of functions is empty, one is not callable, two have one name, or the number of weights differs.
+    """
+    given: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
+    if not given:
+        raise ValueError("reward_funcs: expected a function or a list of functions, got an empty list")
+    for function in given:
+        if isinstance(function, str) or not callable(function):
+            raise ValueError(
+                f"reward_funcs: expected functions f(prompts, completions, **columns), got {function!r:.80}; a reward model is "
+                "a source of its own: reward=RewardSection(sources={'verifier': 1.0}, verifier=...), or maporl.ServedReward"
+            )
+    names = [reward_name(function) for function in given]
+    if len(set(names)) != len(names):
+        raise ValueError(f"reward_funcs: expected functions with different names, got {names}; rename one")
+    shares = [1.0] * len(given) if weights is None else [float(w) for w in weights]
+    if len(shares) != len(given):
+        raise ValueError(f"reward_weights: expected {len(given)} numbers, one for each of {names}, got {len(shares)}")
+    own = {name: CompletionReward(function, state) for name, function in zip(names, given, strict=True)}
+    section = dataclasses.replace(reward, sources=dict(zip(names, shares, strict=True)))
+    return section, {**(sources or {}), **own}
+
+
+def _completion(prompt: Any, text: str) -> Any:
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]

@@ -1,0 +1,110 @@
+"""A data set of prompts without labels, as TRL's ``GRPOTrainer`` takes it. Reward functions score the answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from maporl.tasks.base import Task, TaskError
+from maporl.types import Example, Grade, Message
+
+
+@dataclass(frozen=True)
+class Prompts(Task):
+    """The rows of a data set with a column ``prompt``, which is a text or a list of messages.
+
+    Every agent is asked the prompt. The last of a prompt's messages is the question, and must be the user's. The earlier
+    ones, such as a system prompt, come before it in each agent's conversation. Reward functions get the other columns.
+
+    The task has no labels. Answers are therefore not graded, and metrics have no accuracy. Rewards say what is learned.
+
+    Raises:
+        TaskError: the data set is empty, or a row has no prompt, or a prompt that is neither a text nor messages of texts.
+    """
+
+    rows: Sequence[Mapping[str, Any]] = field(repr=False)
+    split: str = "train"
+
+    labelled = False
+
+    def __post_init__(self) -> None:
+        if len(self.rows) == 0:
+            raise TaskError("prompts: the data set is empty; expected rows with a column 'prompt'")
+        for number, row in enumerate(self.rows):
+            _check(row, number)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Example:
+        number = range(len(self))[index]
+        prompt = self.rows[number]["prompt"]
+        question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        return Example(f"prompt {number + 1}", question, "", {"row": number})
+
+    def grade(self, example: Example, text: str) -> Grade:
+        """Return that the answer cannot be graded."""
+        return Grade(None, None, "a data set of prompts has no labels")
+
+    def prompt(self, example: Example) -> str | list[Message]:
+        """Return the row's prompt as it is: a text, or messages."""
+        prompt = self.rows[example.meta["row"]]["prompt"]
+        return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+
+    def before_question(self, example: Example) -> list[Message]:
+        """Return the messages of the prompt before its last one."""
+        prompt = self.prompt(example)
+        return [] if isinstance(prompt, str) else prompt[:-1]
+
+    def columns(self, example: Example) -> dict[str, Any]:
+        """Return the other columns of the row."""
+        return {name: value for name, value in self.rows[example.meta["row"]].items() if name != "prompt"}
+
+
+def questions_of(
+    task: Task | None,
+    train_dataset: Sequence[Mapping[str, Any]] | None,
+    eval_task: Task | None,
+    eval_dataset: Sequence[Mapping[str, Any]] | None,
+) -> tuple[Task, Task | None]:
+    """Return the questions to train on and those to evaluate on. Each is a task or a data set of prompts.
+
+    Raises:
+        ValueError: both or neither of them are given to train on, or both to evaluate on, or a task is empty.
+        TaskError: a data set has no rows, or a row is wrong.
+    """
+    if (task is None) == (train_dataset is None):
+        got = "neither" if task is None else "both"
+        raise ValueError(f"expected either task or train_dataset, got {got}; a data set has a column 'prompt'")
+    if eval_task is not None and eval_dataset is not None:
+        raise ValueError("expected either eval_task or eval_dataset, got both; remove one")
+    if train_dataset is not None:
+        task = Prompts(train_dataset)
+    if eval_dataset is not None:
+        eval_task = Prompts(eval_dataset, "eval")
+    assert task is not None  # or train_dataset was given
+    if not isinstance(task, Task):
+        raise ValueError(f"task: expected a maporl.Task, got {type(task).__name__}; pass a data set as train_dataset")
+    if len(task) == 0:
+        raise ValueError("task: expected at least one example, got an empty task")
+    return task, eval_task
+
+
+def _check(row: Any, number: int) -> None:
+    where = f"prompts: row {number + 1}"
+    if not isinstance(row, Mapping) or "prompt" not in row:
+        got = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+        raise TaskError(f"{where}: expected a column 'prompt', got {got}; rename the column that holds the question")
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise TaskError(f"{where}: the prompt is empty; remove the row or fill it in")
+        return
+    if not isinstance(prompt, list | tuple) or not prompt:
+        raise TaskError(f"{where}: expected a text or a list of messages as prompt, got {prompt!r:.80}")
+    for message in prompt:
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise TaskError(f"{where}: expected messages with a role and a text as content, got {message!r:.80}")
+    if prompt[-1]["role"] != "user":
+        raise TaskError(
+            f"{where}: the last message must be the user's, because an agent answers it, got {prompt[-1]['role']!r}"
+        )
