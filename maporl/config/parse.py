@@ -131,7 +131,7 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
             if key in inspect.get_annotations(kind):
                 raise ConfigError(
-                    f"{where}: {key!r:.80} is no option of {kind_of(kind)}, because only a class that it derives from is a "
+                    f"{where}: {key!r:.80} is not an option of {kind_of(kind)}, because only a class that it derives from is a "
                     "dataclass; put @dataclass(frozen=True) above it too"
                 )
             raise ConfigError(f"{where}: unknown key {key!r:.80}; {nearest_key(kind, str(key))}")
