@@ -429,7 +429,7 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
     ("changes", "words"),
     [
         ({"task": {"name": "M_task:Reversal", "digit": 2}}, "task: unknown key 'digit'; did you mean 'digits'?"),
-        ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a valid integer"),
+        ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a whole number, got 'x'"),
         ({"task": {"name": "M_task:Reversl"}}, "task.name: M_task:Reversl: unknown 'Reversl'; did you mean 'Reversal'?"),
         ({"task": {"name": "M_task:half"}}, "expected a class that derives from maporl.Task, got the function half"),
         ({"task": {"name": "M:Relay"}}, "expected a class that derives from maporl.Task, got the class Relay"),
