@@ -655,7 +655,7 @@ def test_the_card_of_a_saved_team_claims_no_training(team, tmp_path):
     assert done.exit_code == 0, done.output
 
 
-def test_dataclasses_of_the_description_are_all_of_the_trainer():
+def test_every_argument_of_the_trainer_is_described():
     """An argument that is added to the trainer must be described, or be named here."""
     from inspect import signature
 
@@ -663,4 +663,27 @@ def test_dataclasses_of_the_description_are_all_of_the_trainer():
 
     given = set(signature(MultiAgentPPOTrainer).parameters)
     described = {field.name for field in dataclasses.fields(RunParts)}
-    assert given - described == {"team", "engines", "engine_options", "config"}
+    of_the_team = {"team", "engines", "engine_options"}
+    other_forms = {
+        "train_dataset",
+        "eval_dataset",
+        "reward_funcs",
+        "reward_weights",
+    }  # of task, eval_task, sources, reward
+    assert given - described == {"config"} | of_the_team | other_forms
+
+
+def test_a_run_on_a_data_set_of_prompts_with_reward_functions(team, tmp_path):
+    def ones(prompts, completions):
+        return [float(text.count("1")) for text in completions]
+
+    rows = [{"prompt": f"{a}+{b}="} for a in range(10) for b in range(12)]
+    more = {"train_dataset": rows, "eval_dataset": rows[:4], "reward_funcs": ones}
+    trainer = MultiAgentPPOTrainer(args(tmp_path / "run"), team(), protocol=DEBATE, **more)
+    trainer.train()
+    written = config_of(tmp_path / "run")
+    assert written["reward"]["sources"] == {"ones": 1.0}
+    assert sorted(written["only_in_python"]) == ["reward.sources.ones", "task.rows"]
+    assert maporl("report", tmp_path / "run").exit_code == 0
+    assert "task.rows" in error_of("eval", tmp_path / "run")
+    assert list(Team.from_pretrained(tmp_path / "run").policies) == ["ann", "bob"]

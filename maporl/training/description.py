@@ -28,6 +28,7 @@ from maporl.errors import UserError
 from maporl.protocols import PROTOCOLS, build_protocol
 from maporl.protocols import speakers as speakers_of
 from maporl.protocols.base import Protocol
+from maporl.rewards.build import find_source
 from maporl.rewards.rules import RULES
 from maporl.schedules import Schedule
 from maporl.tasks import TASKS, build_task
@@ -111,7 +112,7 @@ class _Description:
     def _task(self) -> dict[str, Any]:
         task, seed = self.parts.task, self.parts.args.seed
         section = self._named("task", TASKS, task)
-        if "task" in self.only_in_python:
+        if any(key.split(".")[0] == "task" for key in self.only_in_python):
             return section
         if not _same(lambda: build_task(section, "train", seed), task):
             self.only_in_python["task"] = f"{_called(task)} of other data or of another split"
@@ -162,8 +163,9 @@ class _Description:
         section = _plain(dataclasses.asdict(self.parts.reward))
         section["rules"] = self._entries("reward.rules", RULES, section["rules"])
         for name, source in self.parts.sources.items():
-            imported = self._imported(source) if callable(source) else None
-            if imported is None or name not in section["sources"] or name in json.dumps(section["rules"]):
+            imported = self._imported(source)
+            fits = imported is not None and _works(partial(find_source, imported))
+            if not fits or name not in section["sources"] or name in json.dumps(section["rules"]):
                 self.only_in_python[f"reward.sources.{name}"] = _called(source)
             else:  # the metrics of a run that is built from here have this name too
                 section["sources"] = {imported if key == name else key: w for key, w in section["sources"].items()}
@@ -230,10 +232,11 @@ class _Description:
                 section[name] = _plain(value)
             except ValueError:
                 self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
-        if not _built(kind, section):
-            for name in [
-                n for n, value in section.items() if value != vars(kind())[n] and not _built(kind, {n: value})
-            ]:
+        if not _works(partial(validated, kind, section, key)):
+            usual = vars(kind())
+            for name, value in list(section.items()):
+                if value == usual[name] or _works(partial(validated, kind, {name: value}, key)):
+                    continue
                 self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
         return section
 
@@ -262,18 +265,18 @@ def _plain(value: Any) -> Any:
 
 
 def _same(build: Callable[[], Any], part: Any) -> bool:
-    """Return whether ``build`` returns an equal part."""
+    """Return whether ``build`` returns an equal part, and a configuration takes it."""
     try:
         return bool(build() == part)
-    except (UserError, ValueError, TypeError):  # options that a configuration refuses
+    except (UserError, ValueError, TypeError):
         return False
 
 
-def _built(kind: type, values: dict[str, Any]) -> bool:
-    """Return whether a configuration may have these values in its section of the dataclass ``kind``."""
+def _works(build: Callable[[], Any]) -> bool:
+    """Return whether a configuration takes what ``build`` builds."""
     try:
-        validated(kind, values, "")
-    except UserError:
+        build()
+    except (UserError, ValueError, TypeError):
         return False
     return True
 
