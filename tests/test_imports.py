@@ -459,7 +459,7 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
         ({"branching": {"how": "M:Relay"}}, "got 'M:Relay'; no part of your own can be named here"),
         ({"agents": {"ann": {**TINY, "engine": "M:Relay"}}}, "agents.ann.engine: unknown 'M:Relay'; known: transformers, "),
         ({"advantage": {"baseline": "M:witin"}}, "unknown 'witin'; did you mean 'within'? known: Best, Counting, Quick, Relay, Sized, Times, "),
-        ({"task": {"name": "M_odd:Derived", "more": 3}}, "'more' is no option of the class Derived, because only a class that it derives"),
+        ({"task": {"name": "M_odd:Derived", "more": 3}}, "'more' is not an option of the class Derived, because only a class that it derives"),
     ],
 )  # fmt: skip
 def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(

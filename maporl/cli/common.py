@@ -51,7 +51,7 @@ def load_config(values: list[str] | None, config: Path | None, set_: list[str] |
     if len(files) != 1:
         got = " and ".join(map(repr, files)) or "none"
         raise ConfigError(
-            f"expected one configuration file, got {got}; other words are KEY=VALUE, for example: "
+            f"expected one configuration file, got {got}; other words are KEY=VALUE, without spaces, for example: "
             "configs/ppo/quickstart.yaml updates=10"
         )
     return load(files[0], [*(set_ or []), *_overrides(values)])

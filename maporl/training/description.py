@@ -138,7 +138,7 @@ class _Description:
         if name is None and dataclasses.is_dataclass(part):
             name = self._imported(kind)
         if name is None:
-            why = "which no other process can import" if dataclasses.is_dataclass(part) else "which is no dataclass"
+            why = "which no other process can import" if dataclasses.is_dataclass(part) else "which is not a dataclass"
             self.only_in_python[key] = f"{_called(part)}, {why}"
         options = {}
         for option in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
