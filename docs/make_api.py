@@ -35,7 +35,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Give it questions",
         "A task gives questions and grades answers. [Your own task](howto/task.md) shows how to write one.",
-        "Task TASKS Arithmetic Skills GSM8K Mathematics ANLI TinyGSM FANToM Episodes Example Grade TaskError",
+        "Task TASKS Arithmetic Skills GSM8K Mathematics ANLI TinyGSM FANToM Prompts Episodes Example Grade TaskError",
     ),
     (
         "Say who speaks when",
@@ -53,7 +53,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Reward what was said",
         "Sources score utterances, and rules turn the scores into credit. [Rewards](rewards.md) explains every "
         "rule with numbers. [Your own reward](howto/reward.md) shows how to write one.",
-        "RewardSection RewardSource SOURCES RewardFailure Rule RULES share_scores collaboration_bonus "
+        "RewardSection RewardSource SOURCES RewardFailure Rule RULES maporl.rewards.assign_credit share_scores collaboration_bonus "
         "BonusSection PenaltySection BrevitySection VerifierSection JudgeSection ArenaSection "
         "maporl.rewards.verifier.model.Verifier maporl.rewards.verifier.encoding.chat_of",
     ),
