@@ -19,8 +19,8 @@ SETTINGS = {
     "COLUMNS": "100",
     "NO_COLOR": "1",
 }
-LOGGED = re.compile(r"^\[\d{4}-\d\d-\d\d .*\n", re.MULTILINE)
-"""A line with the time in front, as libraries log it."""
+LOGGED = re.compile(r"^(\[\d{4}-\d\d-\d\d |\{'(loss|train_runtime)': ).*\n", re.MULTILINE)
+"""A line with the time in front, and the losses of a step, as libraries log them."""
 CURSOR = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 """What moves a terminal's cursor or colours its text."""
 
