@@ -1,9 +1,9 @@
-"""Two tiny models with different architectures learn to add by debating. This is multi-agent PPO on in-memory objects.
+"""Two tiny models with different architectures learn two skills by debating. This is multi-agent PPO on in-memory objects.
 
     python examples/01_tiny_debate.py
 
-Forty updates take about half a minute on two CPU cores. They show how the parts fit together. `maporl train toy_sum`
-runs the same long enough to learn. The notebook of the same name has the same code, with its outputs.
+Sixty updates take a minute or two on two quiet CPU cores. They show how the parts fit together; `make quickstart` learns
+more. The notebook of the same name has the same code, with its outputs.
 """
 
 import os
@@ -13,11 +13,11 @@ import torch
 
 from maporl import (
     Agent,
-    Arithmetic,
     Debate,
     MultiAgentPPOConfig,
     MultiAgentPPOTrainer,
     RewardSection,
+    Skills,
     Team,
     TinySection,
     WarmStartSection,
@@ -28,20 +28,20 @@ from maporl import (
 
 torch.manual_seed(0)
 
-UPDATES = int(os.environ.get("UPDATES", "40"))  # tests set lower values
-WARM_START = int(os.environ.get("WARM_START", "120"))
+UPDATES = int(os.environ.get("UPDATES", "60"))  # tests set lower values
+WARM_START = int(os.environ.get("WARM_START", "60"))
 
 # Two agents. Each has its own weights, architecture and tokenizer. You can use any causal language model that has a chat
 # template instead: Agent("ann", AutoModelForCausalLM.from_pretrained(...), AutoTokenizer.from_pretrained(...)).
 agents = []
-for name, architecture, alphabet in (("ann", "llama", "0123456789+=;"), ("bob", "qwen3", ";=+9876543210")):
+for name, architecture, alphabet in (("ann", "llama", "0123456789+*;"), ("bob", "qwen3", ";*+9876543210")):
     section = TinySection(architecture=architecture, alphabet=alphabet, hidden_size=96, layers=2)
     tokenizer = build_tiny_tokenizer(section)
     agents.append(Agent(name, build_tiny_model(section, tokenizer), tokenizer))
 team = Team(agents)
 
-# Questions with exact labels. A fifth of them is held out and never trained on.
-task, held_out = Arithmetic(operation="sum", largest=19), Arithmetic(operation="sum", largest=19, split="eval")
+# `47+` asks for the next of every digit (58), and `47*` for the digits reversed (74). A fifth of the numbers is held out.
+task, held_out = Skills(digits=2), Skills(digits=2, split="eval")
 
 # In the second turn each agent reads the other agent's answer and then the question again.
 debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -55,11 +55,14 @@ trainer = MultiAgentPPOTrainer(
         total_episodes=128 * UPDATES,
         per_device_train_batch_size=128,
         num_ppo_epochs=2,
-        num_mini_batches=2,
+        num_mini_batches=4,
         response_length=4,
         temperature=1.0,
         kl_coef=0.0,
-        learning_rate=5e-4,
+        vf_coef=0.5,
+        learning_rate=3e-4,
+        lr_scheduler_type="constant",
+        value_learning_rate=3e-3,
         report_to=[],
         save_strategy="no",
     ),

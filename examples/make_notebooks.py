@@ -19,7 +19,9 @@ SETTINGS = {
     "COLUMNS": "100",
     "NO_COLOR": "1",
 }
-COUNTED = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+LOGGED = re.compile(r"^(\[\d{4}-\d\d-\d\d |\{'(loss|train_runtime)': ).*\n", re.MULTILINE)
+"""A line with the time in front, and the losses of a step, as libraries log them."""
+CURSOR = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 """What moves a terminal's cursor or colours its text."""
 
 
@@ -34,7 +36,8 @@ def cleaned(output: dict, temporary: str) -> dict | None:
     if output["output_type"] == "stream":
         if output["name"] != "stdout":
             return None
-        lines = [line.rpartition("\r")[2] for line in COUNTED.sub("", output["text"]).replace("\r\n", "\n").split("\n")]
+        text = LOGGED.sub("", CURSOR.sub("", output["text"]).replace("\r\n", "\n"))
+        lines = [line.rpartition("\r")[2] for line in text.split("\n")]
         output["text"] = hidden("\n".join(line.rstrip() for line in lines), temporary)
         return output if output["text"].strip() else None
     data = output.get("data", {})
