@@ -110,7 +110,7 @@ def test_the_ids_are_those_that_were_sampled_for_who_asks():
 
     assert call_reward_functions([Other()], ["p"], ["c"], [[3, 4]], {"number": [1]}) == {"Other": [0.0]}
     call_reward_functions([asks, takes_all], ["p"], ["c"], [[3, 4]], {})
-    assert seen == {"asks": [[3, 4]], "takes_all": {"completion_ids": [[3, 4]]}}
+    assert seen == {"asks": [[3, 4]], "takes_all": {"completion_ids": [[3, 4]], "trainer_state": None}}
 
 
 @pytest.mark.parametrize("value", [[1, 2.5], (1, 2.5), torch.tensor([1, 2.5]), np.array([1, 2.5]), [torch.tensor(1.0), np.float32(2.5)]])  # fmt: skip

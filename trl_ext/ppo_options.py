@@ -5,12 +5,26 @@ These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.P
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 
 def option(default, help: str):
     """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"help": help})
+
+
+class _OneServesToo:
+    """Lets pydantic, which reads YAML, accept one number in the place of a list of numbers."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler.generate_schema(int | list[int] | None)
+
+
+if TYPE_CHECKING:
+    TokenIds = int | list[int] | None
+else:
+    # the command-line parsers of transformers and TRL see a list, because they refuse a union of it and a number
+    TokenIds = Annotated[list[int] | None, _OneServesToo()]
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,7 @@ class PPOOptions:
         None,
         "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
     )
-    stop_token_id: int | list[int] | None = option(None, "Stop at this id, or one of these, instead.")
+    stop_token_id: TokenIds = option(None, "Stop at this id, or one of these, instead.")
     stop_strings: list[str] | None = option(
         None, "End a completion once its text contains one of these strings, whose tokens it keeps."
     )

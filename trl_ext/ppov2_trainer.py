@@ -110,7 +110,9 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             ref_adapter=args.ref_adapter_name,
         )
         if args.critic_warmup and learner.critic == "none":
-            raise ValueError("critic_warmup: there is no critic to train first; choose another critic, or remove it")
+            raise ValueError(
+                "critic_warmup: critic='none' has nothing to learn first; choose another critic, or remove it"
+            )
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
         self._sources.to(self.accelerator.device)

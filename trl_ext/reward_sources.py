@@ -34,7 +34,7 @@ class RewardSources:
         batch_size: the most rows that the reward model reads at a time.
 
     Raises:
-        ValueError: there is no source, or the weights do not fit the sources.
+        ValueError: a source is missing, or the weights do not fit the sources.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ def quiet_environment() -> None:
 def _overrides(values: list[str] | None) -> list[str]:
     """The words that are KEY=VALUE. The name of an existing file is not an override, whatever it looks like."""
     return [
-        v for v in values or [] if re.match(r"[\w.]+=", v) and not os.path.exists(v)
+        v for v in values or [] if re.match(r"[\w.:]+=", v) and not os.path.exists(v)
     ]  # False for what is too long for a name
 
 

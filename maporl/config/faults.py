@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from maporl.config.imports import is_import
 from maporl.config.schema import Config
 
 _WORDS = (
@@ -61,15 +62,16 @@ def _explain(kind: type, fault: Any) -> str:
             f'{places[-1]}: "TEXT" in a file, \'{places[-1]}="TEXT"\' on a command line'
         )
     message = fault["msg"].removeprefix("Value error, ")
+    own = "; no part of your own can be named here" if is_import(value) else ""
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
-        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}" if location else message
+        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{own}" if location else message
     for theirs, ours in _WORDS:
         message = re.sub(theirs, ours, message)
     if isinstance(value, str) and value.isidentifier():
         message = message.replace("[a, b]", f"[{value}]")
         if fault["type"] == "dict_type" and location in _BY_NAME:
             message += f", as {{name: {value}}}"
-    return f"{location}: {message}, got {value!r:.80}"
+    return f"{location}: {message}, got {value!r:.80}{own}"
 
 
 def _nearest(kind: type, location: tuple) -> str:

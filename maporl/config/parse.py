@@ -7,6 +7,7 @@ fit each other is checked by :mod:`maporl.validation`.
 import dataclasses
 import difflib
 import errno
+import inspect
 import os
 import re
 import stat
@@ -128,6 +129,11 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     _must_be_buildable(kind, where)
     for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
+            if key in inspect.get_annotations(kind):
+                raise ConfigError(
+                    f"{where}: {key!r:.80} is not an option of {kind_of(kind)}, because only a class that it derives from is a "
+                    "dataclass; put @dataclass(frozen=True) above it too"
+                )
             raise ConfigError(f"{where}: unknown key {key!r:.80}; {nearest_key(kind, str(key))}")
     try:
         built = TypeAdapter(kind).validate_python(values)

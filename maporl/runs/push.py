@@ -178,7 +178,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
 
 def _policies(run: Run) -> list[str]:
     """Return the names of the policies of the run's agents that have a folder of weights."""
-    known = []
+    known: list[str] = []
     for name, section in run.agents().items():
         turns = section.get("policy_per")
         known += turns if isinstance(turns, list) else [str(section.get("policy") or name)]

@@ -91,6 +91,7 @@ class RunRecord:
             for name in (INITIAL, TOKENIZERS, *sorted(UNTRAINED)):
                 if (self.folder / name).exists():
                     set_aside(self.folder / name, ABANDONED)
+        self._begun = True
         replace_file(file, text)
         if not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
             saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
@@ -98,7 +99,7 @@ class RunRecord:
     def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
         """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.
 
-        ``play`` plays the dialogues of this process. Without it there is no evaluation.
+        ``play`` plays the dialogues of this process. Without it, nothing is evaluated.
 
         Raises:
             RunError: the evaluation in the folder is damaged.
@@ -142,7 +143,7 @@ def _text(values: dict) -> str:
     try:
         return to_yaml(parse_config(values))
     except ConfigError as error:  # a name or a value that no configuration may have
-        values["only_in_python"] = values.get("only_in_python", {}) | {"configuration": str(error)}
+        values["only_in_python"] |= {"configuration": str(error)}
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

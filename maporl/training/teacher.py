@@ -30,11 +30,13 @@ def play_teacher(
 
     def script(request: Request) -> str:
         agent = request.ask.agent
-        if request.ask.taught:
-            return rng.choice(request.ask.taught)
         role = request.ask.role or specs[agent].role
         try:
-            said = _written(task, request, section.pupil(agent), role, rng)
+            said = (
+                rng.choice(request.ask.taught)
+                if request.ask.taught
+                else _written(task, request, section.pupil(agent), role, rng)
+            )
         except Exception as error:
             what = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
             raise ConfigError(f"warm_start: {_whose(task, agent, role)}: {what}; {REMEDY}") from error
