@@ -390,7 +390,7 @@ class Installed:
     ],
 )  # fmt: skip
 def test_an_extra_is_installed_from_where_maporl_came_from(monkeypatch, record, command):
-    monkeypatch.setattr("maporl.errors.distribution", lambda name: Installed(record))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed(record))
     assert install_command("games") == command
 
 
@@ -398,7 +398,7 @@ def test_a_checkout_that_is_not_installed_installs_its_extras_itself(monkeypatch
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("maporl.errors.distribution", missing)
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
     assert install_command("games") == f"pip install -e '{ROOT}[games]'"
 
 

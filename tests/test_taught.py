@@ -13,7 +13,7 @@ from maporl.protocols import CallReturn, PlayGame, Refine
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.runs.build import build_trainer
 from maporl.tasks import Episodes
-from maporl.training.warm_start import play_teacher
+from maporl.training.teacher import play_teacher
 from maporl.types import Example
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
