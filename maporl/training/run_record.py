@@ -99,7 +99,7 @@ class RunRecord:
     def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
         """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.
 
-                ``play`` plays the dialogues of this process. Without it, nothing is evaluated.
+        ``play`` plays the dialogues of this process. Without it, nothing is evaluated.
 
         Raises:
             RunError: the evaluation in the folder is damaged.
