@@ -53,9 +53,9 @@ GROUPS: list[tuple[str, str, str]] = [
         "Reward what was said",
         "Sources score utterances, and rules turn the scores into credit. [Rewards](rewards.md) explains every "
         "rule with numbers. [Your own reward](howto/reward.md) shows how to write one.",
-        "RewardSection RewardSource SOURCES RewardFailure Rule RULES maporl.rewards.assign_credit share_scores collaboration_bonus "
+        "RewardSection RewardSource SOURCES RewardFailure Rule RULES share_scores collaboration_bonus "
         "BonusSection PenaltySection BrevitySection VerifierSection JudgeSection ArenaSection "
-        "maporl.rewards.verifier.model.Verifier maporl.rewards.verifier.encoding.chat_of",
+        "maporl.rewards.assign_credit maporl.rewards.verifier.model.Verifier maporl.rewards.verifier.encoding.chat_of",
     ),
     (
         "Branch, and compute advantages",
@@ -68,7 +68,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Train in Python",
         "The README has a first script. These options have the names of the YAML keys.",
         "MultiAgentPPOTrainer MultiAgentPPOConfig Schedule Freeze Swap RoundRobin OpponentPool Stage Span "
-        "warm_start WarmStartSection PupilSection",
+        "recipe_parts warm_start WarmStartSection PupilSection",
     ),
     (
         "Run a configuration",
@@ -90,14 +90,14 @@ GROUPS: list[tuple[str, str, str]] = [
     ),
     (
         "PPO for one policy",
-        "`trl_ext` is PPO for a single policy. It never imports `maporl`. [From TRL](howto/from_trl.md) shows how "
+        "`trl_ext` is PPO for a single policy. It never imports `maporl`. [PPO for one policy](howto/ppo.md) shows how "
         "to use it.",
         "trl_ext.PPOv2Trainer trl_ext.PPOv2Config trl_ext.PPOOptions trl_ext.LearnerOptions trl_ext.Learner "
         "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "
         "trl_ext.maths.masked_var trl_ext.maths.masked_whiten trl_ext.maths.gae trl_ext.maths.clipped_policy_loss "
         "trl_ext.maths.clipped_value_loss trl_ext.maths.kl_estimate trl_ext.maths.token_logprobs "
         "trl_ext.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling.Sampling "
-        "trl_ext.sampling.Sampled trl_ext.token_batch.Completion trl_ext.scoring.RewardFunction",
+        "trl_ext.sampling.Sampled trl_ext.token_batch.Completion",
     ),
 ]
 """The groups of the page: a heading, what it is for, and its names. A name without a dot is one of ``maporl``."""

@@ -73,9 +73,8 @@ trainer = MultiAgentPPOTrainer(
     reward=RewardSection(horizon="discounted_sum", share="all", discount=0.3),
 )
 
-before = trainer.measure()
+# This also evaluates the team on held-out questions, before and after.
 trainer.train()
-after = trainer.measure()
-for number, (old, new) in enumerate(zip(before.turns, after.turns, strict=True), 1):
+for number, (old, new) in enumerate(zip(trainer.before.turns, trainer.after.turns, strict=True), 1):
     print(f"turn {number}: held-out accuracy {old.team.value:.0%} before, {new.team.value:.0%} after")
-print("metrics and dialogues:", trainer.args.output_dir)
+print("open report.html, or run maporl eval, play, or push, with the folder", trainer.args.output_dir)

@@ -114,6 +114,7 @@ _EXPORTS = {
     "Utterance": "maporl.types",
     "from_dict": "maporl.validation.load",
     "load": "maporl.validation.load",
+    "recipe_parts": "maporl.runs.parts",
     "Decoding": "trl_ext.ppo_options",
 }
 __all__ = sorted(_EXPORTS)

@@ -5,10 +5,7 @@ that many parts raise.
 """
 
 import json
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from trl_ext.errors import UserError
 
@@ -31,6 +28,9 @@ def install_command(extra: str) -> str:
     It names the place from which maporl was installed, because maporl may be on no package index. That is the checkout,
     or the address that pip recorded.
     """
+    from importlib.metadata import PackageNotFoundError, distribution  # it takes longer to load than all errors
+    from urllib.parse import unquote, urlsplit
+
     try:
         source = json.loads(distribution("maporl").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -40,6 +40,6 @@ def install_command(extra: str) -> str:
         )
     if "dir_info" in source:
         editable = "-e " if source["dir_info"].get("editable") else ""
-        return f"pip install {editable}'{url2pathname(urlsplit(source['url']).path)}[{extra}]'"
+        return f"pip install {editable}'{unquote(urlsplit(source['url']).path)}[{extra}]'"
     vcs = f"{source['vcs_info']['vcs']}+" if "vcs_info" in source else ""
     return f"pip install 'maporl[{extra}]{f' @ {vcs}' + source['url'] if source else ''}'"

@@ -1,6 +1,7 @@
 """Shared fixtures: tiny real models. No network."""
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,6 +11,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 import torch
 
+from maporl.config import imports
 from maporl.config.schema import TinySection
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 
@@ -36,3 +38,19 @@ if "MAPORL_TEST_DATA" in os.environ:
 def data(request):
     """A folder of data sets: the excerpts in ``golden/data``, and whole ones in the same form where they are given."""
     return request.param
+
+
+@pytest.fixture
+def forgotten(monkeypatch, tmp_path):
+    """The modules that a test writes below its folder and imports are gone after it."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(imports, "_FOLDERS", set())
+    yield
+    specs = {name: sys.modules[name].__spec__ for name in set(sys.modules) - before}
+    places = {
+        name: [spec.origin or "", *(spec.submodule_search_locations or [])] for name, spec in specs.items() if spec
+    }
+    for name, found in places.items():
+        if any(place.startswith(str(tmp_path)) for place in found):
+            del sys.modules[name]

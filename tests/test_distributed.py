@@ -156,7 +156,8 @@ def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_r
     assert [r["step"] for r in records] == [1, 2, 3, 3]
     aside = sorted(path.name for path in (tmp_path / "run").glob("*.abandoned*"))
     assert aside == [
-        "checkpoint-2.abandoned", "checkpoint-3.abandoned", "dialogues.jsonl.abandoned", "metrics.jsonl.abandoned",
+        "checkpoint-2.abandoned", "checkpoint-3.abandoned", "dialogues.jsonl.abandoned", "evaluation_after.json.abandoned",
+        "evaluation_after.jsonl.abandoned", "final.abandoned", "metrics.jsonl.abandoned",
     ]  # fmt: skip
     refused = launch(tmp_path, 2, resume="checkpoint-7", args=args)
     assert refused.returncode == 1 and "checkpoint-7: no MANIFEST.json" in refused.stderr

@@ -45,6 +45,38 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
             registry.update(before)
 
 
+def titled(page):
+    """The blocks of a page that are files, by name."""
+    return dict(re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE))
+
+
+WITH_FILES = [page for page in PAGES if titled(page)]
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("page", WITH_FILES, ids=lambda p: p.stem)
+def test_the_files_of_a_page_make_a_run(page, tmp_path, monkeypatch):
+    """A module and a configuration that names it, as a reader would write them beside each other."""
+    from maporl.runs.train import train
+    from maporl.validation.load import load
+
+    files = titled(page)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    configurations = [name for name in files if name.endswith(".yaml")]
+    assert "mine.yaml" in configurations and len(files) > len(configurations)
+    for name in configurations:
+        config = load(name)
+        assert config.pythonpath == [str(tmp_path)]
+        _, after = train(config, resume=False, quiet=True)
+        assert after.questions == 8
+
+
+def test_a_reader_is_shown_how_each_part_is_named():
+    assert {page.stem for page in WITH_FILES} >= {"task", "protocol", "reward", "advantage"}
+
+
 def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
     """As it stands there, with tiny models in place of those of the hub, and a single small update."""
     import string

@@ -390,7 +390,7 @@ class Installed:
     ],
 )  # fmt: skip
 def test_an_extra_is_installed_from_where_maporl_came_from(monkeypatch, record, command):
-    monkeypatch.setattr("maporl.errors.distribution", lambda name: Installed(record))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed(record))
     assert install_command("games") == command
 
 
@@ -398,7 +398,7 @@ def test_a_checkout_that_is_not_installed_installs_its_extras_itself(monkeypatch
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("maporl.errors.distribution", missing)
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
     assert install_command("games") == f"pip install -e '{ROOT}[games]'"
 
 
@@ -429,6 +429,10 @@ def test_no_text_tells_to_install_what_is_on_no_index():
         ("horizon=last", "did you mean 'reward.horizon'"),
         ("training.learning_rat=1", "did you mean 'learning_rate'"),
         ("qqq=1", "unknown key 'qqq'; known: "),
+        (
+            "turns=3",
+            "unknown key 'turns'; known: .*; what a protocol or a task can be told stands below protocol: or task:",
+        ),
     ],
 )
 def test_a_key_of_another_section_is_named_with_its_section(tmp_path, override, message):
@@ -497,3 +501,57 @@ def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
     done = subprocess.run([sys.executable, "-c", START, str(tmp_path)], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "accelerator" not in done.stdout + done.stderr
+
+
+# -- values of the wrong kind --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task=gsm8k", "task: expected a mapping of keys to values, as {name: gsm8k}, got 'gsm8k'"),
+        ("protocol=debate", "protocol: expected a mapping of keys to values, as {name: debate}, got 'debate'"),
+        ("advantage.key=prompt", "advantage.key: expected a list, as [prompt], got 'prompt'"),
+        ("training.report_to=wandb", "training.report_to: expected a list, as [wandb], got 'wandb'"),
+        ("reward.rules=[{own: 1}]", "reward.rules.0.own: expected a mapping of keys to values, got 1"),
+        ("ppo.stop_token_id=x", "ppo.stop_token_id: expected a whole number, got 'x'; ppo.stop_token_id: expected a list, as [x], got 'x'"),
+        ("updates=0", "updates: expected at least 1, got 0"),
+        ("updates=1.5", "updates: expected a whole number, got 1.5"),
+        ("updates=lots", "updates: expected a whole number, got 'lots'"),
+        ("training.learning_rate=abc", "training.learning_rate: expected a number, got 'abc'"),
+        ("training.use_cpu=maybe", "training.use_cpu: expected true or false, got 'maybe'"),
+        ("output_dir=", "output_dir: expected a text, got None"),
+        ("agents.ann.engine=vlm", "agents.ann.engine: unknown 'vlm'; did you mean 'vllm'? known: "),
+        ("agents.ann.engine=openai", "agents.ann.engine: openai needs agents.ann.api, for example api: {model: NAME}"),
+        ("agents.ann.api={model: x}", "agents.ann.api: goes with engine: openai, got engine 'transformers'; give both or neither"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_told_what_it_should_be(tmp_path, override, message):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(read_values(written(tmp_path), [override]))
+    assert str(caught.value).startswith(f"configuration: {message}")
+
+
+def test_a_folder_without_weights_is_no_model_and_no_adapter(tmp_path):
+    for key, file in (("model", "config.json"), ("adapter", "adapter_config.json")):
+        with pytest.raises(
+            ConfigError,
+            match=rf"agents.ann.{key}: the folder '.*' has no {file}; expected a folder that save_pretrained wrote",
+        ):
+            from_dict(read_values(written(tmp_path), [f"agents.ann.{key}={tmp_path}"]))
+
+
+def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"^nosuch: no such file or folder, and as a recipe unknown 'nosuch'; known: "
+    ):
+        read_values("nosuch")
+    with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file$"):
+        read_values("run")
+    (tmp_path / "run/config.yaml").write_text("updates: 1")
+    with pytest.raises(
+        ConfigError, match=r"^run: is a folder; expected a YAML file: the configuration of its run is run/config.yaml$"
+    ):
+        read_values("run")

@@ -148,7 +148,6 @@ BAD = {
         {"agents": {"ann": {"tiny": {}, "policy": "p"}, "bob": {"tiny": {"layers": 1}, "policy": "p"}}},
         r"share policy 'p' but differ in tiny",
     ),
-    "warm start without a writer": ({"task": {"name": "gsm8k"}, "warm_start": {"steps": 1}}, r"cannot write example answers"),
     "reserved option": ({"task": {"name": "toy_sum", "split": "eval"}}, r"task\.split: is set by the run itself"),
     "two lengths": ({"ppo": {"total_episodes": 10}}, r"length of a run is set by 'updates'"),
     "name that cannot be a folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' cannot be the name of a folder"),

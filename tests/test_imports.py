@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from maporl.cli.common import load_config
 from maporl.cli.main import app
 from maporl.config import imports
 from maporl.config.imports import import_folder, import_modules, import_name, is_import, look_up
@@ -66,17 +67,7 @@ NUMBER = 3
 '''
 
 
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
-    """What a test imports is gone after it."""
-    before = dict(sys.modules)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(imports, "_FOLDERS", set())
-    yield
-    for name in set(sys.modules) - set(before):
-        file = getattr(sys.modules[name], "__file__", None) or ""
-        if "pytest-of" in file or "pytest-of" in str(getattr(sys.modules[name], "__path__", "")):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.fixture
@@ -438,17 +429,17 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
     ("changes", "words"),
     [
         ({"task": {"name": "M_task:Reversal", "digit": 2}}, "task: unknown key 'digit'; did you mean 'digits'?"),
-        ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a valid integer"),
+        ({"task": {"name": "M_task:Reversal", "digits": "x"}}, "task: digits: expected a whole number, got 'x'"),
         ({"task": {"name": "M_task:Reversl"}}, "task.name: M_task:Reversl: unknown 'Reversl'; did you mean 'Reversal'?"),
-        ({"task": {"name": "M_task:half"}}, "expected a class that derives from maporl.tasks.base.Task, got the function half"),
-        ({"task": {"name": "M:Relay"}}, "expected a class that derives from maporl.tasks.base.Task, got the class Relay"),
+        ({"task": {"name": "M_task:half"}}, "expected a class that derives from maporl.Task, got the function half"),
+        ({"task": {"name": "M:Relay"}}, "expected a class that derives from maporl.Task, got the class Relay"),
         ({"task": {"name": "M_odd:Plain"}}, "the class Plain is not a dataclass, so it has no options; put @dataclass(frozen=True)"),
         ({"task": {"name": "M_odd:Half"}}, "the class Half does not define grade"),
         ({"task": {"name": "M_odd:Unsplit"}}, 'M_odd:Unsplit has no field split; add split: str = "train"'),
         ({"task": {"name": "M_odd:Odd"}}, "the class Odd has a field that no configuration can set"),
-        ({"protocol": {"name": "M_task:Reversal"}}, "protocol.name: M_task:Reversal: expected a class that derives from maporl.protocols"),
+        ({"protocol": {"name": "M_task:Reversal"}}, "protocol.name: M_task:Reversal: expected a class that derives from maporl.Protocol, got the class Reversal"),
         ({"protocol": {"name": "M:Relay", "turn": 2}}, "protocol: unknown key 'turn'; did you mean 'turns'?"),
-        ({"protocol": {"name": "game", "game": "M:Relay"}}, "game: M:Relay: expected a class that derives from maporl.environments"),
+        ({"protocol": {"name": "game", "game": "M:Relay"}}, "game: M:Relay: expected a class that derives from maporl.Game, got the class Relay"),
         ({"protocol": {"name": "game", "game": "M:Quik"}}, "game: M:Quik: unknown 'Quik'; did you mean 'Quick'?"),
         ({"reward": {"sources": {"M_task:hafl": 1.0}}}, "reward.sources: M_task:hafl: unknown 'hafl'; did you mean 'half'?"),
         ({"reward": {"sources": {"M:Best": 1.0}}}, "expected a function of (dialogues, task) or a maporl.RewardSource, got the class Best"),
@@ -456,7 +447,7 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
         ({"reward": {"sources": {"M:whole": 1.0}}}, None),
         ({"reward": {"sources": {"M:two": 1.0}}}, "expected a function of (dialogues, task), got one of (advantages, returns, groups"),
         ({"reward": {"sources": {"M_task:NUMBER": 1.0}}}, "expected a function of (dialogues, task), got a value of type int"),
-        ({"reward": {"rules": ["M:Times"]}}, "reward.rules: M:Times: expected a class that derives from maporl.rewards.rules.Rule"),
+        ({"reward": {"rules": ["M:Times"]}}, "reward.rules: M:Times: expected a class that derives from maporl.Rule, got the class Times"),
         ({"reward": {"rules": [{"M:Best": {"beta": 1}}]}}, "reward.rules.M:Best: unknown key 'beta'"),
         ({"advantage": {"returns": "M:first"}}, "advantage.returns: M:first: expected a function of (batch, config), got one of (returns"),
         ({"advantage": {"returns": "M:within"}}, "expected a function of (batch, config), got a value of type Baseline"),
@@ -465,7 +456,10 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
         ({"ppo": {"objective": "M:whole"}}, "ppo.objective: M:whole: expected a function of (new, old, advantages, mask, options)"),
         ({"ppo": {"objective": "pppo"}}, "ppo.objective: unknown 'pppo'; did you mean 'ppo'?"),
         ({"schedule": {"curriculum": [{"update": 2, "task": {"name": "M_task:Nobody"}}]}}, "update 2: task.name: M_task:Nobody: unknown"),
-        ({"branching": {"how": "M:Relay"}}, "branching.how: expected 'independent'"),
+        ({"branching": {"how": "M:Relay"}}, "got 'M:Relay'; no part of your own can be named here"),
+        ({"agents": {"ann": {**TINY, "engine": "M:Relay"}}}, "agents.ann.engine: unknown 'M:Relay'; known: transformers, "),
+        ({"advantage": {"baseline": "M:witin"}}, "unknown 'witin'; did you mean 'within'? known: Best, Counting, Quick, Relay, Sized, Times, "),
+        ({"task": {"name": "M_odd:Derived", "more": 3}}, "'more' is not an option of the class Derived, because only a class that it derives"),
     ],
 )  # fmt: skip
 def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
@@ -480,6 +474,7 @@ def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
         "@dataclass(frozen=True)\nclass Half(Task):\n    split: str\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n"
         "@dataclass(frozen=True)\nclass Unsplit(Task):\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n"
         "    def grade(self, e, t): pass\n"
+        "class Derived(Reversal):\n    more: int = 3\n"
         "@dataclass(frozen=True)\nclass Odd(Reversal):\n    draw: random.Random = None\n",
     )
     file = project("M", **{"schedule": {}, "advantage": {}, "reward": {}, "ppo": {"response_length": 3}, **changes})
@@ -499,8 +494,9 @@ def test_a_name_is_looked_up_anew_in_another_section(project, tmp_path):
         ["task.name=toy_sum", "schedule={}", "protocol={name: debate}", "agents.ann.tiny={}", "agents.bob.tiny={}"],
     )
     assert config.task == {"name": "toy_sum"} and config.protocol == {"name": "debate"}
-    sources = load(file, ["reward.sources={merge_i_task:half: 2.0}"]).reward.sources
-    assert sources == {"merge_i_task:half": 2.0}
+    for word in ("reward.sources={merge_i_task:half: 2.0}", "reward.sources.merge_i_task:half=2.0"):
+        sources = load_config([str(file), word], None, None).reward.sources
+        assert sources == {"merge_i_task:half": 2.0}
     rules = load(file, ["reward.rules=[own]", "advantage={}"])
     assert rules.reward.rules == ("own",)
 

@@ -1,10 +1,16 @@
 """What users of PPO asked for beyond TRL's trainer: a loop of one's own, several completions a prompt, critics that learn first."""
 
 import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from stopping import StopAfter
 from test_ppov2_trainer import QUESTIONS, config, count_a
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, ProcessorMixin
@@ -170,9 +176,13 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
 
 @pytest.mark.parametrize("options, message", [
     ({"num_generations": 3}, r"num_generations=3 does not divide the batch of 16 completions .per_device_train_batch_size 8 x gradient_accumulation_steps 2.; change one of the three"),
-    ({"num_generations": 0}, r"num_generations: expected a number of at least 1, got 0"),
-    ({"critic_warmup": -1}, r"critic_warmup: expected a number of at least 0, got -1"),
-    ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: there is no critic to train first"),
+    ({"num_generations": 0}, r"num_generations: expected a whole number of at least 1, got 0"),
+    ({"num_generations": 2.0}, r"num_generations: expected a whole number of at least 1, got 2\.0"),
+    ({"num_generations": "2"}, r"num_generations: expected a whole number of at least 1, got '2'"),
+    ({"sampler": "vllm"}, r"sampler: expected one such as maporl\.VLLMSampler\(\.\.\.\), got 'vllm'"),
+    ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
+    ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
+    ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn first"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
@@ -217,6 +227,18 @@ def test_in_the_first_updates_only_the_critic_learns(tiny, tmp_path, critic, lor
             assert not same(before[1], values()), f"update {update}"
 
 
+def test_a_strategy_that_would_decay_the_policy_is_refused(tiny, tmp_path):
+    """DeepSpeed decays weights without a gradient: measured with two processes, where the policy moved by 0.04."""
+    for decay in (0.1, 0.0):
+        trainer = trainer_of(tiny, tmp_path / str(decay), critic_warmup=1, weight_decay=decay)
+        trainer.learners["policy"].strategy.steps_all = True
+        if decay:
+            with pytest.raises(ValueError, match="critic_warmup: DeepSpeed would decay the weights of policy 'policy'"):
+                trainer.train()
+        else:
+            trainer.train()
+
+
 def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):
     """The critic's steps are those of a run whose policy has a learning rate of 0 (critic: head, a detached trunk)."""
     warm = trainer_of(tiny, tmp_path / "warm", critic_warmup=2, max_grad_norm=1e9)
@@ -255,3 +277,28 @@ def test_settings_of_generation_that_would_change_what_is_trained_are_not_option
     for name in ("generation_kwargs", "repetition_penalty", "min_new_tokens", "num_beams", "min_p"):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             PPOv2Config(output_dir="unused", **{name: 1})
+
+
+# -- two processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_weights_and_the_metrics_of_one(tmp_path):
+    """Per-token rewards, several completions a prompt, stop strings and a critic that learns first, by real processes."""
+    found = []
+    for number in (1, 2):
+        out = tmp_path / str(number)
+        out.mkdir()
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
+        worker = Path(__file__).with_name("ppo_worker.py")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        subprocess.run([*command, worker, out, str(16 // number)], check=True, env=environment, timeout=300)
+        found.append((load_file(out / "w"), json.loads((out / "metrics.json").read_text())))
+        records = (out / "run" / "completions.jsonl").read_text().splitlines()
+        assert len(records) == 3 * 3 and all({"score", "rewards"} <= json.loads(line).keys() for line in records)
+    (alone, logged), (together, others) = found
+    for name, weight in alone.items():
+        torch.testing.assert_close(together[name], weight, atol=1e-5, rtol=1e-4, msg=name)
+    assert len(logged) == len(others) == 4
+    for one, two in zip(logged, others, strict=True):
+        assert one == pytest.approx(two, abs=1e-5)

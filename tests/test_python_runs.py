@@ -1,8 +1,11 @@
 """A run made in Python is a run: what it leaves, what works on it, and what it does not claim."""
 
 import dataclasses
+import importlib
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -347,8 +350,8 @@ def test_parts_without_a_name_are_described_and_refused_by_their_names(team, tmp
     own = type("Tripling", (Doubling,), {})  # a class that no module has
     trainer_of(run, team(), own(7), Relay(rounds=3), own(7, "eval"), more, updates=2).train()
     written = config_of(run)
-    assert written["task"] == {"name": f"{own.__module__}:Tripling", "largest": 7}
-    assert written["protocol"] == {"name": f"{__name__}:in_a_function.<locals>.Relay", "rounds": 3}
+    assert written["task"] == {"name": f"{own.__module__}.Tripling", "largest": 7}
+    assert written["protocol"] == {"name": f"{__name__}.in_a_function.<locals>.Relay", "rounds": 3}
     assert sorted(written["only_in_python"]) == [
         "protocol",
         "reward.sources.odd",
@@ -357,6 +360,7 @@ def test_parts_without_a_name_are_described_and_refused_by_their_names(team, tmp
     ]
     text = told(run)
     assert "play the protocol" in text["The team"] and "Relay" in text["The team"] and "debate" not in text["The team"]
+    assert written["only_in_python"]["task"].endswith("Tripling, which no other process can import")
     assert "The reward is odd." in text["How it was trained"]
     assert maporl("report", run).exit_code == 0 and maporl("watch", run, "--tui").exit_code == 0
     for command in (
@@ -372,6 +376,60 @@ def test_parts_without_a_name_are_described_and_refused_by_their_names(team, tmp
     again = Team.from_pretrained(run)  # what the message says to do
     trainer_of(tmp_path / "more", again, own(7), Relay(), own(7, "eval"), more, updates=1).train()
     assert (tmp_path / "more/final").is_dir()
+
+
+MINE = """
+from dataclasses import dataclass
+from maporl import Arithmetic, Debate
+from maporl.rewards.rules import Rule
+
+@dataclass(frozen=True)
+class Sums(Arithmetic):
+    extra: int = 1
+
+@dataclass(frozen=True)
+class Talk(Debate):
+    loud: bool = False
+
+@dataclass(frozen=True)
+class Half(Rule):
+    share: float = 0.5
+
+    def __call__(self, dialogues, credits):
+        return [{key: self.share * value for key, value in own.items()} for own in credits]
+
+def length(dialogues, task):
+    return [[float(len(u.text)) for u in d.utterances] for d in dialogues]
+"""
+
+
+def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run(team, tmp_path, monkeypatch):
+    from maporl.rewards.rules import RULES
+
+    (folder := tmp_path / "code").mkdir()
+    (folder / "my_parts.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(folder))
+    mine = importlib.import_module("my_parts")
+    monkeypatch.setitem(RULES, "half", mine.Half)
+    run = tmp_path / "run"
+    more = {
+        "sources": {"length": mine.length},
+        "reward": RewardSection(sources={"length": 0.5, "format": 1.0}, rules=("own", {"half": {"share": 0.25}})),
+    }
+    talk = mine.Talk(turns=2, later="{others};{question}", quote="{text}", loud=True)
+    trainer = trainer_of(run, team(), mine.Sums(largest=9), talk, mine.Sums(largest=9, split="eval"), more)
+    trainer.train()
+    written = config_of(run)
+    assert written["only_in_python"] == {} and written["pythonpath"] == [str(folder)]
+    assert written["task"]["name"] == "my_parts:Sums" and written["protocol"]["name"] == "my_parts:Talk"
+    assert written["protocol"]["loud"] is True
+    assert written["reward"]["sources"] == {"my_parts:length": 0.5, "format": 1.0}
+    assert written["reward"]["rules"] == ["own", {"my_parts:Half": {"share": 0.25}}]
+    elsewhere = subprocess.run(
+        [sys.executable, "-m", "maporl", "eval", run, "--json"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert json.loads(elsewhere.stdout.splitlines()[-1])["turns"] == trainer.after.to_json()["turns"]
 
 
 def test_an_evaluation_of_other_questions_is_described(team, tmp_path):
@@ -597,7 +655,7 @@ def test_the_card_of_a_saved_team_claims_no_training(team, tmp_path):
     assert done.exit_code == 0, done.output
 
 
-def test_dataclasses_of_the_description_are_all_of_the_trainer():
+def test_every_argument_of_the_trainer_is_described():
     """An argument that is added to the trainer must be described, or be named here."""
     from inspect import signature
 
@@ -605,4 +663,27 @@ def test_dataclasses_of_the_description_are_all_of_the_trainer():
 
     given = set(signature(MultiAgentPPOTrainer).parameters)
     described = {field.name for field in dataclasses.fields(RunParts)}
-    assert given - described == {"team", "engines", "engine_options", "config"}
+    of_the_team = {"team", "engines", "engine_options"}
+    other_forms = {
+        "train_dataset",
+        "eval_dataset",
+        "reward_funcs",
+        "reward_weights",
+    }  # of task, eval_task, sources, reward
+    assert given - described == {"config"} | of_the_team | other_forms
+
+
+def test_a_run_on_a_data_set_of_prompts_with_reward_functions(team, tmp_path):
+    def ones(prompts, completions):
+        return [float(text.count("1")) for text in completions]
+
+    rows = [{"prompt": f"{a}+{b}="} for a in range(10) for b in range(12)]
+    more = {"train_dataset": rows, "eval_dataset": rows[:4], "reward_funcs": ones}
+    trainer = MultiAgentPPOTrainer(args(tmp_path / "run"), team(), protocol=DEBATE, **more)
+    trainer.train()
+    written = config_of(tmp_path / "run")
+    assert written["reward"]["sources"] == {"ones": 1.0}
+    assert sorted(written["only_in_python"]) == ["reward.sources.ones", "task.rows"]
+    assert maporl("report", tmp_path / "run").exit_code == 0
+    assert "task.rows" in error_of("eval", tmp_path / "run")
+    assert list(Team.from_pretrained(tmp_path / "run").policies) == ["ann", "bob"]

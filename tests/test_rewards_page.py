@@ -77,7 +77,7 @@ def utterance(row):
 
 
 def credits(rows, head):
-    """The credit of each row of a table under the rule or the options in ``head``; None where there is none."""
+    """The credit of each row of a table under the rule or the options in ``head``; None where the table has no number."""
     for name in set(rows[0]) - KNOWN:
         assert is_credit(name) or name == "shared as" or re.fullmatch(r"reward `\w+`", name), name
     said = [utterance(row) for row in rows]

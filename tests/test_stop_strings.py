@@ -177,7 +177,7 @@ def test_a_reply_that_ends_with_a_string_is_whole(tiny):
         assert reply_of(request, policy, [5], Sampled(ids)).stop is stop
 
 
-@pytest.mark.parametrize("strings", ["\\n", [""], ["a", 3], [None]])
+@pytest.mark.parametrize("strings", ["\\n", [""], ["a", 3], [None], 5, {"a"}])
 def test_strings_that_mean_nothing_are_refused(strings):
     with pytest.raises(ValueError, match="stop_strings: expected a list of texts that are not empty, got"):
         PPOOptions(stop_strings=strings)

@@ -96,7 +96,7 @@ def test_a_cache_without_a_place_is_said_before_anything_runs(tiny_file, tmp_pat
         (["{file}", "protocol.opening=" + "x" * 5000], "protocol"),
         (["{file}", "a." * 300 + "b=1"], "expected a key of at most 50 parts"),
         (["{file}", "agents=[1, 2]"], "agents: expected a mapping"),
-        (["{file}", "agents.ann.policy=5"], "agents.ann.policy: expected a valid string"),
+        (["{file}", "agents.ann.policy=5"], "agents.ann.policy: expected a text"),
         (["{file}", "meta=5"], "unknown key 'meta'"),
         (["{file}", "output_dir=/dev/null/x"], "output_dir: '/dev/null' is a file"),
         (["{file}", b"output_dir=\xff"], "not readable as YAML"),

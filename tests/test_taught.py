@@ -13,7 +13,7 @@ from maporl.protocols import CallReturn, PlayGame, Refine
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.runs.build import build_trainer
 from maporl.tasks import Episodes
-from maporl.training.warm_start import play_teacher
+from maporl.training.teacher import play_teacher
 from maporl.types import Example
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -87,6 +87,11 @@ def test_the_teacher_speaks_by_role(protocol, roles):
         a, b = d.example.id.split("+")
         assert [u.text for u in d.utterances] == [f"p{max(a, b)}", f"={int(a) + int(b)}"]
     assert all(d.utterances[1].text != f"={d.example.answer}" for d in spoken(task, protocol, 1.0, roles=roles))
+
+
+def test_what_the_protocol_teaches_must_be_texts():
+    with pytest.raises(ConfigError, match="what agent 'ann' says as 'planner': expected a text, got 3"):
+        spoken(Roles(largest=4), Plan(taught=(3,)))
 
 
 def test_what_the_protocol_teaches_comes_first():
@@ -184,7 +189,7 @@ def test_parents_that_nobody_has_said_are_refused(parents):
         task, Wrong(), {"ann": SpeakerSpec("s", ("ann",))}, {"s": ScriptedEngine(lambda r: "1")}, GREEDY
     )
     with pytest.raises(
-        ValueError, match=r"asks agent 'ann' with parents=.*, but only utterances 0 to 0 were said; give the ids"
+        ConfigError, match=r"asks agent 'ann' with parents=.*, but only utterances 0 to 0 were said; give the ids"
     ):
         driver.play([task[0]])
 

@@ -110,7 +110,7 @@ def test_the_ids_are_those_that_were_sampled_for_who_asks():
 
     assert call_reward_functions([Other()], ["p"], ["c"], [[3, 4]], {"number": [1]}) == {"Other": [0.0]}
     call_reward_functions([asks, takes_all], ["p"], ["c"], [[3, 4]], {})
-    assert seen == {"asks": [[3, 4]], "takes_all": {"completion_ids": [[3, 4]]}}
+    assert seen == {"asks": [[3, 4]], "takes_all": {"completion_ids": [[3, 4]], "trainer_state": None}}
 
 
 @pytest.mark.parametrize("value", [[1, 2.5], (1, 2.5), torch.tensor([1, 2.5]), np.array([1, 2.5]), [torch.tensor(1.0), np.float32(2.5)]])  # fmt: skip
@@ -160,6 +160,8 @@ def test_a_column_that_hides_what_functions_get_is_refused(tiny, tmp_path, name)
     ([1, math.nan], r"reward_weights: expected 2 numbers.* got \[1, nan\]"),
     ([1, math.inf], r"got \[1, inf\]"),
     ([1, "2"], r"got \[1, '2'\]"),
+    (0.5, r"reward_weights: expected 2 numbers, one per source .one, <lambda>., got 0\.5"),
+    ({"one": 1, "two": 2}, r"got \{'one': 1, 'two': 2\}"),
     ([0, 0.0], r"reward_weights: all are 0, so no completion would earn anything"),
 ])  # fmt: skip
 def test_weights_that_mean_nothing_are_refused(tiny, tmp_path, weights, message):

@@ -248,7 +248,7 @@ def test_a_missing_key_is_said_before_anything_is_asked(tmp_path, monkeypatch):
         ({"schedule": {"opponent_pool": {"agent": "bob", "of": "cy"}}}, "opponent_pool: expected agent and of among"),
         ({"schedule": {"curriculum": [{"update": 1, "task": {}}]}}, "rising updates from 2 on"),
         ({"schedule": {"curriculum": [{"update": 2, "task": {"largst": 4}}]}}, "curriculum, update 2: task: unknown key 'largst'"),
-        ({"agents": {"ann": {}, "bob": {"engine": "openai"}}}, "'api' goes with engine: openai"),
+        ({"agents": {"ann": {}, "bob": {"engine": "openai"}}}, "agents.bob.engine: openai needs agents.bob.api, for example api: {model: NAME}"),
     ],
 )  # fmt: skip
 def test_schedules_that_cannot_be_are_refused_before_a_model_loads(tmp_path, change, message):

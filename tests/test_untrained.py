@@ -173,7 +173,7 @@ def test_utterances_without_credit_are_counted_by_agent_and_role():
     for u in dialogue.utterances[:2]:
         u.rewards["credit"] = 1.0
     counts = count_credits(assign, {"ann", "bob", "cy"}, Plan())
-    nobody = "nobody was shown them (agent 'cy', turn {}, dialogue 0+4.0, for example)"
+    nobody = "nobody was shown what it said, for example agent 'cy', turn {}, dialogue 0+4.0"
     nobody = nobody.replace("0+4", dialogue.example.id)
     assert counts == {
         ("ann", "ann", None): Count(2), ("bob", "bob", None): Count(2),
@@ -207,7 +207,7 @@ def test_processes_count_together_and_stop_together(monkeypatch):
     assert counter.measure(trained, {"cy"}) == {"cy/untrained_share": 0.75, "cy/untrained/cy": 3.0}
     others = {("cy", "cy", None): Count(0, 3, "elsewhere")}
     with pytest.raises(
-        RewardFailure, match=r"'cy' would never learn: none of its 3 utterances of update 1 .*, and elsewhere"
+        RewardFailure, match=r"update 1: no utterance of agent 'cy' \(3 utterances; elsewhere\) has a credit, so"
     ):
         UntrainedCounter(["cy"], rules=False).measure(trained, {"cy"})
     assert counter.measure(trained, {"cy"})["cy/untrained_share"] == 1.0, "it has learned before"
@@ -229,8 +229,12 @@ class Workshop(Protocol):
     told: bool = False
     checks_from: int = 0
     pay: float | None = None
-    pays = frozenset({"tidy"})
+    listed: bool = True
     every_step_scored = False
+
+    @property
+    def pays(self):
+        return frozenset({"tidy"} if self.listed else ())
 
     def play(self, example, agents):
         planner, solver, *checkers = agents
@@ -261,11 +265,18 @@ def test_a_run_in_which_an_agent_never_learns_stops_at_the_first_update(tmp_path
         trainer.train()
     told = str(raised.value)
     assert told.startswith(
-        "agent 'ann' (as 'plan') would never learn: none of its 4 utterances of update 1 has a credit. No reward source and no "
-        "payment of the protocol scored them, and nobody was shown them (agent 'ann', turn 1, dialogue "
+        "update 1: no utterance of agent 'ann' as 'plan' (4 utterances; nobody was shown what it said, for example agent 'ann', turn 1, "
+        "dialogue "
     )
-    assert "Ask.parents" in told and "(pays)" in told and "agents.ann.trainable: false" in told
+    assert (
+        ") has a credit, so nothing would be learned from them. No reward source and no payment of the protocol scored"
+        in told
+    )
+    assert "Ask.parents" in told and "(pays)" in told and "(trainable: false)" in told
     assert trainer.state.global_step == 0
+    trainer = trainer_of(tmp_path / "both", tiny, Workshop(), agents=TEAM)
+    with pytest.raises(RewardFailure, match=r"of agent 'ann' as 'plan' .*; and none of agent 'cy' as 'check' \(4 "):
+        trainer.train()
 
 
 def test_with_parents_or_a_reward_or_a_payment_or_frozen_it_goes_on(tmp_path, tiny):
@@ -291,7 +302,7 @@ def test_with_parents_or_a_reward_or_a_payment_or_frozen_it_goes_on(tmp_path, ti
     assert metrics["reward/credit/ann"] == metrics["reward/credit/bob"] and "ann/untrained/ann/plan" not in metrics
     frozen = Schedule(freeze=[Freeze("ann", 1, 1)])
     trainer = trainer_of(tmp_path / "frozen", tiny, Workshop(), schedule=frozen)
-    with pytest.raises(RewardFailure, match="none of its 4 utterances of update 2 has a credit"):
+    with pytest.raises(RewardFailure, match=r"^update 2: no utterance of agent 'ann' as 'plan' \(4 utterances; nobody"):
         trainer.train()
     assert trainer.state.global_step == 1, "it is to be trained from the second update on"
 
@@ -308,9 +319,7 @@ def test_forked_dialogues_are_counted_as_they_are_trained(tmp_path, tiny):
     assert {agent: (c.credited, c.uncredited) for (_, agent, _), c in own.items()} == {
         "ann": (8, 0), "bob": (16, 0), "cy": (0, 32),
     }  # fmt: skip
-    with pytest.raises(
-        RewardFailure, match=r"agent 'cy' \(as 'check'\).* no rule of reward\.rules credited them, and nobody"
-    ):
+    with pytest.raises(RewardFailure, match=r"agent 'cy' .* no rule of reward\.rules credited them\. "):
         trainer.advantage(batch)
 
 
@@ -390,6 +399,18 @@ def test_check_says_who_is_credited_for_what(tmp_path, monkeypatch):
     paid = {"reward": {"sources": {"label": 1, "tidy": 0.5}}}
     (line,) = credit_lines(workshop_values(tmp_path, monkeypatch, {"pay": 1.0}, TEAM[:2], **paid))
     assert line.startswith("credit: ann: other words (tidy 0.5), not shared; bob: answers (label 1), horizon")
+    unlisted = workshop_values(tmp_path, monkeypatch, {"pay": 1.0, "listed": False, "told": True}, TEAM[:2])
+    (warning,) = (line for line in check_run(from_dict(unlisted)) if "pays" in line)
+    assert (
+        "workshop sets the rewards tidy, which its pays does not list" in warning
+        and "pays = frozenset({'tidy'})" in warning
+    )
+    monkeypatch.setitem(SOURCES, "mine", lambda section, speak: as_source(Of(ann=1.0)))
+    mine = {"reward": {"sources": {"label": 1, "mine": 0.5}}}
+    assert credit_lines(workshop_values(tmp_path, monkeypatch, {"told": True}, **mine)) == [
+        "credit: ann: its own reward if mine scores it, or else the mean credit of those who are shown it (bob); bob: answers (label 1, mine "
+        "0.5 where it scores), horizon discounted_sum, share all; cy: its own reward if mine scores it, or else NOTHING"
+    ]
     call = workshop_values(tmp_path, monkeypatch, {}, TEAM[:2]) | {
         "protocol": {"name": "call_return", "plan": "{question}"}
     }

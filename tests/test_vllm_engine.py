@@ -183,7 +183,7 @@ def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
 @pytest.mark.parametrize(
     "agents, message",
     [
-        ({"ann": {"model": "org/m", "engine": "vllm"}}, "'vllm' goes with engine: vllm, got engine 'vllm' and no vllm"),
+        ({"ann": {"model": "org/m", "engine": "vllm"}}, "agents.ann.engine: vllm needs agents.ann.vllm, for example vllm: {urls: "),
         ({"ann": {"model": "org/m", "engine": "vllm", "vllm": {"urls": []}}}, r"expected either urls or colocate, got urls \[\]"),
         ({"ann": {"model": "org/m", "engine": "vllm", "vllm": {"urls": ["localhost:8000"]}}}, "expected http://HOST:PORT, got 'localhost:8000'"),
         ({"ann": {"tiny": {}, "engine": "vllm", "vllm": {"urls": ["http://h"]}}}, "a tiny model has no folder that vllm could serve"),

@@ -424,7 +424,7 @@ class Learner:
             last = number + 1 == rounds
             if number >= len(parts):
                 with self.active():
-                    self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device)), last)
+                    self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device, rows.critic_only)), last)
                 continue
             microbatch = rows.take(parts[number])
             if reuse and kept is not None:
@@ -464,13 +464,15 @@ class Learner:
         self._check_finite(rows, {"log-probability": logprobs, "advantage": rows.advantages})
         raise NonFiniteError(f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(rows.labels[:4])}")
 
-    def _zero_loss(self, device: torch.device) -> Tensor:
-        """Return a loss of 0 through the whole model.
+    def _zero_loss(self, device: torch.device, critic_only: bool) -> Tensor:
+        """Return a loss of 0 through everything that is trained.
 
-        A process without further micro-batches needs it, because sharded processes must run equally many forwards.
+        A process without further micro-batches needs it, because sharded processes must run equally many forwards, and
+        reduce the gradients of the same parameters.
         """
-        out = self.forward(placeholder(device))
-        return 0.0 * (out.logprobs.sum() + (0.0 if out.values is None else out.values.sum()))
+        out = self.forward(placeholder(device, critic_only))
+        policy = torch.zeros((), device=device) if critic_only else out.logprobs.sum()
+        return 0.0 * (policy if out.values is None else policy + out.values.sum())
 
     def step(self) -> float:
         """Clip this policy's gradients, step its optimizer and clear the gradients.

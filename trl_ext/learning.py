@@ -45,11 +45,17 @@ class Learning:
             The token batches and their statistics, both by learner.
 
         Raises:
+            ValueError: ``critic_only`` does not go together with DeepSpeed's weight decay.
             NonFiniteError: a log-probability or a value is NaN or infinite.
         """
         batches, metrics = {}, {}
         for name, sampled in completions.items():
             learner = self.learners[name]
+            if critic_only and learner.strategy.steps_all and self.args.weight_decay:
+                raise ValueError(
+                    f"critic_warmup: DeepSpeed would decay the weights of policy {name!r} while its critic learns; expected "
+                    f"weight_decay 0, got {self.args.weight_decay}; set it to 0, or use FSDP"
+                )
             device = learner.device
             batches[name] = build_token_batch(sampled, device, critic_only)
             metrics[name] = learner.compute_old_logprobs_and_values(batches[name])

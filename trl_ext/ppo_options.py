@@ -5,12 +5,26 @@ These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.P
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 
 def option(default, help: str):
     """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"help": help})
+
+
+class _OneServesToo:
+    """Lets pydantic, which reads YAML, accept one number in the place of a list of numbers."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler.generate_schema(int | list[int] | None)
+
+
+if TYPE_CHECKING:
+    TokenIds = int | list[int] | None
+else:
+    # the command-line parsers of transformers and TRL see a list, because they refuse a union of it and a number
+    TokenIds = Annotated[list[int] | None, _OneServesToo()]
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,7 @@ class PPOOptions:
         None,
         "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
     )
-    stop_token_id: int | list[int] | None = option(None, "Stop at this id, or one of these, instead.")
+    stop_token_id: TokenIds = option(None, "Stop at this id, or one of these, instead.")
     stop_strings: list[str] | None = option(
         None, "End a completion once its text contains one of these strings, whose tokens it keeps."
     )
@@ -117,8 +131,8 @@ class PPOOptions:
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
-        at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
-        at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
+        _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
+        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
         optional = {
             "cliprange_high": 0,
             "dual_clip": 1,
@@ -129,13 +143,13 @@ class PPOOptions:
         }
         for name, smallest in optional.items():
             if getattr(self, name) is not None:
-                at_least(self, smallest, name)
+                _at_least(self, smallest, name)
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"
             )
         if self.total_episodes is not None:
-            at_least(self, 1, "total_episodes")
+            _at_least(self, 1, "total_episodes")
         if self.huber_delta <= 0:
             raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
         if self.temperature <= 0:
@@ -149,7 +163,8 @@ class PPOOptions:
                 f"missing_eos_penalty: it is subtracted, so it must not be negative, got {self.missing_eos_penalty}"
             )
         if self.stop_strings is not None and (
-            isinstance(self.stop_strings, str) or not all(isinstance(s, str) and s for s in self.stop_strings)
+            not isinstance(self.stop_strings, list | tuple)
+            or not all(isinstance(s, str) and s for s in self.stop_strings)
         ):
             raise ValueError(
                 f"stop_strings: expected a list of texts that are not empty, got {self.stop_strings!r:.80}"
@@ -186,17 +201,12 @@ class LearnerOptions:
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
 
     def __post_init__(self):
-        at_least(self, 0, "learning_rate")
+        _at_least(self, 0, "learning_rate")
         if self.value_learning_rate is not None:
-            at_least(self, 0, "value_learning_rate")
+            _at_least(self, 0, "value_learning_rate")
 
 
-def at_least(options, smallest: float, *names: str) -> None:
-    """Check that the options ``names`` are numbers of at least ``smallest``.
-
-    Raises:
-        ValueError: one is not.
-    """
+def _at_least(options, smallest: float, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if not smallest <= value < math.inf:  # also catches NaN

@@ -2,17 +2,12 @@
 
 import math
 import os
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from trl_ext.ppo_options import LearnerOptions, PPOOptions, at_least, option
-
-
-def _help_of(name: str) -> str:
-    return next(field.metadata["help"] for field in fields(PPOOptions) if field.name == name)
+from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
 
 
 @dataclass
@@ -30,9 +25,6 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     """
 
     logging_steps: float = option(1, "Log every so many updates.")
-    if not TYPE_CHECKING:
-        # one id serves too, but the command-line parsers of transformers and TRL refuse the union of both
-        stop_token_id: list[int] | None = option(None, _help_of("stop_token_id"))
     model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
     ref_adapter_name: str | None = option(None, "Adapter that serves as reference; default: adapters off.")
     num_generations: int = option(1, "Completions of each prompt in an update. Episodes and batches count completions.")
@@ -64,8 +56,9 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         unset_hf_deepspeed_config()  # models are loaded whole, and each engine shards its own afterwards
         if self.fp16:
             raise ValueError("fp16: loss scaling is not supported here; use bf16=True, which has float32's range")
-        at_least(self, 1, "num_generations")
-        at_least(self, 0, "critic_warmup")
+        for name, smallest in (("num_generations", 1), ("critic_warmup", 0)):
+            if type(getattr(self, name)) is not int or getattr(self, name) < smallest:
+                raise ValueError(f"{name}: expected a whole number of at least {smallest}, got {getattr(self, name)!r}")
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("no", "steps"):
                 raise ValueError(

@@ -5,10 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from trl_ext import distributed
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner
@@ -95,7 +91,7 @@ class PPOv2Evaluation:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def generate_completions(self, sampling: bool = False) -> list[str]:
-        """Return the texts of completions of the evaluation set, and print the first five in a table.
+        """Return the texts of completions of the evaluation set, and print the first five.
 
         They are greedy unless ``sampling``. Scripts that were written for TRL call this method at their end, also
         without an evaluation set. It then returns no texts.
@@ -110,7 +106,7 @@ class PPOv2Evaluation:
             completions = self._sample(rows, self.args.decoding if sampling else GREEDY)
             self._score(completions)
         if distributed.is_main():
-            _print_table(completions[:5])
+            _show(completions[:5])
         return [c.text for c in completions]
 
     def create_model_card(  # type: ignore[override]
@@ -142,9 +138,9 @@ class PPOv2Evaluation:
         card.save(self.folder / "README.md")
 
 
-def _print_table(completions: list[Completion]) -> None:
-    table = Table("query", "model response", "score", show_lines=True)
+def _show(completions: list[Completion]) -> None:
+    """Print what was asked and answered. ``repr`` shows control characters, which a terminal would obey."""
     for done in completions:
-        # repr, because a terminal would obey the control characters of a completion
-        table.add_row(Text(repr(done.prompt.prompt)), Text(repr(done.text)), Text(f"{done.score:.4g}"))
-    Console().print(table)
+        print(
+            f"query           {done.prompt.prompt!r}\nmodel response  {done.text!r}\nscore           {done.score:.4g}\n"
+        )

@@ -85,6 +85,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
     ):
         check_dataset(train_dataset, "train_dataset")
         check_text_only(model, processing_class)
+        if not isinstance(sampler, Sampler | None):
+            raise ValueError(f"sampler: expected one such as maporl.VLLMSampler(...), got {sampler!r:.80}")
         if reward_funcs is not None:
             check_columns(train_dataset, "train_dataset", RESERVED)
             check_columns(eval_dataset, "eval_dataset", RESERVED)
@@ -110,7 +112,9 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             ref_adapter=args.ref_adapter_name,
         )
         if args.critic_warmup and learner.critic == "none":
-            raise ValueError("critic_warmup: there is no critic to train first; choose another critic, or remove it")
+            raise ValueError(
+                "critic_warmup: critic='none' has nothing to learn first; choose another critic, or remove it"
+            )
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
         self._sources.to(self.accelerator.device)

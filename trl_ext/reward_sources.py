@@ -34,7 +34,7 @@ class RewardSources:
         batch_size: the most rows that the reward model reads at a time.
 
     Raises:
-        ValueError: there is no source, or the weights do not fit the sources.
+        ValueError: a source is missing, or the weights do not fit the sources.
     """
 
     def __init__(
@@ -50,6 +50,11 @@ class RewardSources:
             raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
         self.tokenizer = tokenizer
         self.functions = _as_list(functions)
+        if wrong := [function for function in self.functions if not callable(function)]:
+            raise ValueError(
+                f"reward_funcs: expected functions, got {wrong[0]!r:.80}; a reward model is passed as reward_model, or "
+                "behind a server as maporl.ServedReward"
+            )
         self.model: ModelReward | None = None
         if model is not None:
             disable_dropout_in_model(model)
@@ -113,7 +118,10 @@ def _as_list(functions) -> list[RewardFunction]:
 def _weights(weights: Sequence[float] | None, sources: list[str]) -> list[float]:
     if weights is None:
         return [1.0] * len(sources)
-    given, expected = list(weights), f"expected {len(sources)} numbers, one per source ({', '.join(sources)})"
+    expected = f"expected {len(sources)} numbers, one per source ({', '.join(sources)})"
+    if not isinstance(weights, Sequence):
+        raise ValueError(f"reward_weights: {expected}, got {weights!r:.80}")
+    given = list(weights)
     if len(given) != len(sources):
         raise ValueError(f"reward_weights: {expected}, got {len(given)}")
     if not all(isinstance(w, numbers.Real) and math.isfinite(w) for w in given):

@@ -69,7 +69,9 @@ def call_reward_functions(
         name = reward_name(function)
         if not isinstance(values, (list, tuple)) or len(values) != len(completions):
             got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
-            raise RewardError(f"reward {name!r}: expected a list of {len(completions)} numbers or None, got {got}")
+            raise RewardError(
+                f"reward {name!r}: expected a list of {len(completions)} values, one for each completion, got {got}"
+            )
         named[_unused(name, named)] = [
             _read(value, len(ids), name, f"completion {row} ({text!r:.80})")
             for row, (value, ids, text) in enumerate(zip(values, completion_ids, completions, strict=True))

@@ -64,6 +64,8 @@ class Replicated:
 
     sharded = False
     """Whether the weights are distributed over the processes."""
+    steps_all = False
+    """Whether an optimizer step also decays parameters that had no gradient in any process."""
 
     def __init__(
         self,
@@ -128,9 +130,13 @@ class Replicated:
         parameters = self._parameters()
         move_gradients(self.masters)  # those that were set without :meth:`backward`
         if not self.sharded and distributed.size() > 1:
-            # a parameter without a gradient here may have one in another process, and messages must match
-            for parameter in parameters:
-                if parameter.grad is None:
+            # a parameter without a gradient here may have one in another process, and messages must match; one that has
+            # none in any process keeps none, because an optimizer steps zeros too, by weight decay and momentum
+            own = [float(p.grad is not None) for p in parameters]
+            for parameter, number in zip(
+                parameters, distributed.all_reduce_sum(own, parameters[0].device), strict=True
+            ):
+                if parameter.grad is None and number:
                     parameter.grad = torch.zeros_like(parameter)
             distributed.all_reduce_tensors([p.grad for p in parameters if p.grad is not None])
         total: Any = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
@@ -292,6 +298,7 @@ class Zero(Replicated):
     """DeepSpeed ZeRO, with a separate engine for this learner and accelerate's DeepSpeed configuration."""
 
     sharded = True
+    steps_all = True
 
     def __init__(
         self,

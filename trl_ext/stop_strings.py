@@ -21,7 +21,7 @@ class StopStrings:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, strings: Sequence[str] | None) -> "StopStrings | None":
-        """Return the stop strings of an option, or None if there are none."""
+        """Return the stop strings of an option, or None if it is empty."""
         return cls(tokenizer, tuple(strings)) if strings else None
 
     def end(self, ids: Sequence[int]) -> bool:

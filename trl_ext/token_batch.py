@@ -274,9 +274,9 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
     return replace(parts[0], **columns, critic=None)
 
 
-def placeholder(device: torch.device | str) -> TokenBatch:
+def placeholder(device: torch.device | str, critic_only: bool = False) -> TokenBatch:
     """Return a row of two tokens, for a forward that a process makes only because other processes make one."""
-    return build_token_batch([Completion([0], [0], True, "placeholder")], device)
+    return build_token_batch([Completion([0], [0], True, "placeholder")], device, critic_only)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def load_config(values: list[str] | None, config: Path | None, set_: list[str] |
     if len(files) != 1:
         got = " and ".join(map(repr, files)) or "none"
         raise ConfigError(
-            f"expected one configuration file, got {got}; other words are KEY=VALUE, for example: "
+            f"expected one configuration file, got {got}; other words are KEY=VALUE, without spaces, for example: "
             "configs/ppo/quickstart.yaml updates=10"
         )
     return load(files[0], [*(set_ or []), *_overrides(values)])
@@ -119,7 +119,7 @@ def quiet_environment() -> None:
 def _overrides(values: list[str] | None) -> list[str]:
     """The words that are KEY=VALUE. The name of an existing file is not an override, whatever it looks like."""
     return [
-        v for v in values or [] if re.match(r"[\w.]+=", v) and not os.path.exists(v)
+        v for v in values or [] if re.match(r"[\w.:]+=", v) and not os.path.exists(v)
     ]  # False for what is too long for a name
 
 

@@ -16,6 +16,7 @@ class EngineEntry:
         weights: whether its agents have weights in this process. Such agents need a model, and may be trained.
         section: the key of an agent's section that holds the options of this engine only. None means that the engine
             has no options, or reads the agent's ``engine_options``.
+        example: what that section may hold, for messages.
         remote: whether it samples from its own copy of the weights; the same as the engine's class attribute.
         serves_folders: whether it reads models from folders or the hub. A model that is built on the spot cannot use
             it.
@@ -25,6 +26,7 @@ class EngineEntry:
     module: str
     weights: bool = False
     section: str | None = None
+    example: str = ""
     remote: bool = True
     serves_folders: bool = False
     top_k: bool = True
@@ -32,9 +34,15 @@ class EngineEntry:
 
 ENGINES: dict[str, EngineEntry] = {
     "transformers": EngineEntry("maporl.engines.transformers", weights=True, remote=False),
-    "vllm": EngineEntry("maporl.engines.vllm.engine", weights=True, section="vllm", serves_folders=True),
+    "vllm": EngineEntry(
+        "maporl.engines.vllm.engine",
+        weights=True,
+        section="vllm",
+        example="{urls: [http://127.0.0.1:8000]}",
+        serves_folders=True,
+    ),
     "human": EngineEntry("maporl.engines.human"),
-    "openai": EngineEntry("maporl.engines.openai", section="api", top_k=False),
+    "openai": EngineEntry("maporl.engines.openai", section="api", example="{model: NAME}", top_k=False),
     "python": EngineEntry("maporl.engines.passed"),
 }
 

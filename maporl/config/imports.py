@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from maporl.config.schema import Config
@@ -159,7 +159,9 @@ def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None 
         except AttributeError:
             raise ConfigError(f"{where}: {name}: {unknown(attribute, _public(part, base))}") from None
     if base is not None and not (isinstance(part, type) and issubclass(part, base)):
-        raise ConfigError(f"{where}: {name}: expected a class that derives from {_full(base)}, got {kind_of(part)}")
+        raise ConfigError(
+            f"{where}: {name}: expected a class that derives from {_public_name(base)}, got {kind_of(part)}"
+        )
     return part
 
 
@@ -310,10 +312,16 @@ def _told(error: BaseException, module: str, folders: Sequence[Path]) -> str:
 def _public(part: Any, base: type | None) -> list[str]:
     """Return the names in a module or a class that may be meant: classes that derive from ``base``, or functions."""
     named = {name: value for name, value in inspect.getmembers(part) if not name.startswith("_")}
-    own = {name: value for name, value in named.items() if not isinstance(value, ModuleType)}
-    classes = [name for name, value in own.items() if base and isinstance(value, type) and issubclass(value, base)]
-    return classes or [name for name, value in own.items() if callable(value)] or list(own)
+    fit = [name for name, value in named.items() if base and isinstance(value, type) and issubclass(value, base)]
+    if fit:
+        return fit
+    imported = (type, FunctionType, ModuleType, BuiltinFunctionType)
+    return [n for n, v in named.items() if not isinstance(v, imported) or inspect.getmodule(v) is part]
 
 
-def _full(base: type) -> str:
-    return f"{base.__module__}.{base.__qualname__}"
+def _public_name(base: type) -> str:
+    """Return the shortest name by which a class of this package can be imported, such as ``maporl.Task``."""
+    parts = base.__module__.split(".")
+    packages = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+    found = (name for name in packages if getattr(sys.modules.get(name), base.__name__, None) is base)
+    return f"{next(found, base.__module__)}.{base.__name__}"

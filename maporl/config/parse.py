@@ -7,11 +7,11 @@ fit each other is checked by :mod:`maporl.validation`.
 import dataclasses
 import difflib
 import errno
+import inspect
 import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from maporl.config.faults import explain, nearest_key
 from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_yaml, read_yaml_text
@@ -42,8 +43,10 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
     file = Path(path)
     if file.suffix == "" and not os.path.isfile(file):
         recipes = recipe_files() | configuration_files()
-        if str(path) not in recipes and len(file.parts) == 1:
-            raise ConfigError(f"no such configuration file, and as a recipe {unknown(str(path), recipes)}")
+        if str(path) not in recipes and len(file.parts) == 1 and not os.path.isdir(file):
+            raise ConfigError(
+                f"{visible(path):.200}: no such file or folder, and as a recipe {unknown(str(path), recipes)}"
+            )
         if str(path) in recipes:  # it comes with maporl, so the user's own modules are in the present folder
             return override(read_yaml(recipes[str(path)]), overrides or [], [Path.cwd()])
     files = _read_files(file)
@@ -126,11 +129,16 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
     _must_be_buildable(kind, where)
     for key in values:  # pydantic refuses unknown keys of its own dataclasses only, and tasks are plain dataclasses
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
-            raise ConfigError(f"{where}: unknown key {key!r:.80}; {_nearest(kind, (key,))}")
+            if key in inspect.get_annotations(kind):
+                raise ConfigError(
+                    f"{where}: {key!r:.80} is not an option of {kind_of(kind)}, because only a class that it derives from is a "
+                    "dataclass; put @dataclass(frozen=True) above it too"
+                )
+            raise ConfigError(f"{where}: unknown key {key!r:.80}; {nearest_key(kind, str(key))}")
     try:
         built = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        lines = list(dict.fromkeys(_explain(kind, fault) for fault in error.errors()))
+        lines = explain(kind, error.errors())
         more = [f"and {len(lines) - MOST_FAULTS} more faults"] if len(lines) > MOST_FAULTS else []
         raise ConfigError(f"{where}: " + "; ".join([*lines[:MOST_FAULTS], *more])) from None
     except PydanticUserError as error:
@@ -220,10 +228,11 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
         raise ConfigError(f"{path}: no such configuration file{hint}") from None
     except ValueError:  # the name holds NUL
         raise ConfigError(f"{visible(path)}: no such configuration file") from None
+    if stat.S_ISDIR(mode):
+        inside = f": the configuration of its run is {path / 'config.yaml'}" if (path / "config.yaml").is_file() else ""
+        raise ConfigError(f"{path}: is a folder; expected a YAML file{inside}")
     if not stat.S_ISREG(mode):
-        raise ConfigError(
-            f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a device or a pipe'}; expected a YAML file"
-        )
+        raise ConfigError(f"{path}: is a device or a pipe; expected a YAML file")
     try:
         values = parse_yaml(read_yaml_text(path), str(path))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -342,73 +351,3 @@ _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _explain(kind: type, fault: Any) -> str:
-    location = ".".join(f"{part!s:.80}" for part in fault["loc"])
-    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
-    if fault["type"] in ("missing", "missing_argument"):
-        return f"{location}: this key is required"
-    if fault["type"] == "string_type" and isinstance(fault["input"], bool | int | float | dict):
-        return (
-            f"{location}: expected a text, got {fault['input']!r:.80}; put a text that YAML would read as something else in "
-            f'quotes: {fault["loc"][-1]}: "TEXT" in a file, \'{fault["loc"][-1]}="TEXT"\' on a command line'
-        )
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
-        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}" if location else message
-    for theirs, ours in _WORDS:
-        message = re.sub(theirs, ours, message)
-    return f"{location}: {message}, got {fault['input']!r:.80}"
-
-
-_WORDS = (
-    (r"^Input should be ", "expected "),
-    (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping of keys to values"),
-    (r"a valid list", "a list, as [a, b]"),
-    (r"^Dictionary should have at least 1 item after validation, not 0", "expected at least one"),
-)
-"""Pydantic's phrases, and the phrases of this package in their place."""
-
-
-def _nearest(kind: type, location: tuple) -> str:
-    """Return a text with the known keys at ``location`` and the key that is nearest to its last part."""
-    current: Any = kind
-    for part in location[:-1]:
-        if dataclasses.is_dataclass(current):
-            hints = {f.name: f.type for f in dataclasses.fields(current)}
-            current = hints.get(part, current)
-        else:
-            continue
-        current = _dataclass_in(current) or current
-    names = [f.name for f in dataclasses.fields(current)] if dataclasses.is_dataclass(current) else []
-    key = f"{location[-1]!s:.80}"
-    elsewhere = _places()
-    near = difflib.get_close_matches(key, names, 1) if key not in elsewhere else []
-    near = near or [place for name in difflib.get_close_matches(key, elsewhere, 1, 0.8) for place in elsewhere[name]]
-    return (f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else "") + f"known: {', '.join(names)}"
-
-
-@cache
-def _places() -> dict[str, list[str]]:
-    """Return the places of every key of a configuration, such as ``{"lr_scheduler_type": ["training.lr_scheduler_type"]}``."""
-    found: dict[str, list[str]] = {}
-    left: list[tuple[str, Any]] = [("", Config)]
-    while left:
-        prefix, kind = left.pop(0)
-        for f in dataclasses.fields(kind):
-            found.setdefault(f.name, []).append(f"{prefix}{f.name}")
-            if inner := _dataclass_in(f.type):
-                many = getattr(f.type, "__origin__", None) is dict or f.name == "agents"
-                left.append((f"{prefix}{f.name}.{'NAME.' if many else ''}", inner))
-    return {name: sorted(places, key=lambda place: place.count(".")) for name, places in found.items()}
-
-
-def _dataclass_in(hint: Any) -> type | None:
-    if dataclasses.is_dataclass(hint):
-        return hint  # type: ignore[return-value]
-    for part in getattr(hint, "__args__", ()):
-        if found := _dataclass_in(part):
-            return found
-    return None

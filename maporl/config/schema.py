@@ -4,6 +4,7 @@ PPO's own options are in :mod:`trl_ext.ppo_options`. ``configs/ppo/base.yaml`` s
 """
 
 import dataclasses
+import difflib
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -139,7 +140,9 @@ class VLLMSection:
 
 def _known_engine(name: str) -> str:
     if name not in ENGINES:
-        raise ValueError(f"unknown {name!r}; known: {', '.join(ENGINES)}")
+        near = difflib.get_close_matches(name[:80], ENGINES, 1)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown {name!r:.80};{hint} known: {', '.join(ENGINES)}")
     return name
 
 

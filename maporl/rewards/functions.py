@@ -70,9 +70,9 @@ def with_functions(
     Every function becomes a source of its own name. The default weight is 1.
 
     Raises:
-        ValueError: there are no functions, one is not callable, two have one name, or the number of weights differs.
+        ValueError: the list of functions is empty, one is not callable, two have one name, or the number of weights differs.
     """
-    given = list(functions) if isinstance(functions, list | tuple) else [functions]
+    given: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
     if not given:
         raise ValueError("reward_funcs: expected a function or a list of functions, got an empty list")
     for function in given:

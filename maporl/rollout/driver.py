@@ -7,6 +7,7 @@ from typing import Any
 
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transcript import Transcript
+from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
@@ -108,7 +109,7 @@ class RolloutDriver:
         ``prompt`` and ``rollout`` are its numbers in the batch.
 
         Raises:
-            ValueError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
+            ConfigError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
         """
         dialogue = Dialogue(example, [], prompt=self.first + prompt, rollout=rollout)
         episode = Episode(dialogue, self._play(example, rollout), rollout)
@@ -151,7 +152,7 @@ class RolloutDriver:
         """Answer what each episode asks for, all in one batch. Return the new utterances of each episode.
 
         Raises:
-            ValueError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
+            ConfigError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
                 parents that nobody has said.
         """
         requests = [request for episode in episodes for request in self._requests(episode)]
@@ -225,13 +226,13 @@ class RolloutDriver:
             return
         for ask in episode.asks:
             if ask.agent not in self.specs:
-                raise ValueError(
+                raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} but agents are {list(self.specs)}; add it to the team or mend the "
                     "protocol"
                 )
             said = range(len(episode.dialogue.utterances))
             if any(parent not in said for parent in ask.parents):
-                raise ValueError(
+                raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} with parents={tuple(ask.parents)!r:.80}, but only utterances 0 to "
                     f"{len(said) - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
                     if said
@@ -248,7 +249,7 @@ class RolloutDriver:
             begins = ask.fresh or ask.agent not in episode.transcripts
             transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
             if not ask.fresh and ask.agent in speaking:
-                raise ValueError(
+                raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it in two "
                     "steps, or with fresh=True"
                 )

@@ -170,7 +170,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     ]
     notes += [
         f"left out: the module of {key}={imported}; who loads the team must have it, and name it again (KEY=VALUE)"
-        for key, imported in code_in(own)
+        for key, imported in code_in(public)
     ]
     notes += [f"everybody can read: {address}" for address in _addresses(config)]
     return contents, [*notes, f"everybody can read: the {run.recorded} recorded dialogues, in report.html"]
@@ -178,7 +178,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
 
 def _policies(run: Run) -> list[str]:
     """Return the names of the policies of the run's agents that have a folder of weights."""
-    known = []
+    known: list[str] = []
     for name, section in run.agents().items():
         turns = section.get("policy_per")
         known += turns if isinstance(turns, list) else [str(section.get("policy") or name)]

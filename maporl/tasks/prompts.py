@@ -15,10 +15,10 @@ class Prompts(Task):
     Every agent is asked the prompt. The last of a prompt's messages is the question, and must be the user's. The earlier
     ones, such as a system prompt, come before it in each agent's conversation. Reward functions get the other columns.
 
-    The task has no labels. Answers are therefore not graded, and there is no accuracy. Rewards say what is learned.
+    The task has no labels. Answers are therefore not graded, and metrics have no accuracy. Rewards say what is learned.
 
     Raises:
-        TaskError: there are no rows, or a row has no prompt, or a prompt that is neither a text nor messages of texts.
+        TaskError: the data set is empty, or a row has no prompt, or a prompt that is neither a text nor messages of texts.
     """
 
     rows: Sequence[Mapping[str, Any]] = field(repr=False)

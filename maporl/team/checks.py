@@ -37,6 +37,13 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
             raise ConfigError(
                 f"{where}: agents.{name}.{key}: no folder {value!r}; expected a folder or a hub name like org/name"
             )
+    for key, file in (("model", "config.json"), ("adapter", "adapter_config.json")):
+        value = getattr(agent, key)
+        if value is not None and Path(value).is_dir() and not (Path(value) / file).exists():
+            raise ConfigError(
+                f"{where}: agents.{name}.{key}: the folder {value!r} has no {file}; expected a folder that save_pretrained wrote, "
+                "such as a policy's in the folder 'final' of a run"
+            )
     bits = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(agent, key)]
     if len(bits) > 1:
         raise ConfigError(f"{where}: agents.{name}: load_in_4bit and load_in_8bit exclude each other; set one of them")
@@ -60,10 +67,15 @@ def _check_engine(name: str, agent: AgentSection, where: str) -> None:
         if entry.section is None:
             continue
         given = getattr(agent, entry.section) is not None
-        if given != (agent.engine == engine):
+        if given and agent.engine != engine:
             raise ConfigError(
-                f"{where}: agents.{name}: {entry.section!r} goes with engine: {engine}, got engine {agent.engine!r} and "
-                f"{'' if given else 'no '}{entry.section}; give both or neither"
+                f"{where}: agents.{name}.{entry.section}: goes with engine: {engine}, got engine {agent.engine!r}; give both or "
+                "neither"
+            )
+        if agent.engine == engine and not given:
+            raise ConfigError(
+                f"{where}: agents.{name}.engine: {engine} needs agents.{name}.{entry.section}, for example {entry.section}: "
+                f"{entry.example}"
             )
     if agent.engine_options and ENGINES[agent.engine].section is not None:
         raise ConfigError(

@@ -4,8 +4,9 @@ A model that was loaded from a folder or from the hub is described by that name.
 folder in which it is saved: one that was built here, and one whose weights were changed in memory.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of, plain_state
 BASE = "base"
 """The folder in an adapter's folder with the model below it, if that has no name."""
 _DTYPES = ("float32", "bfloat16", "float16")
+_SECRET = re.compile(r"(?i)(api_?key|token|secret|password|passwd|credentials?)$")
+_LOGIN = re.compile(r"://[^/\s@]+@")
 
 
 @dataclass
@@ -90,9 +93,23 @@ class SavedTeam:
                 return {"engine": "transformers"}
             self.only_in_python[f"engines.{agent.name}"] = f"engine {agent.engine!r}"
             return {"engine": IN_PYTHON}
-        if entry.section is not None:
-            return {"engine": agent.engine, entry.section: asdict(options)}
-        return {"engine": agent.engine, "engine_options": dict(options) if options else None}
+        given: Any = options or {}
+        plain = self._without_secrets(asdict(given) if is_dataclass(given) else given, agent.name)  # type: ignore[arg-type]  # an instance
+        return {"engine": agent.engine, entry.section or "engine_options": plain or None}
+
+    def _without_secrets(self, options: Mapping[str, Any], agent: str) -> dict[str, Any]:
+        """Return an engine's options without what looks like a key or a password. A program passes these again."""
+        kept: dict[str, Any] = {}
+        for key, value in options.items():
+            if isinstance(value, Mapping):
+                kept[key] = self._without_secrets(value, agent)
+                continue
+            addresses = value if isinstance(value, list) else [value]
+            if value and (_SECRET.search(key) or any(isinstance(one, str) and _LOGIN.search(one) for one in addresses)):
+                self.only_in_python[f"engines.{agent}.{key}"] = "a secret"
+            else:
+                kept[key] = value
+        return kept
 
     def _model(self, agent: str, policies: tuple[Policy, ...]) -> dict[str, Any]:
         """Return what the section says of the weights that speak for an agent."""
@@ -104,7 +121,7 @@ class SavedTeam:
         base = base_of(first.model)
         at = f"{self.weights}/{first.name}"
         if first.adapter is not None:
-            named = self._names[id(base)] or f"{self.weights}/{self._owners[id(base)]}/{BASE}"
+            named: str | None = self._names[id(base)] or f"{self.weights}/{self._owners[id(base)]}/{BASE}"
         else:
             named = at if self._saves_weights(first) else self._names[id(base)]
         dtype = str(base.dtype).removeprefix("torch.")
@@ -136,7 +153,7 @@ def save_team(team: Team, folder: Path) -> None:
     values = {"output_dir": str(folder), "task": {}, "protocol": {}, "agents": saved.sections()}
     if saved.only_in_python:
         key, what = next(iter(saved.only_in_python.items()))
-        if not key.startswith("engines."):
+        if not key.startswith(("engines.", "training.")):
             raise ConfigError(
                 f"{folder}: {key}: {what} cannot be described; save each policy's model by save_pretrained"
             )

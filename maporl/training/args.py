@@ -24,6 +24,9 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
     Its options are those of the YAML sections ``ppo`` and ``training``, and those of
     ``transformers.TrainingArguments``. One update asks ``per_device_train_batch_size * gradient_accumulation_steps``
     questions, and plays as many dialogues for each as the branching says. Each policy then trains on all its utterances in them, ``per_device_train_batch_size`` rows at a time.
+
+    Raises:
+        ValueError: an option is out of its range, or is for a trainer of one policy.
     """
 
     eval_questions: int = option(

@@ -1,14 +1,17 @@
 """Describe a run that was made in Python as a configuration does. This is the inverse of ``maporl.runs.build``.
 
-Tasks and protocols are dataclasses, so their options can be written down. A part that comes with maporl has a name, with
-which another process can build it. Any other part is described by the name of its class or function, and
-``only_in_python`` lists it. A description is checked by building the part again from it.
+Tasks and protocols are dataclasses, so their options can be written down. A part that comes with maporl has a name, and
+so has a class or a function of a module that another process can import (:mod:`maporl.config.imports`). Any other part
+is described by the name of its class or function, and ``only_in_python`` lists it: what a script, a notebook or a
+function defines, and a lambda. A description is checked by building the part again from it.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,14 @@ from maporl.advantages.baselines import BASELINES
 from maporl.advantages.returns import RETURNS
 from maporl.advantages.scales import SCALES
 from maporl.advantages.transforms import TRANSFORMS
+from maporl.config.imports import import_folder, import_name
 from maporl.config.parse import validated
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection, TrainingOptions
 from maporl.errors import UserError
 from maporl.protocols import PROTOCOLS, build_protocol
 from maporl.protocols import speakers as speakers_of
 from maporl.protocols.base import Protocol
+from maporl.rewards.build import find_source
 from maporl.rewards.rules import RULES
 from maporl.schedules import Schedule
 from maporl.tasks import TASKS, build_task
@@ -74,6 +79,7 @@ class _Description:
     def __init__(self, parts: RunParts, team: SavedTeam):
         self.parts, self.team = parts, team
         self.only_in_python: dict[str, str] = {}
+        self.folders: dict[str, None] = {}  # where the user's own modules lie, in order
 
     def values(self) -> dict[str, Any]:
         parts, args = self.parts, self.parts.args
@@ -99,14 +105,14 @@ class _Description:
             "dialogues_logged": args.dialogues_logged,
         }  # fmt: skip
         only = self.only_in_python | self.team.only_in_python
-        return found | ({"only_in_python": only} if only else {})
+        return found | {"pythonpath": list(self.folders), "only_in_python": only}
 
     # -- parts with a class ---------------------------------------------------------------------------------------
 
     def _task(self) -> dict[str, Any]:
         task, seed = self.parts.task, self.parts.args.seed
         section = self._named("task", TASKS, task)
-        if "task" in self.only_in_python:
+        if any(key.split(".")[0] == "task" for key in self.only_in_python):
             return section
         if not _same(lambda: build_task(section, "train", seed), task):
             self.only_in_python["task"] = f"{_called(task)} of other data or of another split"
@@ -128,9 +134,13 @@ class _Description:
 
     def _named(self, key: str, known: Mapping[str, Any], part: Any) -> dict[str, Any]:
         """Return the name and the options of a task or a protocol. Options that cannot be written down are left out."""
-        name = next((name for name, kind in known.items() if kind is type(part) and _comes_with_maporl(kind)), None)
+        kind = type(part)
+        name = next((name for name, own in known.items() if own is kind and _comes_with_maporl(own)), None)
+        if name is None and dataclasses.is_dataclass(part):
+            name = self._imported(kind)
         if name is None:
-            self.only_in_python[key] = _called(part)
+            why = "which no other process can import" if dataclasses.is_dataclass(part) else "which is not a dataclass"
+            self.only_in_python[key] = f"{_called(part)}, {why}"
         options = {}
         for option in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
             try:
@@ -140,28 +150,50 @@ class _Description:
         options.pop("split", None)  # a run reads both splits
         return {"name": name or _called(part), **options}
 
+    def _imported(self, part: Any) -> str | None:
+        """Return the name ``MODULE:OBJECT`` of a class or a function, or None if another process cannot import it."""
+        name = import_name(part)
+        if name is not None and (folder := import_folder(name)) is not None:
+            self.folders[folder] = None
+        return name
+
     # -- sections -------------------------------------------------------------------------------------------------
 
     def _reward(self) -> dict[str, Any]:
+        section = _plain(dataclasses.asdict(self.parts.reward))
+        section["rules"] = self._entries("reward.rules", RULES, section["rules"])
         for name, source in self.parts.sources.items():
-            self.only_in_python[f"reward.sources.{name}"] = _called(source)
-        self._foreign("reward.rules", RULES, _names(self.parts.reward.rules))
-        return _plain(dataclasses.asdict(self.parts.reward))
+            imported = self._imported(source)
+            fits = imported is not None and _works(partial(find_source, imported))
+            if not fits or name not in section["sources"] or name in json.dumps(section["rules"]):
+                self.only_in_python[f"reward.sources.{name}"] = _called(source)
+            else:  # the metrics of a run that is built from here have this name too
+                section["sources"] = {imported if key == name else key: w for key, w in section["sources"].items()}
+        return section
 
     def _advantage(self) -> dict[str, Any]:
-        own = self.parts.advantage
-        for key, known, names in (
-            ("returns", RETURNS, [own.returns]), ("baseline", BASELINES, [own.baseline]),
-            ("scale", SCALES, [own.scale]), ("post", TRANSFORMS, _names(own.post)),
-        ):  # fmt: skip
-            self._foreign(f"training.advantage.{key}", known, names)
-        return _plain(dataclasses.asdict(own))
+        section = _plain(dataclasses.asdict(self.parts.advantage))
+        for key, known in (("returns", RETURNS), ("baseline", BASELINES), ("scale", SCALES)):
+            [section[key]] = self._entries(f"training.advantage.{key}", known, [section[key]])
+        section["post"] = self._entries("training.advantage.post", TRANSFORMS, section["post"])
+        return section
 
-    def _foreign(self, key: str, known: Mapping[str, Any], names: Iterable[str]) -> None:
-        """List the parts that the program has added to a visible dict, because another process does not have them there."""
-        for name in names:
+    def _entries(self, key: str, known: Mapping[str, Any], entries: Sequence[Any]) -> list[Any]:
+        """Return ``entries``, which are names or ``{name: options}``, with names that another process can look up.
+
+        The program may have added parts of its own to a visible dict. They are imported by another name, or listed.
+        """
+        named = []
+        for entry in entries:
+            name = entry if isinstance(entry, str) else next(iter(entry))
+            own = name
             if name in known and not _comes_with_maporl(known[name]):
-                self.only_in_python[f"{key}.{name}"] = _called(known[name])
+                imported = self._imported(known[name])
+                if imported is None:
+                    self.only_in_python[f"{key}.{name}"] = _called(known[name])
+                own = imported or name
+            named.append(own if isinstance(entry, str) else {own: entry[name]})
+        return named
 
     def _schedule(self, section: dict[str, Any]) -> dict[str, Any]:
         seed = self.parts.args.seed
@@ -169,15 +201,14 @@ class _Description:
         for update, task in self.parts.curriculum:
             own = self._named("training.curriculum", TASKS, task)
             changed = {key: value for key, value in own.items() if section.get(key, ()) != value}
-            if not _same(lambda changed=changed: build_task(section | changed, "train", seed), task):
+            if not _same(partial(build_task, section | changed, "train", seed), task):
                 self.only_in_python[f"training.curriculum.{update}"] = _called(task)
             stages.append({"update": update, "task": changed})
         return _plain(dataclasses.asdict(self.parts.schedule)) | {"curriculum": stages}
 
     def _ppo(self) -> dict[str, Any]:
-        args = self.parts.args
-        self._foreign("training.objective", OBJECTIVES, [args.objective])
-        return self._section("ppo", PPOOptions, {"total_episodes": None})
+        [objective] = self._entries("training.objective", OBJECTIVES, [self.parts.args.objective])
+        return self._section("ppo", PPOOptions, {"total_episodes": None, "objective": objective})
 
     def _training(self) -> dict[str, Any]:
         """Return the options of training, and list those that no configuration has."""
@@ -201,12 +232,12 @@ class _Description:
                 section[name] = _plain(value)
             except ValueError:
                 self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
-        if not _built(lambda: validated(kind, section, key)):
+        if not _works(partial(validated, kind, section, key)):
+            usual = vars(kind())
             for name, value in list(section.items()):
-                if value != getattr(kind(), name) and not _built(
-                    lambda name=name, value=value: validated(kind, {name: value}, key)
-                ):
-                    self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
+                if value == usual[name] or _works(partial(validated, kind, {name: value}, key)):
+                    continue
+                self.only_in_python[f"training.{name}"] = str(section.pop(name))[:200]
         return section
 
 
@@ -234,23 +265,20 @@ def _plain(value: Any) -> Any:
 
 
 def _same(build: Callable[[], Any], part: Any) -> bool:
-    """Return whether ``build`` returns an equal part."""
+    """Return whether ``build`` returns an equal part, and a configuration takes it."""
     try:
         return bool(build() == part)
-    except (UserError, ValueError, TypeError):  # options that a configuration refuses
+    except (UserError, ValueError, TypeError):
         return False
 
 
-def _built(build: Callable[[], Any]) -> bool:
+def _works(build: Callable[[], Any]) -> bool:
+    """Return whether a configuration takes what ``build`` builds."""
     try:
         build()
-    except UserError:
+    except (UserError, ValueError, TypeError):
         return False
     return True
-
-
-def _names(entries: Iterable[str | Mapping[str, Any]]) -> list[str]:
-    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
 
 
 def _comes_with_maporl(part: Any) -> bool:
@@ -260,9 +288,12 @@ def _comes_with_maporl(part: Any) -> bool:
 
 
 def _called(part: Any) -> str:
-    """Return the name by which people find a part: that of its class, or its own if it is a class or a function."""
+    """Return the name by which people find a part: that of its class, or its own if it is a class or a function.
+
+    It has no colon, so that nothing takes it for the name of something to import.
+    """
     named = part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part)
-    return f"{_module(named)}:{named.__qualname__}"
+    return f"{_module(named)}.{named.__qualname__}"
 
 
 def _module(part: Any) -> str:

@@ -91,6 +91,7 @@ class RunRecord:
             for name in (INITIAL, TOKENIZERS, *sorted(UNTRAINED)):
                 if (self.folder / name).exists():
                     set_aside(self.folder / name, ABANDONED)
+        self._begun = True
         replace_file(file, text)
         if not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
             saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
@@ -98,7 +99,7 @@ class RunRecord:
     def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
         """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.
 
-        ``play`` plays the dialogues of this process. Without it there is no evaluation.
+                ``play`` plays the dialogues of this process. Without it, nothing is evaluated.
 
         Raises:
             RunError: the evaluation in the folder is damaged.
@@ -122,10 +123,13 @@ class RunRecord:
             return
         if self.config is None:
             release(self.folder, {INITIAL, TOKENIZERS})
-        self.report()
+        self.report(warn=False)
 
-    def report(self) -> None:
-        """Write the report. The run is saved by now, so what fails here is a warning, and no run is lost to its report."""
+    def report(self, warn: bool = True) -> None:
+        """Write the report. The run is saved by now, so what fails here is a warning, and no run is lost to its report.
+
+        Without ``warn`` nothing is printed, because the run's own error follows. On a full disk the two have one cause.
+        """
         if not distributed.is_main() or not (self.folder / "metrics.jsonl").exists():
             return
         from maporl.report import page  # with Jinja, which the start of a run can do without
@@ -134,7 +138,8 @@ class RunRecord:
             page.write_report([self.folder])
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            print(f"warning: no report was written ({what}); try: maporl report {self.folder}", file=sys.stderr)
+            if warn:
+                print(f"warning: no report was written ({what}); try: maporl report {self.folder}", file=sys.stderr)
 
 
 def _text(values: dict) -> str:
@@ -142,7 +147,7 @@ def _text(values: dict) -> str:
     try:
         return to_yaml(parse_config(values))
     except ConfigError as error:  # a name or a value that no configuration may have
-        values["only_in_python"] = values.get("only_in_python", {}) | {"configuration": str(error)}
+        values["only_in_python"] |= {"configuration": str(error)}
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

@@ -1,10 +1,11 @@
 """Turn dialogues into training samples: one for each utterance, with the columns that advantages need."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from maporl.advantages.batch import TurnBatch
 from maporl.rewards.base import where
 from maporl.schedules import Plan
 from maporl.types import Dialogue, Stop, Utterance
@@ -148,6 +149,50 @@ def untrained_columns(dialogues: list[Dialogue], known: set[Name]) -> list[Colum
             if "credit" in utterance.rewards and name not in known and name not in others:
                 others[name] = Columns.of(dialogue, utterance)
     return list(others.values())
+
+
+def turn_batch(columns: Sequence[Columns], reward: list[float], value: list[float] | None = None) -> TurnBatch:
+    """Return the :class:`TurnBatch` with one row for each entry of ``columns``.
+
+    ``reward`` and ``value`` are the rows' rewards and, with a critic, their values.
+    """
+    number = {entry.name: i for i, entry in enumerate(columns)}
+
+    def recorded(name: str) -> list | None:
+        column = [getattr(entry, name) for entry in columns]
+        return column if any(value is not None for value in column) else None
+
+    return TurnBatch(
+        reward=reward,
+        value=value,
+        prompt=[entry.prompt for entry in columns],
+        rollout=[entry.rollout for entry in columns],
+        agent=[entry.agent for entry in columns],
+        role=[entry.role for entry in columns],
+        turn=[entry.turn for entry in columns],
+        order=[entry.order for entry in columns],
+        parent=[_parent(entry, number) for entry in columns],
+        caller=[None if entry.caller is None else number.get(entry.caller) for entry in columns],
+        action=[entry.action for entry in columns],
+        tokens=[entry.tokens for entry in columns],
+        game=recorded("game"),
+        seed=recorded("seed"),
+        state=recorded("state"),
+    )
+
+
+def _parent(entry: Columns, number: Mapping[tuple, int]) -> int | None:
+    """Return the row before this one on its branch, or None.
+
+    It belongs to the last earlier step that has rows. In that step it is the same agent's row, or else the last one.
+    """
+    earlier = [(order, agent, name) for order, agent, name in entry.earlier if name in number]
+    if not earlier:
+        return None
+    last = max(order for order, _, _ in earlier)
+    step = [(agent, name) for order, agent, name in earlier if order == last]
+    same_agent = [name for agent, name in step if agent == entry.agent]
+    return number[same_agent[-1] if same_agent else step[-1][1]]
 
 
 def _action(utterance: Utterance) -> str:

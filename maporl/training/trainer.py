@@ -29,7 +29,7 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks.base import Task, tasks_by_name
-from maporl.tasks.prompts import questions_of
+from maporl.tasks.prompts import Prompts, questions_of
 from maporl.team.devices import split_bases
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
@@ -321,9 +321,17 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips."""
-        evaluation = self.measure(eval_dataset)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluation.metrics().items()}
+        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.
+
+        If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a prompt.
+        """
+        task = self._evaluated(eval_dataset)
+        dialogues = self.play_evaluation(task)
+        measured = evaluate_everywhere(dialogues).metrics()
+        if not task.labelled:
+            self.player.scorer.score(dialogues, task)
+            measured |= mean_rewards(distributed.all_gather(reward_sums(dialogues)))
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -338,14 +346,18 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         Raises:
             ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
         """
-        task = task if task is not None else self.eval_task
-        if task is None:
-            raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
-        args = self.args
+        task, args = self._evaluated(task), self.args
         with self.sampling_weights():
             return self.player.play_evaluation(
                 task, args.eval_questions, args.eval_decoding, args.seed, self.state.global_step + 1
             )
+
+    def _evaluated(self, given: Task | Sequence[Mapping[str, Any]] | None) -> Task:
+        """Return the task to evaluate on: the ``given`` one, or that of the trainer."""
+        task = self.eval_task if given is None else given
+        if task is None:
+            raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
+        return task if isinstance(task, Task) else Prompts(task, "eval")
 
     # -- logging and saving -------------------------------------------------------------------------------------------
 

@@ -68,24 +68,16 @@ class UntrainedCounter:
         return shares(counts)
 
     def _must_learn(self, counts: dict[Speaker, Count], update: int) -> None:
-        for agent in dict.fromkeys(agent for _, agent, _ in counts):
-            own = {role: count for (_, name, role), count in counts.items() if name == agent}
-            if any(count.credited for count in own.values()):
-                self.credited.add(agent)
-            elif agent not in self.credited:
-                raise RewardFailure(self._never(agent, own, update))
-
-    def _never(self, agent: str, counts: dict[str | None, Count], update: int) -> str:
-        roles = [repr(role) for role in counts if role is not None]
-        known = f" (as {', '.join(roles)})" if roles else ""
+        self.credited |= {agent for (_, agent, _), count in counts.items() if count.credited}
+        never = [agent for agent in dict.fromkeys(agent for _, agent, _ in counts) if agent not in self.credited]
+        if not never:
+            return
         rules = ", no rule of reward.rules credited them" if self.rules else ""
-        first = next(count.first for count in counts.values())
-        return (
-            f"agent {agent!r}{known} would never learn: none of its {sum(c.uncredited for c in counts.values())} utterances of "
-            f"update {update} has a credit. No reward source and no payment of the protocol scored them{rules}, and {first}. "
-            "Name their ids in Ask.parents where the protocol shows them to an agent; or let a reward source, or the protocol "
-            "(pays), score them; or credit them by a rule such as reward.rules: [last]; or do not train the agent "
-            f"(agents.{agent}.trainable: false)"
+        raise RewardFailure(
+            f"update {update}: no utterance of {'; and none of '.join(_never(agent, counts) for agent in never)} has a credit, so "
+            f"nothing would be learned from them. No reward source and no payment of the protocol scored them{rules}. Name their "
+            "ids in Ask.parents where the protocol shows them to an agent; or let a reward source, or the protocol (pays), score "
+            "them; or credit them by a rule such as reward.rules: [last]; or do not train the agent (trainable: false)"
         )
 
     def _mention_silent(self, spoken: Collection[str], plan: Plan) -> None:
@@ -95,6 +87,15 @@ class UntrainedCounter:
                 "agents that did not speak in the first update, so nothing is known of their credit yet: %s",
                 ", ".join(silent),
             )
+
+
+def _never(agent: str, counts: dict[Speaker, Count]) -> str:
+    """Return an agent, with its roles, the number of its utterances, and why one of them has no credit."""
+    own = {role: count for (_, name, role), count in counts.items() if name == agent}
+    roles = [repr(role) for role in own if role is not None]
+    known = f" as {', '.join(roles)}" if roles else ""
+    lacking = sum(count.uncredited for count in own.values())
+    return f"agent {agent!r}{known} ({lacking} utterances; {next(iter(own.values())).first})"
 
 
 def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Plan) -> dict[Speaker, Count]:
@@ -133,5 +134,5 @@ def _why(dialogue: Dialogue, utterance: Utterance) -> str:
     readers = sorted({u.agent for u in dialogue.utterances if utterance.id in u.parents})
     place = where(dialogue, utterance)
     if not readers:
-        return f"nobody was shown them ({place}, for example)"
-    return f"what was shown them has no credit either ({place}, for example, was shown to {', '.join(readers)})"
+        return f"nobody was shown what it said, for example {place}"
+    return f"those who were shown what it said have no credit either, for example {', '.join(readers)} after {place}"

@@ -46,9 +46,9 @@ def _check_named(config: Config, where: str) -> None:
     if config.only_in_python:
         parts = ", ".join(f"{key} ({what})" for key, what in config.only_in_python.items())
         raise ConfigError(
-            f"{where}: only_in_python: the run was made in Python with parts that cannot be built from here: {parts:.400}; put "
-            "them into a module that maporl has (docs/howto), or use them in Python: Team.from_pretrained(RUN), and pass "
-            "them to a trainer"
+            f"{where}: only_in_python: the run was made in Python with parts that cannot be built from here: {parts:.400}; "
+            "define them as dataclasses and functions of a module that can be imported, or use them in Python: "
+            "Team.from_pretrained(RUN) loads the team for a trainer with these parts"
         )
 
 

@@ -16,7 +16,8 @@ from maporl.types import Dialogue, Utterance
 Speaker = tuple[str, str | None]
 """An agent, and the role in which it spoke."""
 NOTHING = "NOTHING"
-BY_READERS = "the mean credit of those who are shown it ({})"
+READERS = "READERS"
+BY_READERS = f"the mean credit of those who are shown it ({READERS})"
 
 
 def credit_lines(
@@ -31,23 +32,30 @@ def credit_lines(
         dialogues: what was said. Their rewards change.
     """
     learners = tuple(learners)
-    for u in (u for d in dialogues for u in d.utterances):
-        given = (n for n in reward.sources if n not in protocol.pays and (u.answers or n not in ANSWERS_ONLY))
-        u.rewards |= dict.fromkeys(given, 1.0)
+    unlisted = (
+        {name for d in dialogues for u in d.utterances for name in u.rewards} - protocol.pays - set(reward.sources)
+    )
+    unsure = [name for name in reward.sources if name not in protocol.pays and name not in ANSWERS_ONLY]
+    for u in (u for d in dialogues for u in d.utterances if u.answers):
+        u.rewards |= {name: 1.0 for name in reward.sources if name not in protocol.pays}
     try:
         weighted_scores(dialogues, reward.sources)
     except RewardFailure as error:
         return [
             f"warning: credit: {error}, in a dialogue whose utterances are all empty; a run stops where this happens"
         ]
-    sources = _credited(reward, dialogues)
+    sources = _credited(reward, dialogues, unsure)
     told = {agent: [(role, parts) for (name, role), parts in sources.items() if name == agent] for agent in learners}
     line = "; ".join(f"{', '.join(names)}: {what}" for what, names in _grouped(told).items())
-    return [f"credit: {line}", *_warnings(told, bool(reward.rules))]
+    return [f"credit: {line}", *_warnings(told, bool(reward.rules)), *_unlisted(protocol, sorted(unlisted))]
 
 
-def _credited(reward: RewardSection, dialogues: list[Dialogue]) -> dict[Speaker, dict[str, None]]:
-    """Return what credits the utterances of each speaker: each kind once, in the order in which they come."""
+def _credited(reward: RewardSection, dialogues: list[Dialogue], unsure: list[str]) -> dict[Speaker, dict[str, None]]:
+    """Return what credits the utterances of each speaker: each kind once, in the order in which they come.
+
+    ``unsure`` lists the sources that may score any utterance. Only their code says which.
+    """
+    perhaps = f"its own reward if {' or '.join(unsure)} scores it, or else " if unsure else ""
     readers: dict[Speaker, set[str]] = {}
     kinds: dict[int, str] = {}
     if reward.rules:
@@ -56,31 +64,43 @@ def _credited(reward: RewardSection, dialogues: list[Dialogue]) -> dict[Speaker,
         if not reward.rules and "score" in u.rewards:
             u.rewards["credit"] = u.rewards["score"]
         if "credit" in u.rewards:
-            kinds[id(u)] = _own(u, reward)
+            kinds[id(u)] = _own(u, reward, unsure)
     found: dict[Speaker, dict[str, None]] = {}
     for dialogue in dialogues:
         credit_by_readers(dialogue)
         for u in dialogue.utterances:
-            what = kinds.get(id(u)) or (BY_READERS if "credit" in u.rewards else NOTHING)
+            what = kinds.get(id(u)) or perhaps + (BY_READERS if "credit" in u.rewards else NOTHING)
             found.setdefault((u.agent, u.role), {})[what] = None
             shown_to = {v.agent for v in dialogue.utterances if u.id in v.parents and "credit" in v.rewards}
             readers.setdefault((u.agent, u.role), set()).update(shown_to)
     return {
-        speaker: {
-            BY_READERS.format(", ".join(sorted(readers[speaker]))) if kind == BY_READERS else kind: None for kind in own
-        }
+        speaker: {kind.replace(READERS, ", ".join(sorted(readers[speaker]))): None for kind in own}
         for speaker, own in found.items()
     }
 
 
-def _own(u: Utterance, reward: RewardSection) -> str:
+def _own(u: Utterance, reward: RewardSection, unsure: list[str]) -> str:
     """Return what scores and rules give an utterance."""
-    scores = ", ".join(f"{name} {weight:g}" for name, weight in reward.sources.items() if name in u.rewards)
+    given = {name: weight for name, weight in reward.sources.items() if name in u.rewards}
+    scores = ", ".join(
+        f"{name} {weight:g}{' where it scores' if name in unsure else ''}" for name, weight in given.items()
+    )
     what = f"{'answers' if u.answers else 'other words'} ({scores})" if scores else "all that it says"
     if reward.rules:
         names = (entry if isinstance(entry, str) else next(iter(entry)) for entry in reward.rules)
         return f"{what}, by reward.rules [{', '.join(names)}]"
     return f"{what}, horizon {reward.horizon}, share {reward.share}" if u.answers else f"{what}, not shared"
+
+
+def _unlisted(protocol: Protocol, names: list[str]) -> list[str]:
+    """Return a warning if the protocol sets rewards that it does not list."""
+    if not names:
+        return []
+    listed = ", ".join(map(repr, names))
+    return [
+        f"warning: protocol: {protocol.label} sets the rewards {', '.join(names)}, which its pays does not list, so they are only "
+        f"logged; write pays = frozenset({{{listed}}}) in its class, and give them weights in reward.sources"
+    ]
 
 
 def _grouped(told: dict[str, list[tuple[str | None, dict[str, None]]]]) -> dict[str, list[str]]:

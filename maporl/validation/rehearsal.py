@@ -20,8 +20,7 @@ from maporl.rollout.branching import BRANCHINGS, play_branched
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.schedules import Plan
 from maporl.tasks import Task
-from maporl.training.assign import turn_batch
-from maporl.training.samples import samples_by_policy, untrained_columns
+from maporl.training.samples import samples_by_policy, turn_batch, untrained_columns
 from maporl.types import Dialogue, Grade, Stop
 from trl_ext import distributed
 from trl_ext.ppo_options import GREEDY, Decoding

@@ -6,7 +6,7 @@ from maporl.config.schema import Config
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.driver import SpeakerSpec
 from maporl.tasks.base import Task
-from maporl.training.warm_start import play_teacher
+from maporl.training.teacher import play_teacher
 
 TRIED = 8
 """How many questions the teacher plays."""

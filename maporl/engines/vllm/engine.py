@@ -211,7 +211,8 @@ class VLLMEngine(Engine):
         if not torch.cuda.is_available():
             raise VLLMFailure(
                 f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a GPU group "
-                "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora), of which only the adapter travels"
+                "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora, or peft_config), of which only the adapter "
+                "travels"
             )
         if not distributed.is_main():
             return

@@ -27,7 +27,7 @@ class ServedReward:
             wait), which are those of the YAML section ``reward.verifier``.
 
     Raises:
-        ConfigError: an option or an address cannot be used, or there is no address.
+        ConfigError: an option or an address cannot be used, or no address was given.
     """
 
     def __init__(

@@ -1,0 +1,129 @@
+"""Say in one line what a value of a configuration should have been: pydantic's faults in the words of this package. No torch."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from maporl.config.imports import is_import
+from maporl.config.schema import Config
+
+_WORDS = (
+    (r"^Input should be ", "expected "),
+    (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping of keys to values"),
+    (r"a valid (list|tuple)", "a list, as [a, b]"),
+    (r"a valid string", "a text"),
+    (r"a valid integer(, (unable to parse|got a number).*)?", "a whole number"),
+    (r"a valid number(, unable to parse.*)?", "a number"),
+    (r"a valid boolean(, unable to interpret.*)?", "true or false"),
+    (r"greater than or equal to (\S+)", r"at least \1"),
+    (r"less than or equal to (\S+)", r"at most \1"),
+    (r"greater than (\S+)", r"more than \1"),
+    (r"^Dictionary should have at least 1 item after validation, not 0", "expected at least one"),
+)
+"""Pydantic's phrases, and the phrases of this package in their place."""
+_BY_NAME = ("task", "protocol")
+"""The sections that are chosen by name, so that people write the name alone."""
+
+
+_TYPES = ("bool", "int", "float", "str")
+"""What pydantic adds to the place of a value that may be of several types. No key of a configuration is called so."""
+
+
+def explain(kind: type, faults: Sequence[Any]) -> list[str]:
+    """Return a line for each of pydantic's ``faults`` in values for the dataclass ``kind``, without repetitions.
+
+    Where a value may be a text or something else, pydantic has a fault for each. The one for the text is left out.
+    """
+    told = [fault for fault in faults if not _has_better(fault, faults)]
+    return list(dict.fromkeys(_explain(kind, fault) for fault in told))
+
+
+def _has_better(fault: Any, faults: Sequence[Any]) -> bool:
+    place = fault["loc"][:-1]
+    others = (other for other in faults if other is not fault and other["loc"][: len(place)] == place)
+    return fault["type"] == "string_type" and fault["loc"][-1] == "str" and any(others)
+
+
+def _explain(kind: type, fault: Any) -> str:
+    places = [part for part in fault["loc"] if "[" not in str(part)]  # list[str] is the name of a type
+    if len(places) > 1 and places[-1] in _TYPES:
+        places.pop()
+    location, value = ".".join(f"{part!s:.80}" for part in places), fault["input"]
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"{location}: this key is required"
+    if fault["type"] == "string_type" and isinstance(value, bool | int | float | dict):
+        return (
+            f"{location}: expected a text, got {value!r:.80}; put a text that YAML would read as something else in quotes: "
+            f'{places[-1]}: "TEXT" in a file, \'{places[-1]}="TEXT"\' on a command line'
+        )
+    message = fault["msg"].removeprefix("Value error, ")
+    own = "; no part of your own can be named here" if is_import(value) else ""
+    if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
+        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{own}" if location else message
+    for theirs, ours in _WORDS:
+        message = re.sub(theirs, ours, message)
+    if isinstance(value, str) and value.isidentifier():
+        message = message.replace("[a, b]", f"[{value}]")
+        if fault["type"] == "dict_type" and location in _BY_NAME:
+            message += f", as {{name: {value}}}"
+    return f"{location}: {message}, got {value!r:.80}{own}"
+
+
+def _nearest(kind: type, location: tuple) -> str:
+    """Return a text with the known keys at ``location`` and the key that is nearest to its last part."""
+    return nearest_key(_section(kind, location[:-1]), str(location[-1]))
+
+
+def nearest_key(section: Any, key: str) -> str:
+    """Return a text with the keys of the dataclass ``section``, and where a key like ``key`` stands, there or elsewhere."""
+    names = [f.name for f in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
+    elsewhere = _places()
+    near = difflib.get_close_matches(key[:80], names, 1) if key not in elsewhere else []
+    near = near or [
+        place for name in difflib.get_close_matches(key[:80], elsewhere, 1, 0.85) for place in elsewhere[name]
+    ]
+    found = f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else ""
+    below = (
+        "; what a protocol or a task can be told stands below protocol: or task:"
+        if section is Config and not near
+        else ""
+    )
+    return f"{found}known: {', '.join(names)}{below}"
+
+
+def _section(kind: Any, location: tuple) -> Any:
+    """Return the dataclass at ``location`` below the dataclass ``kind``."""
+    for part in location:
+        if dataclasses.is_dataclass(kind):
+            hints = {f.name: f.type for f in dataclasses.fields(kind)}
+            kind = hints.get(part, kind)
+            kind = _dataclass_in(kind) or kind
+    return kind
+
+
+@cache
+def _places() -> dict[str, list[str]]:
+    """Return the places of every key that an override can name, such as ``{"optim": ["training.optim"]}``, the nearest first."""
+    found: dict[str, list[str]] = {}
+    left: list[tuple[str, Any]] = [("", Config)]
+    while left:
+        prefix, kind = left.pop(0)
+        for f in dataclasses.fields(kind):
+            found.setdefault(f.name, []).append(f"{prefix}{f.name}")
+            if (inner := _dataclass_in(f.type)) and getattr(f.type, "__origin__", None) is not list:
+                left.append((f"{prefix}{f.name}.{'NAME.' if f.name == 'agents' else ''}", inner))
+    return {name: sorted(places, key=lambda place: place.count(".")) for name, places in found.items()}
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    if dataclasses.is_dataclass(hint):
+        return hint  # type: ignore[return-value]
+    for part in getattr(hint, "__args__", ()):
+        if found := _dataclass_in(part):
+            return found
+    return None
