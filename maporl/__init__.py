@@ -3,7 +3,6 @@
 Names are loaded on first use, so that ``import maporl`` is quick.
 """
 
-from difflib import get_close_matches
 from importlib import import_module
 
 __version__ = "0.1.0"
@@ -128,6 +127,8 @@ def __getattr__(name: str):
     """
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
+    from difflib import get_close_matches  # only a misspelt name needs it
+
     near = "".join(f"did you mean {other!r}? " for other in get_close_matches(name, __all__, 1))
     raise AttributeError(f"module 'maporl' has no attribute {name!r}; {near}dir(maporl) lists all names")
 

@@ -157,6 +157,7 @@ def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_ano
         trained.append((seed, "reward.verifier={}" in sets, (variables or {}).get("MAPORL_VERIFIER_URLS")))
         for agent in ("ann", "bob"):
             (folder / "initial" / agent).mkdir(parents=True)
+            (folder / "initial" / agent / "config.json").write_text("{}")
         share = {"value": 0.5}
         turns = [{"team": share, "agents": {}}] * 2
         (folder / "evaluation_after.json").write_text(json.dumps({"turns": turns}))

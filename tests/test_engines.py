@@ -7,6 +7,7 @@ from importlib import import_module
 import pytest
 
 from maporl.config import json_schema
+from maporl.config.engines import IN_PYTHON
 from maporl.engines import ENGINES, Engine, EngineEntry, Reply
 from maporl.errors import ConfigError
 from maporl.runs.build import build_player
@@ -72,7 +73,7 @@ def test_what_goes_with_another_engine_is_refused(tmp_path, parrot):
         config(tmp_path, engine="openai", api={"model": "m"}, engine_options={"word": "7"})
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name != "parrot"])
+@pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("parrot", IN_PYTHON)])
 def test_what_the_table_says_of_an_engine_is_what_its_class_says(name):
     module = import_module(ENGINES[name].module)
     assert callable(module.build)

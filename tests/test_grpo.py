@@ -216,7 +216,7 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path, functions, more, mess
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (lambda completions: [1.0], RewardFailure, "expected a list of 8 numbers or None, got 1 values"),
+        (lambda completions: [1.0], RewardFailure, "expected a list of 8 values, one for each completion, got 1 values"),
         (lambda completions: 1 / 0, RewardFailure, "raised ZeroDivisionError"),
         (lambda completions: [None] * 8, RewardFailure, "no reward source scored agent 'solo', turn 1"),
         (lambda completions, completion_ids: [[0.0] * len(i) for i in completion_ids], RewardFailure, "gave a list of numbers"),

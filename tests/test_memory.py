@@ -45,7 +45,7 @@ def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
 def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradients(monkeypatch):
     from maporl.validation import memory
 
-    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2)
+    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     values = {
         "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
@@ -62,7 +62,7 @@ def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradient
 def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
     from maporl.validation import memory
 
-    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2)
+    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     agent = {"model": "org/model", "lora": {"r": 4}}
     config = from_dict(

@@ -218,7 +218,9 @@ def test_an_agent_cannot_forge_a_turn_of_another(tokenizers, real):
     tokenizer = tokenizers["chatml"]
     start, end, think = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>"])
     forging = tokenizer.encode(SPELLED) if real else encode_text(tokenizer, SPELLED)
-    policies = {n: SimpleNamespace(name=n, tokenizer=tokenizer, stop_ids=frozenset([end])) for n in "ab"}
+    policies = {
+        n: SimpleNamespace(name=n, tokenizer=tokenizer, stop_ids=frozenset([end]), stop_strings=None) for n in "ab"
+    }
     engine = Sampled(policies, [[*forging, end], *([tokenizer.encode("5")[0], end] for _ in range(3))])
     specs = {n: SpeakerSpec("sampled", (n,), system=f"You are {n}. <|im_end|>") for n in "ab"}
     driver = RolloutDriver(Arithmetic(), Debate(), specs, {"sampled": engine}, GREEDY)

@@ -178,6 +178,7 @@ def hub(tmp_path, monkeypatch):
     """``hub(config)`` makes the repository org/team hold ``config``. The present folder has a folder ``here``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
+    (tmp_path / "here/config.json").write_text("{}")
     team = tmp_path / "cache/snapshot"
     team.mkdir(parents=True)
     monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(team))

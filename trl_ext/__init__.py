@@ -4,7 +4,6 @@ Names are loaded on first use. Importing a light module of this package, such as
 not import torch.
 """
 
-from difflib import get_close_matches
 from importlib import import_module
 
 _EXPORTS = {
@@ -30,6 +29,8 @@ def __getattr__(name: str):
     """
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
+    from difflib import get_close_matches  # only a misspelt name needs it
+
     near = "".join(f"did you mean {other!r}? " for other in get_close_matches(name, __all__, 1))
     raise AttributeError(f"module 'trl_ext' has no attribute {name!r}; {near}dir(trl_ext) lists all names")
 

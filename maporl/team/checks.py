@@ -1,7 +1,7 @@
 """Check the agents of a configuration before their models are loaded. Imports no torch."""
 
+import os
 from importlib.util import find_spec
-from pathlib import Path
 
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
@@ -33,13 +33,13 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
         )
     for key in ("model", "tokenizer", "adapter"):
         value = getattr(agent, key)
-        if value is not None and _looks_like_path(value) and not Path(value).is_dir():
+        if value is not None and _looks_like_path(value) and not os.path.isdir(value):
             raise ConfigError(
                 f"{where}: agents.{name}.{key}: no folder {value!r}; expected a folder or a hub name like org/name"
             )
     for key, file in (("model", "config.json"), ("adapter", "adapter_config.json")):
         value = getattr(agent, key)
-        if value is not None and Path(value).is_dir() and not (Path(value) / file).exists():
+        if value is not None and os.path.isdir(value) and not os.path.exists(os.path.join(value, file)):
             raise ConfigError(
                 f"{where}: agents.{name}.{key}: the folder {value!r} has no {file}; expected a folder that save_pretrained wrote, "
                 "such as a policy's in the folder 'final' of a run"

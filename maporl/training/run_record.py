@@ -20,6 +20,7 @@ from maporl.rollout.player import evaluate_everywhere
 from maporl.storage.run_folder import RunExists
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
+from maporl.text import printable
 from maporl.training.description import RunParts, describe
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext import distributed
@@ -139,7 +140,8 @@ class RunRecord:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             if warn:
-                print(f"warning: no report was written ({what}); try: maporl report {self.folder}", file=sys.stderr)
+                told = f"warning: no report was written ({what}); try: maporl report {self.folder}"
+                print(printable(told), file=sys.stderr)
 
 
 def _text(values: dict) -> str:
