@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from maporl.config.parse import to_yaml
+from maporl.validation import memory
 from maporl.validation.load import from_dict
 from maporl.validation.memory import LIBRARIES, estimate
 from maporl.validation.preflight import check_run
@@ -42,9 +43,16 @@ def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
     assert about == pytest.approx(peak, rel=0.25)
 
 
-def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradients(monkeypatch):
-    from maporl.validation import memory
+def test_tiny_models_need_little_beside_the_libraries(tmp_path):
+    small = {"alphabet": "01:", "hidden_size": 8, "layers": 1, "heads": 2}
+    values = {
+        "output_dir": str(tmp_path / "x"), "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": small}}, "training": {"use_cpu": True},
+    }  # fmt: skip
+    told = memory.line(from_dict(values), longest=10, dialogues=1)
+    assert told == "memory: about 0.5 GiB for a process that holds everything"
 
+
+def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradients(monkeypatch):
     shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     values = {
@@ -60,8 +68,6 @@ def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradient
 
 
 def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
-    from maporl.validation import memory
-
     shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     agent = {"model": "org/model", "lora": {"r": 4}}

@@ -114,7 +114,7 @@ def line(config: Config, longest: int, dialogues: int) -> str:
     parts = estimate(config, longest, dialogues)
     total = sum(parts.values()) + (LIBRARIES if training_on_cpu(config) else 0.0)
     shown = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in parts.items() if size > 0.02 * total)
-    return f"memory: about {total / 2**30:.1f} GiB for a process that holds everything ({shown})"
+    return f"memory: about {total / 2**30:.1f} GiB for a process that holds everything{f' ({shown})' if shown else ''}"
 
 
 def training_on_cpu(config: Config) -> bool:
