@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import jsonschema
@@ -106,6 +107,19 @@ def test_doctor_names_what_is_missing_and_the_command(monkeypatch):
     for what, _, extra in FEATURES:
         assert found[what].state == "missing" and f"[{extra}]'" in found[what].detail
     assert found["torch"].state == found["python"].state == "fine" and "cores" in found["processor"].detail
+
+
+def test_doctor_names_the_lock_that_a_killed_compilation_has_left(monkeypatch, tmp_path):
+    """DeepSpeed waits for it for ever, without a word and without CPU time."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    left, new = (tmp_path / f"py311_cpu/{name}/lock" for name in ("deepspeed_shm_comm", "cpu_adam"))
+    for lock in (left, new):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    os.utime(left, (time.time() - 3600,) * 2)
+    found = [finding for finding in examine() if finding.what == "compiled extensions"]
+    assert [finding.state for finding in found] == ["missing"]
+    assert found[0].detail.endswith(f"rm {left}")
 
 
 def test_doctor_ends_with_1_where_a_package_is_broken(monkeypatch):

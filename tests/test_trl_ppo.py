@@ -5,8 +5,10 @@
 
 import dataclasses
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 import typing
 from pathlib import Path
@@ -419,18 +421,18 @@ COMMON = (
 )
 
 
-@pytest.mark.parametrize(
-    ("script", "options", "weights"),
-    [
-        ("ppo.py", "--per_device_train_batch_size 4", "model.safetensors"),
-        (
-            "ppo_tldr.py",
-            "--dataset_test_split validation --per_device_train_batch_size 1 --gradient_accumulation_steps 4 "
-            "--stop_token eos --eval_strategy steps --eval_steps 1 --use_peft --lora_target_modules all-linear",
-            "adapter_model.safetensors",
-        ),
-    ],
-)
+SCRIPTS = [
+    ("ppo.py", "--per_device_train_batch_size 4", "model.safetensors"),
+    (
+        "ppo_tldr.py",
+        "--dataset_test_split validation --per_device_train_batch_size 1 --gradient_accumulation_steps 4 "
+        "--stop_token eos --eval_strategy steps --eval_steps 1 --use_peft --lora_target_modules all-linear",
+        "adapter_model.safetensors",
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "options", "weights"), SCRIPTS)
 def test_trls_example_scripts_run(local_models, monkeypatch, capsys, script, options, weights):
     """Two updates of each script, from its command line to the saved weights and the table of completions."""
     monkeypatch.setattr(sys, "argv", [script, *f"{COMMON} {options} --output_dir out".split()])
@@ -441,6 +443,27 @@ def test_trls_example_scripts_run(local_models, monkeypatch, capsys, script, opt
     shown = capsys.readouterr().out
     assert "model response" in shown and "+1=" in shown
     assert ("eval_score" in shown) == ("--eval_strategy" in options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("script", "options", "weights"), SCRIPTS)
+def test_trls_example_scripts_run_in_two_processes_under_zero(local_models, stage, script, options, weights):
+    pytest.importorskip("deepspeed")
+    setting = (ROOT / f"configs/accelerate/zero{stage}.yaml").read_text()
+    Path("zero.yaml").write_text(setting.replace("num_processes: 8", "num_processes: 2"))
+    flags = f"{COMMON} {options} --output_dir out".replace("--use_cpu ", "")  # accelerate drops DeepSpeed with it
+    flags = flags.replace("--total_episodes 8", "--total_episodes 16")
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "zero.yaml"]
+    variables = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*launcher, str(ROOT / "examples" / script), *flags.split()],
+        env=variables, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    state = json.loads((local_models / "out/checkpoint-2/state.json").read_text())
+    assert state["global_step"] == 2 and state["episodes"] == 16
+    assert (local_models / "out" / weights).is_file()
 
 
 def test_the_parsers_of_trls_scripts_read_all_their_dataclasses(tmp_path):

@@ -4,8 +4,10 @@ import importlib
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
+import time
 import warnings
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +24,8 @@ FEATURES = (
     ("reward server", "fastapi", "server"),
     ("TextArena games", "textarena", "games"),
 )
+LOCK_SECONDS = 600
+"""A lock of a compiled extension that is older has no compilation behind it: they take a minute."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def examine() -> list[Finding]:
     """Return all findings, in order."""
     versions = _versions()
     torch_works = all(found.state == "fine" for found in versions if found.what == "torch")
-    return [*versions, *(_devices() if torch_works else []), *_features(), *_surroundings()]
+    return [*versions, *([*_devices(), *_stale_locks()] if torch_works else []), *_features(), *_surroundings()]
 
 
 def _versions() -> list[Finding]:
@@ -76,6 +80,16 @@ def _devices() -> list[Finding]:
         ]
     why = "torch is a build for CPUs" if torch.version.cuda is None else "no driver or no device"
     return [threads, Finding("GPU", "missing", f"none ({why}); tiny and small models train on the processor")]
+
+
+def _stale_locks() -> list[Finding]:
+    """Return a finding for each lock that a killed compilation has left. DeepSpeed would wait for it without a word."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    old = [path for path in sorted(root.rglob("lock")) if time.time() - path.stat().st_mtime > LOCK_SECONDS]
+    why = "a compilation that was killed left this lock, and every start that needs the extension waits for it"
+    return [Finding("compiled extensions", "missing", f"{why}; rm {shlex.quote(str(path))}") for path in old]
 
 
 def _features() -> list[Finding]:
