@@ -282,17 +282,32 @@ def test_settings_of_generation_that_would_change_what_is_trained_are_not_option
 # -- two processes ------------------------------------------------------------------------------------------------
 
 
+def train_in_processes(number, out, *options):
+    """Start ``ppo_worker.py`` on 16 completions an update in ``number`` processes, and wait for their end."""
+    out.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
+    worker = Path(__file__).with_name("ppo_worker.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command += [worker, out, str(16 // number), *options]
+    return subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_in_the_main_process_ends_both(tmp_path):
+    """The other process waited for the main one, half an hour long."""
+    done = train_in_processes(2, tmp_path / "out", "fails")
+    assert done.returncode == 1 and "ValueError: no reward today" in done.stderr
+    assert done.stderr.count("RewardError: ") >= 2, done.stderr[-3000:]
+
+
 @pytest.mark.slow
 def test_two_processes_end_with_the_weights_and_the_metrics_of_one(tmp_path):
     """Per-token rewards, several completions a prompt, stop strings and a critic that learns first, by real processes."""
     found = []
     for number in (1, 2):
         out = tmp_path / str(number)
-        out.mkdir()
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
-        worker = Path(__file__).with_name("ppo_worker.py")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        subprocess.run([*command, worker, out, str(16 // number)], check=True, env=environment, timeout=300)
+        done = train_in_processes(number, out)
+        assert done.returncode == 0, done.stderr[-3000:]
         found.append((load_file(out / "w"), json.loads((out / "metrics.json").read_text())))
         records = (out / "run" / "completions.jsonl").read_text().splitlines()
         assert len(records) == 3 * 3 and all({"score", "rewards"} <= json.loads(line).keys() for line in records)
