@@ -182,6 +182,7 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
     ({"sampler": "vllm"}, r"sampler: expected one such as maporl\.VLLMSampler\(\.\.\.\), got 'vllm'"),
     ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
     ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
+    ({"critic_warmup": 2}, r"critic_warmup: only the critic would learn in all 2 updates; choose a smaller number"),
     ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn first"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
@@ -241,12 +242,15 @@ def test_a_strategy_that_would_decay_the_policy_is_refused(tiny, tmp_path):
 
 def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):
     """The critic's steps are those of a run whose policy has a learning rate of 0 (critic: head, a detached trunk)."""
-    warm = trainer_of(tiny, tmp_path / "warm", critic_warmup=2, max_grad_norm=1e9)
+    options = {"max_grad_norm": 1e9, "total_episodes": 48}
+    warm = trainer_of(tiny, tmp_path / "warm", critic_warmup=2, **options)
     still = trainer_of(
-        tiny, tmp_path / "still", learning_rate=0.0, value_learning_rate=1e-3, detach_critic=True, max_grad_norm=1e9
+        tiny, tmp_path / "still", learning_rate=0.0, value_learning_rate=1e-3, detach_critic=True, **options
     )
     for trainer in (warm, still):
-        trainer.train()
+        with trainer.training():
+            for _ in range(2):
+                trainer.finish_update(trainer.update(trainer.advantage(trainer.score(trainer.collected()))))
     assert same(weights(warm), weights(still))
 
 

@@ -39,7 +39,7 @@ class Prompts(Task):
         number = range(len(self))[index]
         prompt = self.rows[number]["prompt"]
         question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        return Example(f"prompt {number + 1}", question, "", {"row": number})
+        return Example(f"prompt {number}", question, "", {"row": number})
 
     def grade(self, example: Example, text: str) -> Grade:
         """Return that the answer cannot be graded."""
@@ -90,7 +90,7 @@ def questions_of(
 
 
 def _check(row: Any, number: int) -> None:
-    where = f"prompts: row {number + 1}"
+    where = f"prompts: row {number}"  # as in rows[number]
     if not isinstance(row, Mapping) or "prompt" not in row:
         got = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise TaskError(f"{where}: expected a column 'prompt', got {got}; rename the column that holds the question")
