@@ -270,7 +270,7 @@ def test_trls_names_in_yaml_lead_to_those_here():
     for name, here in OF_TRL.items():
         with pytest.raises(ConfigError, match=f"TRL's {name} is '{here}' here; known: "):
             parse_config({"training": {name: 1}})
-    table = Path("docs/howto/from_grpo\.md").read_text().split("## Options")[1]
+    table = (Path(__file__).parents[1] / "docs/howto/from_grpo.md").read_text().split("## Options")[1]
     for trls, ours in re.findall(r"^\| `(\w+).*?` .*?\| `(?:Agent\(.*?, )?([\w.]+)", table, re.M):
         assert OF_TRL.get(trls, ours).split(".")[-1] == ours.split(".")[-1], trls
         assert trls in OF_TRL or ours.split(".")[-1] == trls, trls
