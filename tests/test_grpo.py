@@ -60,7 +60,7 @@ def trainer_of(folder, functions, rows=ROWS, names=("solo",), overrides=(), **mo
     parts["args"].disable_tqdm = True
     data = {} if rows is None else {"train_dataset": rows}
     team = Team([agent(name) for name in names])
-    return MultiAgentPPOTrainer(team=team, reward_funcs=functions, **{**parts, **data, **more})
+    return MultiAgentPPOTrainer(**{"team": team, "reward_funcs": functions, **parts, **data, **more})
 
 
 def length(completions, **kwargs):
@@ -238,6 +238,12 @@ def test_rows_that_are_no_prompts_are_refused_before_anything_runs(rows, message
         (length, {"train_dataset": [{"prompt": "1", "turns": 2}]}, "train_dataset: the column 'turns' has the name of what"),
         (length, {"overrides": ["training.eval_steps=1"]}, "eval_steps: nothing to evaluate on; pass eval_dataset or eval_ta"),
         (length, {"train_dataset": None}, "expected either task or train_dataset, got neither"),
+        (length, {"train_dataset": None, "task": Arithmetic}, r"task: expected an object, got the class Arithmetic; write Arith"),
+        (length, {"protocol": Debate}, r"protocol: expected an object, got the class Debate; write Debate\(...\)"),
+        (length, {"reward": {"sources": {"a": 1.0}}}, "reward: expected a maporl.RewardSection, got dict {'sources': {'a': 1.0}}"),
+        (length, {"sources": [length]}, "sources: expected a mapping, got list"),
+        (length, {"team": [1]}, r"team: expected a maporl.Team, got list \[1\]"),
+        (length, {"advantage": {"scale": "std"}}, "advantage: expected a maporl.AdvantageConfig, got dict"),
         (length, {"train_dataset": None, "task": ROWS}, r"task: expected a maporl.Task, got list; pass a data set as train_"),
     ],
 )  # fmt: skip

@@ -40,6 +40,7 @@ from maporl.training.branched_credit import check_branched_advantage, check_bran
 from maporl.training.collect import Collector
 from maporl.training.description import RunParts
 from maporl.training.model_card import CardFacts, write_model_card
+from maporl.training.part_types import check_kinds
 from maporl.training.progress import TeamProgress
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
@@ -117,6 +118,14 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         reward_weights: Sequence[float] | None = None,
     ):
         check_args(args, MultiAgentPPOConfig)
+        check_kinds(
+            {
+                "team": (team, Team), "protocol": (protocol, Protocol), "reward": (reward, RewardSection),
+                "schedule": (schedule, Schedule), "advantage": (advantage, AdvantageConfig),
+                "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),
+                "engine_options": (engine_options, Mapping),
+            }
+        )  # fmt: skip
         task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
         if eval_task is None and args.eval_strategy != "no":
             raise ValueError(
