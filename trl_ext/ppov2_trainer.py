@@ -127,9 +127,10 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             )
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
-        if args.critic_warmup >= args.num_total_batches:
+        updates = args.num_total_batches or 0  # setup has counted them
+        if args.critic_warmup >= updates:
             raise ValueError(
-                f"critic_warmup: only the critic would learn in all {args.num_total_batches} updates; choose a smaller number"
+                f"critic_warmup: only the critic would learn in all {updates} updates; choose a smaller number"
             )
         self._sources.to(self.accelerator.device)
         self.model = PolicyAndValue(learner)

@@ -23,8 +23,8 @@ def before_after(before: Evaluation | None, after: Evaluation) -> Table:
     for heading in ("turn", "who", "before", "after"):
         table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
     for name, mean in after.rewards.items():
-        was = before.rewards.get(name) if before else None
-        table.add_row("", name, "-" if was is None else f"{was:.4g}", f"{mean:.4g}")
+        earlier = before.rewards.get(name) if before else None
+        table.add_row("", name, "-" if earlier is None else f"{earlier:.4g}", f"{mean:.4g}")
     if after.rewards:
         return table
     for number, turn in enumerate(after.turns):

@@ -18,7 +18,5 @@ def check_kinds(parts: dict[str, tuple[Any, type]]) -> None:
             continue
         if isinstance(given, type) and issubclass(given, kind):
             raise ValueError(f"{name}: expected an object, got the class {given.__name__}; write {given.__name__}(...)")
-        expected = (
-            kind.__name__.lower() if kind.__module__ in ("builtins", "collections.abc") else f"a maporl.{kind.__name__}"
-        )
+        expected = "a mapping" if kind is Mapping else f"a maporl.{kind.__name__}"
         raise ValueError(f"{name}: expected {expected}, got {type(given).__name__} {given!r:.60}")
