@@ -41,7 +41,6 @@ from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.ppo_options import GREEDY, Decoding
 
-
 LARGE_RATE = 0.1
 """A learning rate above it is a slip: no language model learns with it."""
 
