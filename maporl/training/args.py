@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
@@ -28,6 +29,10 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
     Raises:
         ValueError: an option is out of its range, or is for a trainer of one policy.
     """
+
+    may_change: ClassVar[frozenset[str]] = PPOv2Config.may_change | {
+        *("eval_questions", "eval_temperature", "eval_top_p", "eval_top_k", "dialogues_logged", "placement"),
+    }
 
     eval_questions: int = option(
         EvaluationSection.questions, "Number of questions of the evaluation split that evaluate() plays."
