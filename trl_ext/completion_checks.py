@@ -14,7 +14,7 @@ def check_completions(completions: Sequence[Completion], vocabulary: int) -> Non
     ``vocabulary`` is the number of the policy's tokens.
 
     Raises:
-        ValueError: there are no completions, or one has no score, two scores, or ids that are no ids of the policy.
+        ValueError: completions are missing, or one lacks a score, has two scores, or has ids that the policy lacks.
         NonFiniteError: a score is NaN or infinite.
     """
     if not completions:

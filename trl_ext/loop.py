@@ -150,6 +150,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
                 options have changed.
             FolderInUse: another process trains in the output folder.
+            RuntimeError: the last update was not finished.
         """
         lock = RunLock(self.folder)
         distributed.on_main(lock.acquire)

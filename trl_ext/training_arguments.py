@@ -33,7 +33,7 @@ REFUSED = {
     "load_best_model_at_end": "use save_strategy='steps' and choose among the checkpoints",
     "metric_for_best_model": "use save_strategy='steps' and choose among the checkpoints",
     "neftune_noise_alpha": "PPO's ratios need the log-probabilities of the weights without noise",
-    "restore_callback_states_from_checkpoint": "callbacks start anew when a run resumes",
+    "restore_callback_states_from_checkpoint": "callbacks begin again when a run resumes",
     "save_only_model": "checkpoints are for resuming; trainer.save_model() saves the weights alone",
     "skip_memory_metrics": "memory/peak is logged",
     "torch_compile": "the trainer does not compile the model",

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import ClassVar
 
 from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
@@ -30,7 +29,7 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         ValueError: an option is out of its range, or is for a trainer of one policy.
     """
 
-    may_change: ClassVar[frozenset[str]] = PPOv2Config.may_change | {
+    may_change = PPOv2Config.may_change | {
         *("eval_questions", "eval_temperature", "eval_top_p", "eval_top_k", "dialogues_logged", "placement"),
     }
 

@@ -58,7 +58,7 @@ class Verifier:
             if outputs != 1:
                 raise VerifierError(
                     f"{source!r} has {outputs} outputs; expected a sequence-classification model with one (num_labels=1), such as "
-                    "'maporl verifier train' makes; a causal language model is no verifier"
+                    "'maporl verifier train' makes; a causal language model cannot score"
                 )
             model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype)
         except WeightsError as error:
