@@ -122,7 +122,10 @@ def test_steps_that_are_left_out_or_made_twice_are_named(tiny, tmp_path):
         with pytest.raises(RuntimeError, match="expected the batch of update 2, got that of update 1"):
             trainer.update(batch)
         trainer.finish_update(trainer.update(trainer.advantage(scored())))
-    assert trainer.state.global_step == 2
+        trainer.finish_update(trainer.update(trainer.advantage(scored())))
+        with pytest.raises(RuntimeError, match=r"all 3 updates of the run are made, so goes_on\(\) is False"):
+            trainer.update(trainer.advantage(scored()))
+    assert trainer.state.global_step == 3
 
 
 def test_a_last_update_that_is_not_finished_is_named(tiny, tmp_path):
@@ -141,6 +144,16 @@ def test_an_override_of_update_may_make_the_whole_of_it(tiny, tmp_path):
     trainer = Own(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
     trainer.train()
     assert trainer.state.global_step == trainer.args.num_total_batches
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "training_step", "create_optimizer"])
+def test_an_override_that_nothing_would_call_is_refused(tiny, tmp_path, name):
+    own = type("Own", (PPOv2Trainer,), {name: lambda self, *args, **kwargs: None})
+    model, tokenizer = tiny()
+    with pytest.raises(
+        ValueError, match=rf"^Own\.{name}: nothing would call it; override collect, score, advantage or update"
+    ):
+        own(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
 
 
 # -- what is given --------------------------------------------------------------------------------------------------

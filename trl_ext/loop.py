@@ -73,9 +73,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             central: the critic that the learners share, if there is one.
 
         Raises:
-            ValueError: the batch sizes do not fit each other.
+            ValueError: the batch sizes do not fit each other, or a method is overridden that nothing calls.
             WorldError: the processes are not those that the launcher started, or adapters of one base would be sharded.
         """
+        _check_overrides(type(self))
         self.learners = learners
         self.folder = Path(str(args.output_dir))
         first = next(iter(learners.values()))
@@ -253,6 +254,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             raise RuntimeError(
                 f"update: update {number} was made already, and not finished; call finish_update(batch) once after each update(batch)"
             )
+        if 0 < self.state.max_steps < number:  # its learning rate may be 0
+            raise RuntimeError(
+                f"update: all {self.state.max_steps} updates of the run are made, so goes_on() is False; raise total_episodes"
+            )
         if batch.number != number:
             raise RuntimeError(
                 f"update: expected the batch of update {number}, got that of update {batch.number}; next_batch() and "
@@ -361,6 +366,17 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             for name in self.learners if distributed.is_main() else ():
                 self.save_learner_policy(name, folder)
         distributed.barrier()
+
+
+def _check_overrides(kind: type) -> None:
+    """Check that a subclass overrides no method of ``transformers.Trainer`` that only that trainer's own loop calls."""
+    for name in ("compute_loss", "training_step", "create_optimizer", "create_scheduler", "get_train_dataloader"):
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        if owner is not Trainer:
+            raise ValueError(
+                f"{owner.__name__}.{name}: nothing would call it; override collect, score, advantage or update, which are the "
+                "steps of this loop (docs/howto/ppo.md), or pass optimizers="
+            )
 
 
 @contextmanager

@@ -130,7 +130,10 @@ class ModelReward:
     def __init__(self, model: Any, tokenizer: Tokenizer, batch_size: int = 64):
         labels = getattr(model.config, "num_labels", 1)
         if labels != 1:
-            raise ValueError(f"reward model: expected one output (num_labels=1), got {labels}")
+            raise ValueError(
+                f"reward model: expected one output (num_labels=1), got {labels}; load it with "
+                "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
+            )
         self.model, self.tokenizer, self.batch_size = model.requires_grad_(False).eval(), tokenizer, batch_size
 
     @torch.no_grad()
