@@ -339,3 +339,15 @@ def test_a_run_resumes_with_its_own_options_only(tiny, tmp_path, capfd):
     again.train(resume_from_checkpoint=True)
     assert f"{tmp_path}: resumes after update 1\n" in capfd.readouterr().err
     assert again.state.global_step == 3
+
+
+def test_a_run_with_a_constant_learning_rate_may_be_made_longer(tiny, tmp_path):
+    """Nothing that a longer run has done by then would differ."""
+    options = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+    trainer_of(tiny, tmp_path, total_episodes=16, **options).train()
+    longer = trainer_of(tiny, tmp_path, total_episodes=32, **options)
+    longer.train(resume_from_checkpoint=True)
+    whole = trainer_of(tiny, tmp_path / "whole", total_episodes=32, **options)
+    whole.train()
+    for one, other in zip(longer.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)

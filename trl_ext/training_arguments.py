@@ -73,8 +73,8 @@ def check_training_arguments(args: TrainingArguments) -> None:
 def deciding_options(args: Any) -> dict[str, Any]:
     """Return the options of ``args`` that decide a run's weights, by name, as JSON values.
 
-    These are :data:`DECIDING`, the numbers of updates and of completions in each, and all own options of ``args`` that
-    are not among its ``may_change``.
+    These are :data:`DECIDING`, the number of completions in an update, and all own options of ``args`` that are not among
+    its ``may_change``. The number of updates is one of them where the learning rate depends on it.
     """
     inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
     names = [
@@ -82,7 +82,10 @@ def deciding_options(args: Any) -> dict[str, Any]:
         for field in dataclasses.fields(args)
         if field.name in DECIDING or not (field.name in inherited or field.name in args.may_change)
     ]
-    return json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
+    found = json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
+    if str(found["lr_scheduler_type"]) in ("constant", "constant_with_warmup"):
+        del found["num_total_batches"]
+    return found
 
 
 def check_options(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
