@@ -36,6 +36,7 @@ from maporl.validation import memory
 from maporl.validation.credited import credit_lines
 from maporl.validation.model_checks import check_alphabets, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
+from maporl.validation.task_checks import check_own_task, label_warnings
 from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
@@ -125,6 +126,7 @@ def check_run(config: Config) -> list[str]:
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
     check_lora(config)
+    own_warnings = check_own_task(config, splits)
     check_alphabets(config, splits)
     check_taught(config, task)
     warnings, longest, steps, played = _check_lengths(config, splits, tokenizers)
@@ -139,6 +141,8 @@ def check_run(config: Config) -> list[str]:
         *_narrow_sampling(config),
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
         *warnings,
+        *own_warnings,
+        *label_warnings(config, splits),
         *check_questions(config, task),
         *_small_data(config, task),
         *check_groups(config, task),
