@@ -104,5 +104,5 @@ def test_a_class_that_the_module_only_imports_is_not_offered(tmp_path):
     name = f"own_{uuid.uuid4().hex}"
     (tmp_path / f"{name}.py").write_text(TASK)
     import_modules({"task.name": f"{name}:Onw"}, [str(tmp_path)], "configuration")
-    with pytest.raises(ConfigError, match="known: Own$"):
+    with pytest.raises(ConfigError, match=r"known: Own$"):
         build_task({"name": f"{name}:Onw"}, "train", 0)
