@@ -3,7 +3,7 @@
 Names are loaded on first use, so that ``import maporl`` is quick.
 """
 
-from importlib import import_module
+from importlib import import_module as _import_module
 
 __version__ = "0.1.0"
 
@@ -126,7 +126,7 @@ def __getattr__(name: str):
         AttributeError: the package has no public name ``name``.
     """
     if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
+        return getattr(_import_module(_EXPORTS[name]), name)
     from difflib import get_close_matches  # only a misspelt name needs it
 
     near = "".join(f"did you mean {other!r}? " for other in get_close_matches(name, __all__, 1))
@@ -135,4 +135,4 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     """Return all public names, those included that no one has used yet, so that a notebook completes them."""
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__") or not name.startswith("_"))})
