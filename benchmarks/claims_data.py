@@ -7,7 +7,6 @@ from typing import Literal
 
 from learning import GRPO_ON_GAMES, Run, late, of_agent, team
 
-
 Means = dict[str, dict[str, float]]
 
 
