@@ -181,18 +181,41 @@ def tables(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def means(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the mean over the seeds of every measure of every arm."""
+    seeds = list(report["seeds"].values())
+    return {
+        arm: {m: statistics.fmean(s[arm][m] for s in seeds) for m in figures if m not in PROVENANCE}
+        for arm, figures in seeds[0].items()
+    }
+
+
+def total(reports: dict[str, dict[str, Any]]) -> str:
+    """Return how many differences of all claims moved in the claimed direction, and how many did not."""
+    verdicts = [d["verdict"] for report in reports.values() for d in report["differences"]]
+    moved = verdicts.count("moves in the claimed direction")
+    against = verdicts.count("moves in the other direction")
+    return (
+        f"Of {len(verdicts)} differences, {moved} move in the claimed direction, {against} in the other direction, and "
+        f"{len(verdicts) - moved - against} by no more than chance. An interval of 95% misses the true difference one time in twenty: among "
+        f"{len(verdicts)} intervals, {0.05 * len(verdicts):.1f} are wrong on average. Nothing here corrects for that."
+    )
+
+
 def section(name: str, report: dict[str, Any]) -> str:
     """Return a claim's section of the page. Its drawing is ``docs/images/claims/NAME.svg``."""
     runs = [figures for arms in report["seeds"].values() for figures in arms.values()]
     dates, commits, machines = (", ".join(sorted({run[key] for run in runs})) for key in ("date", "commit", "machine"))
     verdicts = [d["verdict"] for d in report["differences"]]
     borne_out = verdicts.count("moves in the claimed direction")
+    remark = CLAIMS[name].remark
+    said = "" if remark is None else " " + remark(means(report))
     return "\n\n".join(
         [
             f"## Claim: {report['claim']}",
             f"Paper: {report['paper']}.",
             fill("Expected before the run: " + report["expectation"], WIDTH),
-            f"Measured: {borne_out} of {len(verdicts)} differences move in the claimed direction.",
+            fill(f"Measured: {borne_out} of {len(verdicts)} differences move in the claimed direction.{said}", WIDTH),
             f"![{report['claim']}: every seed, and the paired differences](images/claims/{name}.svg)",
             tables(report),
             fill(
@@ -208,6 +231,7 @@ def page(reports: dict[str, dict[str, Any]]) -> str:
     """Return the page of all claims, in Markdown."""
     parts = [
         "# Claims",
+        fill(total(reports), WIDTH),
         fill(ABOUT, WIDTH),
         "`python benchmarks/claims.py page` writes this page from `benchmarks/results/`.",
     ]

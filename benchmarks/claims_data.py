@@ -7,6 +7,8 @@ from typing import Literal
 
 from learning import GRPO_ON_GAMES, Run, late, of_agent, team
 
+Means = dict[str, dict[str, float]]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -43,6 +45,8 @@ class Claim:
     comparisons: tuple[Comparison, ...]
     lessons: dict[str, Lesson] = field(default_factory=dict)
     verifier: bool = False
+    remark: Callable[[Means], str] | None = None
+    """Words that follow the verdicts, such as on an expectation without a comparison. They are made from the means of all arms."""
 
 
 def flips(kind: str) -> Callable[[Run], float]:
@@ -142,6 +146,8 @@ CLAIMS = {
         "(the claim above). Here a right answer pays nothing, so the bonus alone can tell a good change from a bad one. With "
         "alpha 3 more wrong answers become right, and fewer right answers become wrong, than with alpha 0.",
         world=LISTENERS,
+        remark=lambda mean: "In other words: where labels pay, the bonus only makes the reward of a right second answer larger, and "
+        "whitening divides the size out again.",
         arms={"alpha 0": UNPAID, "alpha 3": [*UNPAID, *alphas(3)]},
         measures=FLIPS,
         comparisons=FOR_THE_BETTER,
@@ -213,6 +219,8 @@ CLAIMS = {
             for steps in ("", ", large steps")
             for measure, direction in (("KL, nats", -1), ("first speaker, training, %", 1))
         ),
+        remark=lambda mean: f"CORY's KL is {mean['CORY']['KL, nats'] / mean['PPO alone']['KL, nats']:.0%} of PPO alone's. The "
+        "paper says less than half.",
     ),
     "agentpo": Claim(
         title="Training only a collaborator raises the accuracy of a frozen actor",
@@ -243,6 +251,8 @@ CLAIMS = {
         measures={FINAL: team(-1), "first turn, %": team(0)},
         comparisons=(Comparison(FINAL, "verifier", "untrained", 1),),
         verifier=True,
+        remark=lambda mean: f"The verifier's team ends {mean['labels'][FINAL] - mean['verifier'][FINAL]:.1f} points behind the "
+        "team that learns from labels. It was expected to be at most 10 points behind.",
     ),
     "at_grpo": Claim(
         title="Candidates compared in one state teach more than whole games compared with each other",

@@ -1,9 +1,9 @@
-"""Two tiny models with different architectures learn two skills by debating. This is multi-agent PPO on in-memory objects.
+"""Two tiny specialists learn when to listen to each other. This is multi-agent PPO on in-memory objects.
 
     python examples/01_tiny_debate.py
 
-Sixty updates take a minute or two on two quiet CPU cores. They show how the parts fit together; `make quickstart` learns
-more. The notebook of the same name has the same code, with its outputs.
+Eighty updates take two to three minutes on two quiet CPU cores. It is the quickstart, written in Python. The notebook of
+the same name has the same code, with its outputs.
 """
 
 import os
@@ -16,6 +16,7 @@ from maporl import (
     Debate,
     MultiAgentPPOConfig,
     MultiAgentPPOTrainer,
+    PupilSection,
     RewardSection,
     Skills,
     Team,
@@ -28,8 +29,8 @@ from maporl import (
 
 torch.manual_seed(0)
 
-UPDATES = int(os.environ.get("UPDATES", "60"))  # tests set lower values
-WARM_START = int(os.environ.get("WARM_START", "60"))
+UPDATES = int(os.environ.get("UPDATES", "80"))  # tests set lower values
+WARM_START = int(os.environ.get("WARM_START", "400"))
 
 # Two agents. Each has its own weights, architecture and tokenizer. You can use any causal language model that has a chat
 # template instead: Agent("ann", AutoModelForCausalLM.from_pretrained(...), AutoTokenizer.from_pretrained(...)).
@@ -40,14 +41,16 @@ for name, architecture, alphabet in (("ann", "llama", "0123456789+*;"), ("bob", 
     agents.append(Agent(name, build_tiny_model(section, tokenizer), tokenizer))
 team = Team(agents)
 
-# `47+` asks for the next of every digit (58), and `47*` for the digits reversed (74). A fifth of the numbers is held out.
-task, held_out = Skills(digits=2), Skills(digits=2, split="eval")
+# `472+` asks for the next of every digit (583), and `472*` for the digits reversed (274). A fifth of the numbers is held out.
+task, held_out = Skills(), Skills(split="eval")
 
 # In the second turn each agent reads the other agent's answer and then the question again.
 debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
 
-# Random weights know nothing, so first train them on a few dialogues of pupils who are often wrong.
-warm_start(team, task, debate, WarmStartSection(steps=WARM_START, wrong=0.3), seed=0)
+# Before PPO each agent is taught one skill, which it uses whatever the question asks for. In the second turn it repeats the
+# other's answer three times in ten, at random. PPO then teaches it when to.
+pupils = {"ann": PupilSection(skill="next", gives_in=0.3), "bob": PupilSection(skill="reversed", gives_in=0.3)}
+warm_start(team, task, debate, WarmStartSection(steps=WARM_START, learning_rate=2e-3, agents=pupils), seed=0)
 
 trainer = MultiAgentPPOTrainer(
     args=MultiAgentPPOConfig(
@@ -56,12 +59,13 @@ trainer = MultiAgentPPOTrainer(
         per_device_train_batch_size=128,
         num_ppo_epochs=2,
         num_mini_batches=4,
-        response_length=4,
+        response_length=5,
         temperature=1.0,
-        kl_coef=0.0,
+        kl_coef=0.02,
         vf_coef=0.5,
         learning_rate=3e-4,
         lr_scheduler_type="constant",
+        adam_beta2=0.99,
         value_learning_rate=3e-3,
         report_to=[],
         save_strategy="no",

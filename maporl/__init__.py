@@ -138,4 +138,4 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     """Return all public names, those included that no one has used yet, so that a notebook completes them."""
-    return sorted({*__all__, "__version__"})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

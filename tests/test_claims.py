@@ -71,6 +71,34 @@ def test_the_page_is_written_from_the_committed_figures():
     assert all(f"(images/claims/{name}.svg)" in text for name in RESULTS)
 
 
+def test_the_first_paragraph_counts_the_verdicts_of_all_claims():
+    verdicts = re.findall(r"\*\*(moves in the claimed|moves in the other|does not move)", claims.PAGE.read_text())
+    told = re.findall(r"\d+", claims.total(RESULTS).partition(" by no more")[0])
+    ours = [verdicts.count(words) for words in ("moves in the claimed", "moves in the other", "does not move")]
+    assert [int(number) for number in told] == [len(verdicts), *ours]
+
+
+def test_expectations_that_are_no_comparison_are_compared_with_what_was_measured():
+    verifier, cory = (" ".join(claims.section(name, RESULTS[name]).split()) for name in ("verifier", "cory"))
+    mean = {name: claims.means(RESULTS[name]) for name in ("verifier", "cory")}
+    behind = mean["verifier"]["labels"]["final turn, %"] - mean["verifier"]["verifier"]["final turn, %"]
+    assert f"ends {behind:.1f} points behind the team that learns from labels" in verifier and behind > 10
+    share = mean["cory"]["CORY"]["KL, nats"] / mean["cory"]["PPO alone"]["KL, nats"]
+    assert f"CORY's KL is {share:.0%} of PPO alone's" in cory and share > 0.5
+
+
+def test_the_readme_says_what_the_claim_of_the_verifier_came_to():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    (d,) = RESULTS["verifier"]["differences"]
+    mean = claims.means(RESULTS["verifier"])
+    behind = mean["labels"]["final turn, %"] - mean["verifier"]["final turn, %"]
+    assert (
+        f"gained {d['mean']:+.3g} points over the untrained team (95% interval {d['low']:.3g} to {d['high']:+.3g}"
+        in text
+    )
+    assert f"It ended {behind:.1f} points behind the team that learned from labels" in text
+
+
 def test_a_drawing_has_a_dot_for_each_seed_at_its_value():
     kept = report((1, 2, 3, 4, 5)) | {"claim": "a < b", "arms": {"with": [], "without": []}}
     kept["differences"] = [claims.difference(kept, Comparison("x", "with", "without", 1))]

@@ -582,3 +582,11 @@ def test_a_pushed_team_names_no_folder_of_this_machine_and_says_what_it_lacks(pr
         "left out: the module of task.name=push_o_task:Reversal; who loads the team must have it, and name it again (KEY=VALUE)"
         in notes
     )
+
+
+def test_dir_shows_no_name_that_is_not_public():
+    import maporl
+
+    shown = [name for name in dir(maporl) if not name.startswith("__")]
+    assert set(maporl.__all__) <= set(shown)
+    assert not [name for name in shown if name.startswith("_") or name == "import_module"]

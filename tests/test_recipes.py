@@ -171,3 +171,8 @@ def test_a_card_cannot_name_a_test_that_is_not_there():
         source_of("tests/test_recipes.py::test_of_nothing")
     source = source_of("tests/test_advantages.py::test_at_grpo_compares_candidates_of_one_agent_at_one_turn")
     assert mentions(source, "at_grpo_roles") and not mentions(source, "m_grpo")
+
+
+def test_the_readme_counts_the_recipes():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"(\d+) recipes", readme) == [str(len(METHODS))]

@@ -133,7 +133,7 @@ def test_a_role_that_the_task_does_not_know_is_refused_before_a_model_loads(valu
 @pytest.mark.parametrize("reply, message", [
     (lambda self, example, rng, right, role: {}[role], r"KeyError: 'planner'; define write_answer"),
     (lambda self, example, rng, right, role: None, r"'ann' says as 'planner': expected a text, got None; define write_answer"),
-    (lambda self, example, rng, right: "", r"TypeError: .*positional arguments.*; define write_answer\(example, rng, right, role\)"),
+    (lambda self, example, rng, right: "", r"TypeError: .*positional arguments.*; define write_answer\(example, rng, right\)"),
 ])  # fmt: skip
 def test_a_writer_that_fails_is_named(values, monkeypatch, reply, message):
     monkeypatch.setattr(Roles, "write_reply", reply)

@@ -55,7 +55,9 @@ class PPOOptions:
     """
 
     total_episodes: int | None = option(
-        None, "Completions to train on in the whole run; default: num_train_epochs over the data."
+        None,
+        "Episodes of the whole run; default: num_train_epochs over the data. An episode is a question that is asked of a "
+        "team, and a completion of one policy.",
     )
     num_ppo_epochs: int = option(4, "Passes over each collected batch.")
     num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")

@@ -122,8 +122,8 @@ def index_page() -> str:
         "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it.",
         "`maporl recipes try NAME` runs three updates of it with tiny models, shows their rewards and leaves a page.",
         '`maporl train NAME KEY=VALUE ...` runs it. To change one axis, change one line. A setting that "Exact" does not name, such',
-        'as a length or a learning rate, may differ from the paper without being listed. "Inert" names the options of a recipe that',
-        'change nothing if they alone are changed, and why. "Checked by" names the tests that pin a recipe\'s numbers.',
+        'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',
+        'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',
         "(`python -m maporl.config.recipes` writes this page.)",
         "",
     ]

@@ -202,8 +202,14 @@ class PenaltySection:
     """Penalties for answers that are too short, repetitive or unfinished (``maporl.rewards.penalties``). 0 turns one
     off.
 
-    ``mode="subtract"`` subtracts the amount from the author's own credit. ``replace`` replaces the score by minus the
-    largest amount before it is shared, as the published MAPoRL code did (with 10).
+    Args:
+        too_short: what an answer costs that has fewer than ``min_tokens`` tokens.
+        min_tokens: the number of tokens below which an answer is too short.
+        no_final_answer: what an answer costs in which no final answer is found.
+        repetition: what an answer costs that repeats itself.
+        no_eos: what an answer costs that does not end by itself.
+        mode: ``subtract`` subtracts the amounts from the author's own credit. ``replace`` replaces the score by minus
+            the largest amount before it is shared, as the published MAPoRL code did (with 10).
     """
 
     too_short: NotNegative = 0.1
@@ -458,9 +464,10 @@ class TrainingOptions(LearnerOptions):
 class PupilSection:
     """What one agent learns in the warm start, where agents are to differ.
 
-    ``skill`` is one of the task's ``skills``, and the agent takes every question for one that asks for it. ``wrong`` is
-    the probability of a wrong answer. ``gives_in`` is the probability that the agent says what another agent said,
-    where it is shown words of others.
+    Args:
+        skill: one of the task's ``skills``. The agent takes every question for one that asks for it.
+        wrong: the probability of a wrong answer.
+        gives_in: the probability that the agent says what another agent said, where it is shown words of others.
     """
 
     skill: str | None = None

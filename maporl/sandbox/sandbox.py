@@ -1,4 +1,4 @@
-"""Runs untrusted Python: programs that are the labels of a data set, and programs that models write as answers.
+"""Runs untrusted Python: programs that are a data set's labels or, in a task of your own, a model's answers.
 
     with Sandbox() as sandbox:
         sandbox.run("def f(): return 6 * 7", "f")  # Outcome(value=42, reason='ok')

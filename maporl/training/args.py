@@ -19,12 +19,13 @@ _OF_ONE_POLICY = (
 
 @dataclass
 class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ignore[misc]  # transformers' types are wider
-    """:class:`trl_ext.PPOv2Config` for a team. An *episode* is a question that is asked; a
-    branching may play several dialogues on it.
+    """:class:`trl_ext.PPOv2Config` for a team. An *episode* is a question that is asked. A
+    branching may play several dialogues on it. (For one policy an episode is a completion.)
 
     Its options are those of the YAML sections ``ppo`` and ``training``, and those of
     ``transformers.TrainingArguments``. One update asks ``per_device_train_batch_size * gradient_accumulation_steps``
-    questions, and plays as many dialogues for each as the branching says. Each policy then trains on all its utterances in them, ``per_device_train_batch_size`` rows at a time.
+    questions, and plays as many dialogues for each as the branching says. Each policy then trains on all its utterances
+    in them, ``per_device_train_batch_size`` rows at a time.
 
     Raises:
         ValueError: an option is out of its range, or is for a trainer of one policy.
