@@ -113,18 +113,18 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     trainer = run.build_trainer(settings, quiet=True)
     answers, rows, _ = one_update(trainer)
     assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # without a snapshot yet
-    trainer.past_policies.after_update(1)
+    trainer.past_policies.take_snapshot()
     one_update(trainer)
     old = trainer.past_policies.snapshots[0]
-    now = trainer.past_policies.current_weights()
+    now = {k: v.clone() for k, v in run_weights(trainer.past_policies.policy).items()}
     answers, rows, _ = one_update(trainer)
     assert {u.agent: u.policy for d in answers for u in d.utterances} == {"ann": "shared", "bob": "shared-past"}
     assert set(rows) == {"shared"} and len(rows["shared"]) == 4
     policy = trainer.past_policies.past
     past = run_weights(policy)
     assert all(torch.equal(past[k], old[k]) for k in old) and any(not torch.equal(past[k], now[k]) for k in now)
-    for update in (2, 3):
-        trainer.past_policies.after_update(update)
+    for _ in range(2):
+        trainer.past_policies.take_snapshot()
     assert len(trainer.past_policies.snapshots) == 2
     (tmp_path / "saved").mkdir()
     trainer.past_policies.save(tmp_path / "saved")

@@ -1,7 +1,7 @@
 """Everything that touches weights in an update, for one learner or several, perhaps with a central critic."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -124,11 +124,14 @@ class Learning:
         return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]
 
     @contextmanager
-    def whole_weights(self) -> Iterator[None]:
-        """Give every process the whole weights of all learners, to sample or to save. All processes enter together."""
+    def whole_weights(self, names: Collection[str] | None = None) -> Iterator[None]:
+        """Give every process the whole weights of the learners ``names``, to sample or to save; by default of all.
+
+        All processes enter together.
+        """
         with ExitStack() as stack:
-            for learner in self.learners.values():
-                stack.enter_context(learner.strategy.whole())
+            for name in self.learners if names is None else names:
+                stack.enter_context(self.learners[name].strategy.whole())
             yield
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:

@@ -10,7 +10,7 @@ TRL's client. With ``colocate`` instead of ``urls``, vLLM runs in this process (
 
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ class VLLMEngine(Engine):
             self._servers[HERE] = ColocatedServer(next(iter(here.values())), [self.policies[name] for name in here])
         self._names: dict[str, str] = {}
         self._versions = 0
-        self._started = False
+        self._introduced: set[str] = set()
         self._run = distributed.broadcast_from_main(uuid.uuid4().hex[:8])
         check_sharing(list(self.policies.values()), self.sections)
         self._senders: dict[str, Any] = {}
@@ -95,10 +95,9 @@ class VLLMEngine(Engine):
         """Return one reply for each request, in order. A policy's requests take its servers in turn.
 
         Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs.
+            VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
             PromptTooLong: a prompt and its completion do not fit the model's context.
         """
-        self.start()
         speaking = [self.policies[r.policy] for r in requests]
         prompts = [
             r.transcript.add_messages(r.ask.messages, p.tokenizer, p.stop_ids)
@@ -114,9 +113,9 @@ class VLLMEngine(Engine):
         """Sample one completion for each of ``wanted``, in order. A policy's requests take its servers in turn.
 
         Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs.
+            VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
         """
-        self.start()
+        self._check_weights({one.policy for one in wanted})
         by_server: dict[str, list[int]] = {}
         for number, one in enumerate(wanted):
             urls = places_of(self.sections[one.policy])
@@ -132,30 +131,45 @@ class VLLMEngine(Engine):
                 completions |= dict(zip(by_server[url], sampled, strict=True))
         return [_until_stop(completions[i], self.policies[one.policy]) for i, one in enumerate(wanted)]
 
-    def start(self) -> None:
-        """Send every policy's weights, and check the servers. Only the first call does this.
-
-        Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs.
-        """
-        if self._started:
-            return
-        self._started = True
-        for name in sorted(self.sections):
-            self._push(name)
-            for url in places_of(self.sections[name]) if distributed.is_main() else ():
-                self._introduce(self._servers[url], name, self.policies[name])
-        distributed.barrier()
-
     def sync(self, policy: str) -> None:
-        """Send the changed weights of ``policy`` to its servers. All processes call this together.
+        """Send the weights of ``policy`` to its servers. All processes call this together, and one of them sends.
+
+        The first call for a policy also checks the servers.
 
         Raises:
-            VLLMFailure: a server did not take the weights.
+            VLLMFailure: a server did not take the weights, or is not what the configuration needs.
         """
-        if policy in self.sections and self._started:
-            self._push(policy)
-            distributed.barrier()
+        if policy not in self.sections:
+            return
+        self._versions += 1
+        own = self.policies[policy]
+        old = self._names.get(policy)
+        if isinstance(own.model, PeftModel):
+            self._names[policy] = f"{policy}-{self._run}-{self._versions}"
+        distributed.on_main(lambda: self._send(policy, own, old))
+        self._introduced.add(policy)
+
+    def _send(self, name: str, policy: Policy, old: str | None) -> None:
+        if isinstance(policy.model, PeftModel):
+            self._send_adapter(name, policy, old)
+        elif policy.trainable:
+            self._send_weights(name, policy)
+        for url in places_of(self.sections[name]) if name not in self._introduced else ():
+            self._introduce(self._servers[url], name, policy)
+
+    def _check_weights(self, policies: Collection[str]) -> None:
+        """Send the weights of policies that no server has got. A single process may do this at any time.
+
+        Raises:
+            VLLMFailure: there are several processes, which would have to send the weights together.
+        """
+        for policy in sorted(set(policies) - self._introduced):
+            if distributed.size() > 1:
+                raise VLLMFailure(
+                    f"policy {policy!r}: its servers have not got its weights; call the engine's sync({policy!r}) in all "
+                    f"{distributed.size()} processes before the first dialogue, as trainers and players do"
+                )
+            self.sync(policy)
 
     def metrics(self) -> dict[str, float]:
         """Return ``vllm/pushed``, the number of times that weights were sent."""
@@ -178,19 +192,8 @@ class VLLMEngine(Engine):
 
     # -- weights --------------------------------------------------------------------------------------------------
 
-    def _push(self, name: str) -> None:
-        policy = self.policies[name]
-        self._versions += 1
-        if isinstance(policy.model, PeftModel):
-            self._push_adapter(name, policy)
-        elif policy.trainable:
-            self._push_weights(name, policy)
-
-    def _push_adapter(self, name: str, policy: Policy) -> None:
-        section, old = self.sections[name], self._names.get(name)
-        new = self._names[name] = f"{name}-{self._run}-{self._versions}"
-        if not distributed.is_main():
-            return
+    def _send_adapter(self, name: str, policy: Policy, old: str | None) -> None:
+        section, new = self.sections[name], self._names[name]
         folder = Path(section.folder or self.folder).resolve() / new
         save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder)
         rank = getattr(policy.model.peft_config[str(policy.adapter)], "r", "unknown")
@@ -201,7 +204,7 @@ class VLLMEngine(Engine):
             server.load(new, folder, f"loading policy {name!r} (a LoRA of rank {rank})")
         shutil.rmtree(folder)  # servers have read it
 
-    def _push_weights(self, name: str, policy: Policy) -> None:
+    def _send_weights(self, name: str, policy: Policy) -> None:
         """Send full weights over a GPU group with TRL's client. This was written without a GPU and has not been run."""
         if self.sections[name].colocate is not None:
             raise VLLMFailure(
@@ -214,8 +217,6 @@ class VLLMEngine(Engine):
                 "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora, or peft_config), of which only the adapter "
                 "travels"
             )
-        if not distributed.is_main():
-            return
         from trl.generation.vllm_client import VLLMClient
 
         for url in self.sections[name].urls:
