@@ -328,6 +328,7 @@ class Zero(Replicated):
         self.own = self._parameters()  # DeepSpeed replaces the optimizer's parameters by flat ones
         self.numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
         self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
+        self.engine.optimizer.check_grad_overflow = True  # ZeRO-2 would step bfloat16 weights by a gradient that is NaN
 
     def call(self, function: Callable[[], Result]) -> Result:
         # results bypass the engine, which searches a forward's result for tensors and supports few types
