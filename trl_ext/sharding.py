@@ -90,9 +90,7 @@ class Replicated:
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over the optimizer, and broadcast the main process's weights to all processes."""
         self.optimizer = optimizer
-        if distributed.size() > 1:
-            for parameter in self._parameters():
-                torch.distributed.broadcast(parameter.data, src=0)
+        distributed.broadcast_weights(self._parameters())
         round_to_weights(self.masters)
 
     def call(self, function: Callable[[], Result]) -> Result:
