@@ -144,7 +144,10 @@ def changed_by_a_nan(learner):
     except NonFiniteError as error:
         refused = str(error)
     after = trained(learner)
-    return {"refused": refused, "changed": [name for name, value in before.items() if not torch.equal(value, after[name])]}
+    return {
+        "refused": refused,
+        "changed": [name for name, value in before.items() if not torch.equal(value, after[name])],
+    }
 
 
 def main() -> None:
@@ -159,7 +162,9 @@ def main() -> None:
         learner = learner_of(torch.bfloat16, critic, folder)
         half = movement(learner)
         found[critic] = {"strategy": type(learner.strategy).__name__, "shares": shares(half, whole)} | rounding(learner)
-        found[critic]["nan"] = [changed_by_a_nan(learner_of(dtype, critic, folder)) for dtype in (torch.float32, torch.bfloat16)]
+        found[critic]["nan"] = [
+            changed_by_a_nan(learner_of(dtype, critic, folder)) for dtype in (torch.float32, torch.bfloat16)
+        ]
         found[critic]["lost"] = lost_by_resuming(learner, torch.bfloat16, critic, folder / critic)
     if distributed.is_main():
         (folder / "found.json").write_text(json.dumps(found))

@@ -72,7 +72,9 @@ def rollouts(folder):
         sources={"odd": lambda dialogues, task: [[1.0 for _ in d.utterances] for d in dialogues]}, engines={"vllm": engine},
     )  # fmt: skip
     trainer.train()
-    found["loads"] = [body["lora_name"].split("-")[0] for path, body in server.requests if path == "/v1/load_lora_adapter"]
+    found["loads"] = [
+        body["lora_name"].split("-")[0] for path, body in server.requests if path == "/v1/load_lora_adapter"
+    ]
     server.says["refusal"] = "no room for another adapter"
     try:
         engine.sync("bob")

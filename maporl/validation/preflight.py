@@ -29,7 +29,7 @@ from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
-from maporl.team.loading import context_length, load_tokenizers
+from maporl.team.loading import base_owners, context_length, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.types import Dialogue
 from maporl.validation import memory
@@ -247,18 +247,8 @@ def _check_placement(config: Config) -> None:
     """Check that there are enough devices for every base model if ``placement`` is split."""
     if config.training.placement == "shared":
         return
-    owners: dict[tuple, str] = {}
-    for name, section in config.agents.items():
-        if section.weights:
-            shares = section.tiny is None and (section.lora or section.adapter)
-            base = (
-                (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
-                if shares
-                else (section.policy or name,)
-            )
-            owners.setdefault(base, name)
     try:
-        split(list(owners.values()))
+        split(list(base_owners(config).values()))
     except ValueError as error:
         raise ConfigError(f"training.{error}") from None
 
