@@ -141,6 +141,24 @@ def test_a_source_that_learns_is_told_the_task_of_the_update_and_not_of_the_batc
     assert source.tasks == [(1, 9), (2, 9), (3, 40), (4, 40), (5, 40)]
 
 
+def test_a_small_budget_for_kept_states_changes_no_dialogue_and_is_logged(tiny, tmp_path):
+    whole, small = (
+        trainer_of(tiny, tmp_path / str(g), False, total_episodes=8, keep_states_gib=g) for g in (None, 2e-5)
+    )
+    said = []
+    for trainer in (whole, small):
+        trainer.train()
+        said.append([(u["agent"], u["text"]) for d in trainer.run.read_dialogues() for u in d["utterances"]])
+    assert said[0] == said[1] and len(said[0]) > 8
+    [all_kept], [some_kept] = whole.run.read_metrics(), small.run.read_metrics()
+    assert all_kept["kv_cache/forgotten"] == 0 and all_kept["kv_cache/gib"] > 2e-5 >= some_kept["kv_cache/gib"] > 0
+    assert some_kept["kv_cache/forgotten"] > 0
+    with pytest.raises(
+        ValueError, match="keep_states_gib: expected a number above 0, got 0; keep_states: false keeps nothing"
+    ):
+        MultiAgentPPOConfig(output_dir="unused", keep_states_gib=0)
+
+
 # -- placement ----------------------------------------------------------------------------------------------------
 
 
