@@ -6,6 +6,13 @@ import psutil
 import torch
 
 
+def total_bytes() -> int | None:
+    """Return the memory of this process's accelerator, or None without an accelerator, or if it cannot tell."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    ask = None if kind is None else getattr(torch.get_device_module(kind), "mem_get_info", None)
+    return None if ask is None else ask()[1]
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Return how many bytes this process can still allocate on ``device``, or None if the device cannot tell.
 

@@ -118,6 +118,8 @@ class Learner:
         """Whether forward passes convert float32 weights to bfloat16 (``bf16``)."""
         self.device = torch.device("cpu")
         """The device of this policy's token batches."""
+        self.most_tokens = args.max_tokens_per_microbatch
+        """The most tokens, padding included, that one training forward reads. None: only rows are limited."""
         self.strategy = Replicated({}, None, (), args, None)
         self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         if args.objective not in OBJECTIVES:
@@ -398,7 +400,7 @@ class Learner:
 
     def _microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
         everything = torch.arange(len(rows), device=rows.input_ids.device)
-        return rows.microbatches(everything if index is None else index, most_rows, self.args.max_tokens_per_microbatch)
+        return rows.microbatches(everything if index is None else index, most_rows, self.most_tokens)
 
     # -- learning -------------------------------------------------------------------------------------------------
 

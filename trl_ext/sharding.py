@@ -172,6 +172,10 @@ class Replicated:
         state = {index: entries for index, entries in state.items() if entries}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
+    def stepped_here(self) -> int:
+        """Return how many numbers the optimizer of this process steps."""
+        return sum(p.numel() for p in self._parameters())
+
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
@@ -261,6 +265,9 @@ class Sharded(Replicated):
         for name, parameter in self.root.named_parameters():
             if name in loaded:
                 parameter.copy_(distribute_tensor(loaded[name], self.mesh, parameter.placements))
+
+    def stepped_here(self) -> int:
+        return super().stepped_here() // distributed.size()  # a shard gives the number of the whole
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.root.set_requires_gradient_sync(last)

@@ -39,6 +39,7 @@ from maporl.validation.rehearsal import check_groups, check_hearing, check_quest
 from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
+from trl_ext.free_memory import total_bytes
 from trl_ext.ppo_options import GREEDY, Decoding
 
 
@@ -132,6 +133,7 @@ def check_run(config: Config) -> list[str]:
         *(line for split in splits if (line := split.remark())),
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
         memory.line(config, longest, dialogues),
+        *memory.device_lines(config, longest, dialogues, total_bytes()),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *_narrow_sampling(config),
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
