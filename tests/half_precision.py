@@ -162,6 +162,7 @@ def main() -> None:
         learner = learner_of(torch.bfloat16, critic, folder)
         half = movement(learner)
         found[critic] = {"strategy": type(learner.strategy).__name__, "shares": shares(half, whole)} | rounding(learner)
+        found[critic]["states"] = distributed.all_gather(len(learner.strategy.optimizer_state()))
         found[critic]["nan"] = [
             changed_by_a_nan(learner_of(dtype, critic, folder)) for dtype in (torch.float32, torch.bfloat16)
         ]
