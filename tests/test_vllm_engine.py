@@ -186,6 +186,46 @@ def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
         inform(VLLMEngine(team.policies, sections, 4, 1.0, tmp_path))
 
 
+def test_a_server_that_takes_no_whole_weights_is_named_with_the_flags_that_it_needs(fake, tmp_path, tiny, monkeypatch):
+    """The real client of TRL ends here without vLLM, or at a server that was started without the flags."""
+    server, _, _ = fake
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    team = Team([Agent("ann", *tiny(), engine="vllm")])
+    url = f"http://127.0.0.1:{server.server_port}"
+    engine = VLLMEngine(team.policies, {"ann": VLLMSection(urls=[url])}, 4, 1.0, tmp_path)
+    expected = rf"{url}: did not take the weights of policy 'ann' .*VLLM_SERVER_DEV_MODE=1 vllm serve .*--weight-transfer-config"
+    with pytest.raises(VLLMFailure, match=expected):
+        inform(engine)
+
+
+def test_servers_of_whole_weights_meet_the_trainer_at_ports_of_their_own(tiny, tmp_path, monkeypatch):
+    from trl.generation import vllm_client
+
+    opened = []
+
+    class Client:
+        def __init__(self, base_url, group_port):
+            opened.append((base_url, group_port))
+
+        def init_communicator(self, device):
+            pass
+
+        update_model_params = init_communicator
+
+        def reset_prefix_cache(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(vllm_client, "VLLMClient", Client)
+    monkeypatch.setattr(VLLMEngine, "_introduce", lambda self, server, name, policy: None)
+    team = Team([Agent(n, *tiny(seed=s), engine="vllm") for s, n in enumerate(("ann", "bob"))])
+    sections = {"ann": VLLMSection(urls=["http://a:1", "http://b:1"]), "bob": VLLMSection(urls=["http://c:1"])}
+    engine = VLLMEngine(team.policies, sections, 4, 1.0, tmp_path)
+    inform(engine)
+    inform(engine)
+    assert opened == [("http://a:1", 51216), ("http://b:1", 51217), ("http://c:1", 51218)]
+
+
 @pytest.mark.parametrize(
     "agents, message",
     [

@@ -6,7 +6,7 @@ credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             if self.state.global_step < self.state.max_steps:
                 distributed.on_main(self.set_results_aside)
             return
-        with self.whole_weights():
+        with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
             self.record.begin(self._parts, self.team, self._engine_options, resumes)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
 

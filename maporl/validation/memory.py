@@ -92,9 +92,9 @@ def line(config: Config, longest: int, dialogues: int) -> str:
 
 
 def device_lines(config: Config, longest: int, dialogues: int, total: int | None) -> list[str]:
-    """Return a line about the accelerator of ``total`` bytes, and a warning with settings to change if the run does not fit.
+    """Return a line about the accelerator, and a warning with settings to change if the run does not fit.
 
-    Without an accelerator (None) there are none.
+    ``total`` is the accelerator's memory in bytes. If it is None, the list is empty.
     """
     if total is None or training_on_cpu(config):
         return []

@@ -25,7 +25,7 @@ from maporl.engines.build import EngineSetup
 from maporl.engines.transformers import reply_of
 from maporl.engines.vllm.colocated import HERE, ColocatedServer
 from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
 from trl_ext import distributed, maths
 from trl_ext.checkpoint import save_policy_weights
@@ -33,6 +33,8 @@ from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, number_of
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
+FIRST_GROUP_PORT = 51216
+"""The port at which the first server's GPU group meets this process, which is TRL's default. The next server has the next."""
 MOST_NATS_APART = 1.0
 """How far the log-probability of the probe's next token may differ from this process's. Other weights differ more."""
 
@@ -217,14 +219,27 @@ class VLLMEngine(Engine):
                 "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora, or peft_config), of which only the adapter "
                 "travels"
             )
+        for url in self.sections[name].urls:
+            try:
+                self._send_to(url, policy)
+            except Exception as error:  # TRL's client raises nothing more special
+                raise VLLMFailure(
+                    f"{url}: did not take the weights of policy {name!r} ({type(error).__name__}: {error}); whole weights need the "
+                    f"package vllm here ({install_command('vllm')}), a GPU that the server does not use, and a server that was "
+                    "started by: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
+                    """--weight-transfer-config '{"backend": "nccl"}'"""
+                ) from error
+
+    def _send_to(self, url: str, policy: Policy) -> None:
         from trl.generation.vllm_client import VLLMClient
 
-        for url in self.sections[name].urls:
-            if url not in self._senders:
-                self._senders[url] = VLLMClient(base_url=url)
-                self._senders[url].init_communicator(device=next(policy.model.parameters()).device)
-            self._senders[url].update_model_params(policy.model)
-            self._senders[url].reset_prefix_cache()
+        if url not in self._senders:
+            # each server meets this process at a port of its own
+            client = VLLMClient(base_url=url, group_port=FIRST_GROUP_PORT + list(self._servers).index(url))
+            client.init_communicator(device=next(policy.model.parameters()).device)
+            self._senders[url] = client
+        self._senders[url].update_model_params(policy.model)
+        self._senders[url].reset_prefix_cache()
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
