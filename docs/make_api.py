@@ -472,14 +472,30 @@ def alias(name: str) -> str:
     raise ValueError(f"{name}: no assignment to it stands in {home}")
 
 
+NAMES = {name.rpartition(".")[2] for _, _, names in GROUPS for name in names.split()}
+"""The names that have a section."""
+
+
 def registry(name: str, found: Mapping[str, Any]) -> str:
     """Return a table of what a dict of choices names, or the names alone where nothing describes them."""
     intro = f"`{full(name)}` is a dict. Each key is a name for a configuration; add an entry to add a choice."
     texts = {key: described(value) for key, value in found.items()}
     if not any(texts.values()):
         return f"{intro} It has {', '.join(f'`{key}`' for key in texts)}.\n"
+    options = {key: choices(value) for key, value in found.items()}
+    if any(options.values()):
+        rows = [f"| `{key}` | {text} | {options[key]} |" for key, text in texts.items()]
+        return "\n".join([intro, "", "| name | what it is | options and defaults |", "|---|---|---|", *rows]) + "\n"
     rows = [f"| `{key}` | {text} |" for key, text in texts.items()]
     return "\n".join([intro, "", "| name | what it is |", "|---|---|", *rows]) + "\n"
+
+
+def choices(value: Any) -> str:
+    """Return the options of a registered class that has no section of its own, and their defaults."""
+    if not (dataclasses.is_dataclass(value) and isinstance(value, type)) or value.__name__ in NAMES:
+        return ""
+    told = [f"`{f.name}` {default_of(f) or '(needed)'}" for f in dataclasses.fields(value)]
+    return ", ".join(told).replace("|", "\\|")
 
 
 def described(value: Any) -> str:

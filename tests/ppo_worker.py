@@ -1,8 +1,9 @@
 """Trains one policy with per-token rewards and several completions a prompt; started by tests/test_own_loop.py.
 
-    torchrun --nproc_per_node 2 tests/ppo_worker.py OUT ROWS_OF_A_PROCESS
+    torchrun --nproc_per_node 2 tests/ppo_worker.py OUT ROWS_OF_A_PROCESS [fails]
 
-Writes the weights and the metrics from the main process.
+Writes the weights and the metrics from the main process. With ``fails`` a reward fails on the completions that the main
+process alone shows.
 """
 
 import json
@@ -24,6 +25,8 @@ def tokens(prompts, completions, completion_ids, **columns):
 
 def length(prompts, completions, **columns):
     """A number for each completion."""
+    if "fails" in sys.argv and len(completions) == 3:  # the whole evaluation set
+        raise ValueError("no reward today")
     return [len(text) / 10 for text in completions]
 
 

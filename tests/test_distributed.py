@@ -126,6 +126,17 @@ def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
     assert "model.safetensors" in final and "value_head.safetensors" in final
 
 
+@pytest.mark.slow
+def test_minibatches_are_cut_in_each_process(tmp_path):
+    """docs/scaling.md: the first update has the rollouts and advantages of one process, and steps of its own."""
+    args = {"num_mini_batches": 2, "total_episodes": 8}
+    one, one_records = trained(tmp_path / "one", 1, args=args)
+    two, two_records = trained(tmp_path / "two", 2, args=args)
+    for name in ("ann/objective/scores", "ann/policy/entropy_avg", "ann/val/num_eos_tokens"):
+        assert one_records[0][name] == pytest.approx(two_records[0][name], abs=2e-5), name
+    assert max((one[key] - two[key]).abs().max() for key in one) > 1e-4
+
+
 def test_weights_have_moved(alone, tmp_path):
     """The tests above compare weights that three updates have changed in every matrix."""
     untrained, _ = trained(tmp_path, 1, args={"learning_rate": 0.0, "value_learning_rate": 0.0})

@@ -88,7 +88,7 @@ def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
     for part, kind in enumerate((transformers.AutoModelForCausalLM, transformers.AutoTokenizer)):
         monkeypatch.setattr(kind, "from_pretrained", lambda name, part=part: tiny(**size)[part])
     [code] = blocks(ROOT / "README.md", "python")
-    own = "total_episodes=12_800, response_length=64"
+    own = "total_episodes=80, response_length=64"
     assert own in code
     small = "total_episodes=4, response_length=4, per_device_train_batch_size=4, gradient_accumulation_steps=1, use_cpu=True, report_to=[]"
     exec(compile(code.replace(own, small), "README.md", "exec"), {})

@@ -3,10 +3,15 @@
 import json
 import math
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from chat_tokenizers import FAMILIES
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from trl import GRPOConfig
 
 from maporl import (
     Agent,
@@ -22,11 +27,14 @@ from maporl import (
     build_tiny_tokenizer,
     recipe_parts,
 )
+from maporl.config.faults import OF_TRL
+from maporl.config.parse import parse_config
 from maporl.config.schema import AdvantageConfig
 from maporl.report.metric_panels import bar_text
 from maporl.rewards.base import RewardFailure
 from maporl.rollout.driver import opening
 from maporl.tasks import TaskError
+from trl_ext.chat import CONCATENATION_TEMPLATE, encode_prompt
 from trl_ext.scoring import RewardError, call_reward_functions
 
 ROWS = [{"prompt": f"{n}+1=", "number": n} for n in range(4)]
@@ -52,7 +60,7 @@ def trainer_of(folder, functions, rows=ROWS, names=("solo",), overrides=(), **mo
     parts["args"].disable_tqdm = True
     data = {} if rows is None else {"train_dataset": rows}
     team = Team([agent(name) for name in names])
-    return MultiAgentPPOTrainer(team=team, reward_funcs=functions, **{**parts, **data, **more})
+    return MultiAgentPPOTrainer(**{"team": team, "reward_funcs": functions, **parts, **data, **more})
 
 
 def length(completions, **kwargs):
@@ -78,13 +86,13 @@ def test_the_recipe_grpo_single_has_trls_advantages(tmp_path):
     batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     rows = batch.token_batches["solo"]
     found: dict[int, dict[int, float]] = {}
-    for row, label in enumerate(rows.labels):  # prompt 3.2 is the third completion of the third row
+    for row, label in enumerate(rows.labels):  # prompt 2.1 is the second completion of rows[2]
         number, rollout = map(int, re.search(r"prompt (\d+)\.(\d+)", label).groups())
         advantages = rows.advantages[row][rows.sampled_mask[row]]
         assert torch.equal(advantages, advantages[:1].expand_as(advantages)), (
             "each token has its completion's advantage"
         )
-        found.setdefault(number - 1, {})[rollout] = float(advantages[0])
+        found.setdefault(number, {})[rollout] = float(advantages[0])
     in_order = {n: [own[rollout] for rollout in range(4)] for n, own in found.items()}
     assert in_order == {n: pytest.approx(values, abs=2e-5) for n, values in expected.items()}
 
@@ -165,12 +173,33 @@ def test_functions_of_every_signature_get_their_arguments(function, expected):
     assert found == expected
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, tuple])
+def test_values_may_be_an_array(kind):
+    rows = (["p", "p"], ["c", "dd"], [[3], [3, 4]], {})
+    (found,) = call_reward_functions([lambda completions: kind([len(c) / 2 for c in completions])], *rows).values()
+    assert found == [0.5, 1.0]
+
+
 def test_a_function_that_asks_for_what_nobody_has_is_named():
     def wants(completions, log_metric):
         return [0.0]
 
     with pytest.raises(RewardError, match=r"reward 'wants' raised TypeError: .*'log_metric'"):
         call_reward_functions([wants], ["p"], ["c"], [[3]], {})
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama3"])
+def test_a_text_is_a_users_message_or_with_another_template_the_bare_text(family):
+    """TRL feeds the bare text. docs/howto/from_grpo.md says how to get that here."""
+    tokenizer, text = FAMILIES[family](), "Bob has 3 + 4 apples. How many? "
+    asked = [{"role": "user", "content": text}]
+    bare = tokenizer.encode(text)
+    assert bare != encode_prompt(tokenizer, asked)
+    tokenizer.chat_template = CONCATENATION_TEMPLATE
+    assert encode_prompt(tokenizer, asked) == bare
+    if tokenizer.bos_token:
+        tokenizer.chat_template = "{{ bos_token }}" + CONCATENATION_TEMPLATE
+        assert encode_prompt(tokenizer, asked) == [tokenizer.bos_token_id, *bare]
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -180,12 +209,12 @@ def test_a_function_that_asks_for_what_nobody_has_is_named():
     ("rows", "message"),
     [
         ([], "the data set is empty"),
-        ([{"prompt": "1"}, {"question": "2"}], r"row 2: expected a column 'prompt', got \['question'\]; rename"),
-        (["1+1="], "row 1: expected a column 'prompt', got str"),
-        ([{"prompt": "  "}], "row 1: the prompt is empty"),
-        ([{"prompt": None}], "row 1: expected a text or a list of messages as prompt, got None"),
-        ([{"prompt": []}], "row 1: expected a text or a list of messages"),
-        ([{"prompt": ["1+1="]}], "row 1: expected messages with a role and a text as content, got '1"),
+        ([{"prompt": "1"}, {"question": "2"}], r"row 1: expected a column 'prompt', got \['question'\]; rename"),
+        (["1+1="], "row 0: expected a column 'prompt', got str"),
+        ([{"prompt": "  "}], "row 0: the prompt is empty"),
+        ([{"prompt": None}], "row 0: expected a text or a list of messages as prompt, got None"),
+        ([{"prompt": []}], "row 0: expected a text or a list of messages"),
+        ([{"prompt": ["1+1="]}], "row 0: expected messages with a role and a text as content, got '1"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], "a text as content"),
         ([{"prompt": [{"role": "assistant", "content": "1"}]}], r"the last message must be the user's, .* got 'assistant'"),
     ],
@@ -204,13 +233,53 @@ def test_rows_that_are_no_prompts_are_refused_before_anything_runs(rows, message
         (length, {"reward_weights": [1, 2]}, r"reward_weights: expected 1 numbers, one for each of \['length'\], got 2"),
         (length, {"task": Arithmetic()}, "expected either task or train_dataset, got both"),
         (length, {"eval_task": Arithmetic(), "eval_dataset": ROWS}, "either eval_task or eval_dataset, got both"),
+        (torch.nn.Linear(2, 1), {}, "a reward model is a source of its own"),
+        (lambda completions, label: [], {}, r"missing a required argument: 'label'; its parameters may be prompts, .*, agents, "),
+        (length, {"train_dataset": [{"prompt": "1", "turns": 2}]}, "train_dataset: the column 'turns' has the name of what"),
+        (length, {"overrides": ["training.eval_steps=1"]}, "eval_steps: nothing to evaluate on; pass eval_dataset or eval_ta"),
         (length, {"train_dataset": None}, "expected either task or train_dataset, got neither"),
+        (length, {"train_dataset": None, "task": Arithmetic}, r"task: expected an object, got the class Arithmetic; write Arith"),
+        (length, {"protocol": Debate}, r"protocol: expected an object, got the class Debate; write Debate\(...\)"),
+        (length, {"reward": {"sources": {"a": 1.0}}}, "reward: expected a maporl.RewardSection, got dict {'sources': {'a': 1.0}}"),
+        (length, {"sources": [length]}, "sources: expected a mapping, got list"),
+        (length, {"team": [1]}, r"team: expected a maporl.Team, got list \[1\]"),
+        (length, {"advantage": {"scale": "std"}}, "advantage: expected a maporl.AdvantageConfig, got dict"),
         (length, {"train_dataset": None, "task": ROWS}, r"task: expected a maporl.Task, got list; pass a data set as train_"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(tmp_path, functions, more, message):
     with pytest.raises(ValueError, match=message):
         trainer_of(tmp_path, functions, **more)
+
+
+def test_an_adapter_and_its_base_are_not_two_policies(tmp_path):
+    """``get_peft_model`` changes the base, so the base would speak with the adapter, and would not be trained."""
+    base = agent("ann")
+    adapted = get_peft_model(base.model, LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(
+        ValueError, match="policy 'ann' and policy 'bob' have the same weights; load the model once for each"
+    ):
+        Team([base, Agent("bob", adapted, base.tokenizer)])
+    other = agent("bob")
+    Team([base, Agent("bob", get_peft_model(other.model, LoraConfig(target_modules=["q_proj"])), other.tokenizer)])
+
+
+def test_arguments_of_trls_trainer_are_refused(tmp_path):
+    args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(
+        ValueError, match=r"args: expected a MultiAgentPPOConfig, got a GRPOConfig; docs/howto/from_grpo\.md"
+    ):
+        MultiAgentPPOTrainer(args, Team([agent("solo")]), train_dataset=ROWS, reward_funcs=length)
+
+
+def test_trls_names_in_yaml_lead_to_those_here():
+    for name, here in OF_TRL.items():
+        with pytest.raises(ConfigError, match=f"TRL's {name} is '{here}' here; known: "):
+            parse_config({"training": {name: 1}})
+    table = (Path(__file__).parents[1] / "docs/howto/from_grpo.md").read_text().split("## Options")[1]
+    for trls, ours in re.findall(r"^\| `(\w+).*?` .*?\| `(?:Agent\(.*?, )?([\w.]+)", table, re.M):
+        assert OF_TRL.get(trls, ours).split(".")[-1] == ours.split(".")[-1], trls
+        assert trls in OF_TRL or ours.split(".")[-1] == trls, trls
 
 
 @pytest.mark.parametrize(
@@ -251,10 +320,17 @@ def test_without_labels_nothing_states_an_accuracy(tmp_path):
         f"eval_reward/{n}" for own in ("length", "score") for n in (own, f"{own}/solo", f"{own}/solo/turn_1")
     }
     assert trainer.evaluate(ROWS[:1])["eval_reward/length"] >= 0
+    after = json.loads((tmp_path / "evaluation_after.json").read_text())["rewards"]
+    assert after == {name.removeprefix("eval_"): value for name, value in found.items()} == trainer.after.rewards
+    assert trainer.before.rewards.keys() == after.keys()
+    rows = [json.loads(line) for line in (tmp_path / "evaluation_after.jsonl").read_text().splitlines()]
+    earned = [u["rewards"]["length"] for row in rows for u in row["utterances"]]
+    assert len(earned) == 2 and sum(earned) / 2 == after["reward/length"]
     logged = (tmp_path / "metrics.jsonl").read_text()
     assert "eval_reward/length" in logged and "NaN" not in logged
     page = (tmp_path / "report.html").read_text()
     assert "nan%" not in page.lower()
+    assert f"earned on average {after['reward/length']:.4g} by reward/length (before: " in page
 
 
 def test_an_agents_own_system_prompt_stands_above_that_of_the_messages():

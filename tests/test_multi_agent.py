@@ -179,7 +179,9 @@ def test_a_reward_that_fails_or_is_missing_names_agent_turn_and_dialogue():
             raise ZeroDivisionError("no")
 
     dialogues = played({"ann": ["4", "4"], "bob": ["4", "?"]})
-    with pytest.raises(RewardFailure, match=r"scored agent 'bob', turn 2, dialogue e\.0: unreadable label"):
+    with pytest.raises(
+        RewardFailure, match=r"scored agent 'bob', turn 2, dialogue e\.0: label gave None.*unreadable label"
+    ):
         score_dialogues(dialogues, Odd(), {"label": label}, {"label": 1.0})
     dialogues = played({"ann": ["4", "4"], "bob": ["4", "?"]})
     with pytest.raises(

@@ -182,6 +182,7 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
     ({"sampler": "vllm"}, r"sampler: expected one such as maporl\.VLLMSampler\(\.\.\.\), got 'vllm'"),
     ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
     ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
+    ({"critic_warmup": 2}, r"critic_warmup: only the critic would learn in all 2 updates; choose a smaller number"),
     ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn first"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
@@ -241,12 +242,15 @@ def test_a_strategy_that_would_decay_the_policy_is_refused(tiny, tmp_path):
 
 def test_a_warm_critic_is_what_a_run_without_policy_steps_has(tiny, tmp_path):
     """The critic's steps are those of a run whose policy has a learning rate of 0 (critic: head, a detached trunk)."""
-    warm = trainer_of(tiny, tmp_path / "warm", critic_warmup=2, max_grad_norm=1e9)
+    options = {"max_grad_norm": 1e9, "total_episodes": 48}
+    warm = trainer_of(tiny, tmp_path / "warm", critic_warmup=2, **options)
     still = trainer_of(
-        tiny, tmp_path / "still", learning_rate=0.0, value_learning_rate=1e-3, detach_critic=True, max_grad_norm=1e9
+        tiny, tmp_path / "still", learning_rate=0.0, value_learning_rate=1e-3, detach_critic=True, **options
     )
     for trainer in (warm, still):
-        trainer.train()
+        with trainer.training():
+            for _ in range(2):
+                trainer.finish_update(trainer.update(trainer.advantage(trainer.score(trainer.collected()))))
     assert same(weights(warm), weights(still))
 
 
@@ -282,17 +286,32 @@ def test_settings_of_generation_that_would_change_what_is_trained_are_not_option
 # -- two processes ------------------------------------------------------------------------------------------------
 
 
+def train_in_processes(number, out, *options):
+    """Start ``ppo_worker.py`` on 16 completions an update in ``number`` processes, and wait for their end."""
+    out.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
+    worker = Path(__file__).with_name("ppo_worker.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command += [worker, out, str(16 // number), *options]
+    return subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_in_the_main_process_ends_both(tmp_path):
+    """The other process waited for the main one, half an hour long."""
+    done = train_in_processes(2, tmp_path / "out", "fails")
+    assert done.returncode == 1 and "ValueError: no reward today" in done.stderr
+    assert done.stderr.count("RewardError: ") >= 2, done.stderr[-3000:]
+
+
 @pytest.mark.slow
 def test_two_processes_end_with_the_weights_and_the_metrics_of_one(tmp_path):
     """Per-token rewards, several completions a prompt, stop strings and a critic that learns first, by real processes."""
     found = []
     for number in (1, 2):
         out = tmp_path / str(number)
-        out.mkdir()
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
-        worker = Path(__file__).with_name("ppo_worker.py")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        subprocess.run([*command, worker, out, str(16 // number)], check=True, env=environment, timeout=300)
+        done = train_in_processes(number, out)
+        assert done.returncode == 0, done.stderr[-3000:]
         found.append((load_file(out / "w"), json.loads((out / "metrics.json").read_text())))
         records = (out / "run" / "completions.jsonl").read_text().splitlines()
         assert len(records) == 3 * 3 and all({"score", "rewards"} <= json.loads(line).keys() for line in records)

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from test_ppov2_trainer import QUESTIONS, config, count_a
 from tiny_models import build
 from transformers import (
@@ -187,9 +187,8 @@ def test_padding_in_the_rows_themselves_is_dropped_as_trl_masks_it(tiny, tmp_pat
     args = config(tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=1)
     trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=count_a)
     assert [c.prompt_ids for c in trainer.collect(trainer.next_batch()).completions] == [ids] * 3
-    only = PPOv2Trainer(args, tokenizer, model, train_dataset=[{"input_ids": [pad]}], reward_funcs=count_a)
     with pytest.raises(ValueError, match="its input_ids are padding only"):
-        only.train()
+        PPOv2Trainer(args, tokenizer, model, train_dataset=[{"input_ids": [pad]}], reward_funcs=count_a)
 
 
 def test_the_eos_token_of_a_prompt_stays_where_it_is_also_the_pad_token(tiny, tmp_path):
@@ -337,10 +336,11 @@ def trls_trainer(parts, folder, **more):
         str(folder), per_device_train_batch_size=4, per_device_eval_batch_size=2, num_ppo_epochs=2, report_to="none",
         response_length=6, learning_rate=1e-3, use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    return PPOv2Trainer(
-        args=args, processing_class=parts.tokenizer, model=parts.model, reward_model=parts.reward,
-        value_model=parts.value, train_dataset=parts.rows, eval_dataset=parts.rows.select(range(3)), **more,
-    )  # fmt: skip
+    given = {
+        "args": args, "processing_class": parts.tokenizer, "model": parts.model, "reward_model": parts.reward,
+        "value_model": parts.value, "train_dataset": parts.rows, "eval_dataset": parts.rows.select(range(3)),
+    }  # fmt: skip
+    return PPOv2Trainer(**given | more)
 
 
 def changed(before: dict, module) -> set:
@@ -389,11 +389,47 @@ def test_peft_training_updates_the_adapter_and_the_critic(trls_parts, tmp_path):
 def test_missing_arguments_are_named(trls_parts, tmp_path):
     """TRL's constructor: no data set, and a reference that is the policy itself, are errors."""
     parts = trls_parts
-    with pytest.raises(ValueError, match="the reference is the policy itself"):
+    with pytest.raises(ValueError, match="model and ref_model have the same weights; load"):
         trls_trainer(parts, tmp_path, ref_model=parts.model)
     parts.rows = Dataset.from_list([])
     with pytest.raises(ValueError, match="train_dataset: expected at least one row"):
         trls_trainer(parts, tmp_path)
+
+
+def test_models_that_share_weights_are_refused(trls_parts, tmp_path):
+    """The reward model is frozen, so a critic that is the same object would never learn."""
+    parts = trls_parts
+    with pytest.raises(
+        ValueError, match="reward_model and value_model have the same weights; load each model of its own"
+    ):
+        trls_trainer(parts, tmp_path, value_model=parts.reward)
+    base = parts.model
+    with pytest.raises(ValueError, match="model and ref_model have the same weights"):
+        trls_trainer(parts, tmp_path, model=get_peft_model(base, LoraConfig(target_modules=["q_proj"])), ref_model=base)
+
+
+def test_models_of_the_wrong_kind_are_named(trls_parts, tmp_path):
+    parts = trls_parts
+    with pytest.raises(ValueError, match="model: expected a loaded model, got 'org/model'; load it with AutoModelForC"):
+        trls_trainer(parts, tmp_path, model="org/model")
+    with pytest.raises(
+        ValueError, match="model: LlamaForSequenceClassification has no output head, so it samples no tokens"
+    ):
+        trls_trainer(parts, tmp_path, model=classifier(parts.tokenizer, 3))
+    two = classifier(parts.tokenizer, 3)
+    two.config.num_labels = 2
+    with pytest.raises(
+        ValueError, match="value_model has 2 outputs for each token, and the critic needs 1; load it with n"
+    ):
+        trls_trainer(parts, tmp_path, value_model=two)
+    with pytest.raises(ValueError, match="a reward model is passed as reward_model"):
+        trls_trainer(parts, tmp_path, reward_model=None, reward_funcs=[parts.reward])
+    with pytest.raises(
+        ValueError, match=r"args: expected a PPOv2Config, got a TrainingArguments; docs/howto/from_grpo\.md"
+    ):
+        PPOv2Trainer(
+            TrainingArguments(output_dir=str(tmp_path)), parts.tokenizer, parts.model, train_dataset=parts.rows
+        )
 
 
 # -- TRL's two example scripts, in our words --------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import ProcessorMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from trl_ext import maths
@@ -25,25 +24,6 @@ def trunk_of(model: Any) -> nn.Module:
     """Return the transformer below the output head. It returns hidden states."""
     base = base_of(model)
     return getattr(base, base.base_model_prefix)
-
-
-def check_text_only(model: Any, processing_class: Any) -> None:
-    """Check that the policy is a language model with a tokenizer, because images are not supported.
-
-    Raises:
-        ValueError: the model has a vision part, or a processor was given in the place of a tokenizer.
-    """
-    config = base_of(model).config
-    if getattr(config, "vision_config", None) is not None:
-        raise ValueError(
-            f"model: {type(base_of(model)).__name__} has a vision part, and vision-language models are not supported; "
-            "load its text part, or another causal language model"
-        )
-    if isinstance(processing_class, ProcessorMixin):
-        raise ValueError(
-            f"processing_class: expected a tokenizer, got the processor {type(processing_class).__name__}; "
-            "vision-language models are not supported"
-        )
 
 
 def accepts(model: Any, name: str) -> bool:

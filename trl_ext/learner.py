@@ -149,6 +149,11 @@ class Learner:
                 self.model.add_adapter(self.critic_adapter, copy.deepcopy(self.model.peft_config[self.adapter]))
         trunk = self.model if self.value_model is None else self.value_model
         if hasattr(trunk, "score"):  # a sequence-classification model has its own head
+            if trunk.config.num_labels != outputs:
+                raise ValueError(
+                    f"policy {self.name!r}: value_model has {trunk.config.num_labels} outputs for each token, and the critic "
+                    f"needs {outputs}; load it with num_labels={outputs}"
+                )
             return None
         return ValueHead(trunk.config.get_text_config().hidden_size, outputs)
 

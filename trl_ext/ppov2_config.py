@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -90,3 +91,16 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         if self.max_steps > 0:
             self.num_total_batches = min(self.num_total_batches, self.max_steps)
         return self.num_total_batches
+
+
+def check_args(args: Any, kind: type) -> None:
+    """Check that a trainer's ``args`` are of its own ``kind``, because the options of others have other names.
+
+    Raises:
+        ValueError: they are another trainer's.
+    """
+    if not isinstance(args, kind):
+        raise ValueError(
+            f"args: expected a {kind.__name__}, got a {type(args).__name__}; docs/howto/from_grpo.md and from_trl.md say what "
+            "TRL's options are called here"
+        )

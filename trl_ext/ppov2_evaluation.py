@@ -79,8 +79,9 @@ class PPOv2Evaluation:
             return
         with self.sampling_weights():
             completions = self._sample([self.eval_dataset[i] for i in range(len(self.eval_dataset))], GREEDY)
-        if not distributed.is_main():
-            return
+        distributed.on_main(lambda: self._record(completions))  # a reward that fails there ends every process
+
+    def _record(self, completions: list[Completion]) -> None:
         self._score(completions)
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / COMPLETIONS).open("a", encoding="utf-8") as file:

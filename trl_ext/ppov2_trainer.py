@@ -13,19 +13,20 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer, check_length, context_of
-from trl_ext.forward import base_of, check_text_only
+from trl_ext.forward import base_of
 from trl_ext.learner import Learner
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, mean
+from trl_ext.model_checks import check_apart, check_policy_model
 from trl_ext.policy_and_value import PolicyAndValue
 from trl_ext.ppo_options import Decoding
-from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.ppov2_config import PPOv2Config, check_args
 from trl_ext.ppov2_evaluation import PPOv2Evaluation
 from trl_ext.prompts import Prompt, check_columns, check_dataset, read_prompt, rows_of
 from trl_ext.reward_sources import RewardSources
 from trl_ext.sampler import OwnWeights, Sampler
 from trl_ext.sampling import Sampling, stop_ids_of
-from trl_ext.scoring import RESERVED, RewardFunction
+from trl_ext.scoring import RESERVED, RewardFunction, check_parameters
 from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
@@ -83,8 +84,13 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         reward_processing_class: Tokenizer | None = None,
         sampler: Sampler | None = None,
     ):
+        check_args(args, PPOv2Config)
         check_dataset(train_dataset, "train_dataset")
-        check_text_only(model, processing_class)
+        check_policy_model(model, processing_class, "model")
+        check_apart(
+            {"model": model, "ref_model": ref_model, "reward_model": reward_model, "value_model": value_model},
+            "load each model of its own; without ref_model and value_model the trainer makes them from the policy",
+        )
         if not isinstance(sampler, Sampler | None):
             raise ValueError(f"sampler: expected one such as maporl.VLLMSampler(...), got {sampler!r:.80}")
         if reward_funcs is not None:
@@ -100,6 +106,10 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             reward_processing_class,
             args.local_rollout_forward_batch_size,
         )
+        if data_collator is None and train_dataset is not None:  # a collator may add columns
+            columns = sorted(read_prompt(train_dataset[0], processing_class).columns)
+            for function in self._sources.functions:
+                check_parameters(function, columns)
         learner = Learner(
             "policy",
             model,
@@ -117,6 +127,11 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             )
         self._collate = data_collator or list
         self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
+        updates = args.num_total_batches or 0  # setup has counted them
+        if args.critic_warmup >= updates:
+            raise ValueError(
+                f"critic_warmup: only the critic would learn in all {updates} updates; choose a smaller number"
+            )
         self._sources.to(self.accelerator.device)
         self.model = PolicyAndValue(learner)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)

@@ -50,7 +50,7 @@ class RewardSources:
             raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
         self.tokenizer = tokenizer
         self.functions = _as_list(functions)
-        if wrong := [function for function in self.functions if not callable(function)]:
+        if wrong := [f for f in self.functions if not callable(f) or isinstance(f, torch.nn.Module)]:
             raise ValueError(
                 f"reward_funcs: expected functions, got {wrong[0]!r:.80}; a reward model is passed as reward_model, or "
                 "behind a server as maporl.ServedReward"

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,8 @@ def call_reward_functions(
     named: dict[str, list[Reward]] = {}
     for function, values in zip(functions, _run(gather()), strict=True):
         name = reward_name(function)
+        if isinstance(values, torch.Tensor | np.ndarray):
+            values = values.tolist()
         if not isinstance(values, (list, tuple)) or len(values) != len(completions):
             got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
             raise RewardError(
@@ -194,6 +196,27 @@ def _arguments(
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return positional, given
     return positional, {name: value for name, value in given.items() if name in parameters}
+
+
+def check_parameters(function: RewardFunction, columns: Collection[str]) -> None:
+    """Check that a reward function has no parameter, besides those with a default, that nothing fills.
+
+    ``columns`` are the names of what it gets besides the prompts, the completions and the other :data:`RESERVED` names.
+
+    Raises:
+        ValueError: it has one.
+    """
+    more: dict[str, Any] = dict.fromkeys([*columns, *RESERVED[2:]])
+    positional, keywords = _arguments(function, [], [], more)
+    try:
+        inspect.signature(function).bind(*positional, **keywords)
+    except TypeError as error:
+        raise ValueError(
+            f"reward function {reward_name(function)!r}: {error}; its parameters may be "
+            f"{', '.join([*RESERVED, *columns])}, and **kwargs takes the rest"
+        ) from None
+    except ValueError:  # some functions that are written in C have no signature
+        return
 
 
 def _read(value: Any, tokens: int, name: str, where: str) -> Reward:

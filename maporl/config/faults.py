@@ -28,6 +28,25 @@ _BY_NAME = ("task", "protocol")
 """The sections that are chosen by name, so that people write the name alone."""
 
 
+OF_TRL = {
+    "num_generations": "branching.group",
+    "max_completion_length": "ppo.response_length",
+    "max_new_tokens": "ppo.response_length",
+    "beta": "ppo.kl_coef",
+    "epsilon": "ppo.cliprange",
+    "epsilon_high": "ppo.cliprange_high",
+    "num_iterations": "ppo.num_ppo_epochs",
+    "scale_rewards": "advantage.scale",
+    "loss_type": "ppo.aggregation",
+    "importance_sampling_level": "ppo.ratio",
+    "reward_weights": "reward.sources",
+    "use_vllm": "agents.NAME.engine",
+    "max_steps": "updates",
+    "num_train_epochs": "updates",
+    "model_name_or_path": "agents.NAME.model",
+}
+"""Options of TRL's trainers, and the keys that have their meaning here."""
+
 _TYPES = ("bool", "int", "float", "str")
 """What pydantic adds to the place of a value that may be of several types. No key of a configuration is called so."""
 
@@ -82,6 +101,8 @@ def _nearest(kind: type, location: tuple) -> str:
 def nearest_key(section: Any, key: str) -> str:
     """Return a text with the keys of the dataclass ``section``, and where a key like ``key`` stands, there or elsewhere."""
     names = [f.name for f in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
+    if key in OF_TRL:
+        return f"TRL's {key} is {OF_TRL[key]!r} here; known: {', '.join(names)}"
     elsewhere = _places()
     near = difflib.get_close_matches(key[:80], names, 1) if key not in elsewhere else []
     near = near or [

@@ -203,7 +203,7 @@ class PenaltySection:
     off.
 
     ``mode="subtract"`` subtracts the amount from the author's own credit. ``replace`` replaces the score by minus the
-    amount before it is shared, as the published MAPoRL code did (with 10).
+    largest amount before it is shared, as the published MAPoRL code did (with 10).
     """
 
     too_short: NotNegative = 0.1
@@ -429,7 +429,9 @@ class TrainingOptions(LearnerOptions):
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
     bf16: bool = option(False, "Mixed precision: float32 weights, bfloat16 arithmetic.")
     use_cpu: bool = option(False, "Train on the CPU even if there is a GPU.")
-    save_steps: Annotated[int, Field(ge=0)] = option(500, "Save a checkpoint every so many updates; 0: never.")
+    save_steps: Annotated[int, Field(ge=0)] = option(
+        500, "Save a checkpoint every so many updates, and after the last one; 0: never."
+    )
     save_total_limit: Positive | None = option(None, "How many checkpoints are kept; the oldest go first.")
     eval_steps: Annotated[int, Field(ge=0)] | None = option(
         None, "Evaluate every so many updates; None: only before and after training."

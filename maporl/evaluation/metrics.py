@@ -117,7 +117,8 @@ class Evaluation:
     """The result of an evaluation.
 
     ``baselines`` are accuracies without debate at the same number of sampled tokens. ``finished`` has, for each turn,
-    the share of questions that ended in it by consensus.
+    the share of questions that ended in it by consensus. ``rewards`` are mean rewards, such as ``reward/length``. Only
+    an evaluation without labels has them.
     """
 
     turns: list[TurnReport]
@@ -126,6 +127,7 @@ class Evaluation:
     tokens: int
     baselines: dict[str, Share] = field(default_factory=dict)
     finished: list[float] = field(default_factory=list)
+    rewards: dict[str, float] = field(default_factory=dict)
 
     def final(self) -> Share:
         """Return the accuracy of all agents together in the last turn."""
@@ -170,6 +172,7 @@ class Evaluation:
             "flips": [{**asdict(f), "shares": plain(f.shares())} for f in self.flips],
             "baselines": plain(self.baselines),
             "finished": self.finished,
+            "rewards": self.rewards,
         }
 
     @classmethod
@@ -207,7 +210,10 @@ class Evaluation:
             raise ValueError(f"expected whole numbers of questions and tokens, got {counts!r:.80}")
         if not all(0 <= share <= 1 for share in finished):
             raise ValueError(f"expected shares of finished dialogues, got {finished!r:.80}")
-        return cls(turns, flips, *counts, baselines, finished)
+        rewards = record.get("rewards", {})
+        if not all(math.isfinite(mean) for mean in rewards.values()):
+            raise ValueError(f"expected finite rewards, got {rewards!r:.80}")
+        return cls(turns, flips, *counts, baselines, finished, rewards)
 
 
 def turns_played(dialogues: Sequence[Dialogue]) -> int:

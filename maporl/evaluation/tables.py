@@ -16,10 +16,17 @@ def cell(share: Share | None) -> str:
 
 
 def before_after(before: Evaluation | None, after: Evaluation) -> Table:
-    """Return a table of the accuracy per turn and agent, before and after training."""
-    table = Table(title=f"Held-out accuracy in %, {after.questions} questions, 95% intervals")
+    """Return a table of the accuracy per turn and agent, or of the mean rewards, before and after training."""
+    what = "mean rewards" if after.rewards else "accuracy in %"
+    intervals = "" if after.rewards else ", 95% intervals"
+    table = Table(title=f"Held-out {what}, {after.questions} questions{intervals}")
     for heading in ("turn", "who", "before", "after"):
         table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
+    for name, mean in after.rewards.items():
+        earlier = before.rewards.get(name) if before else None
+        table.add_row("", name, "-" if earlier is None else f"{earlier:.4g}", f"{mean:.4g}")
+    if after.rewards:
+        return table
     for number, turn in enumerate(after.turns):
         old = before.turns[number] if before and number < len(before.turns) else None
         rows = [(agent, old.agents.get(agent) if old else None, share) for agent, share in turn.agents.items()]
@@ -51,6 +58,8 @@ def evaluation_table(evaluation: Evaluation) -> Table:
         table.add_row(str(number), "agreement", cell(turn.agreement), end_section=number == len(evaluation.turns))
     for name, share in evaluation.baselines.items():
         table.add_row("", name, cell(share))
+    for name, mean in evaluation.rewards.items():
+        table.add_row("", name, f"{mean:.4g}")
     return table
 
 

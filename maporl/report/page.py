@@ -115,6 +115,8 @@ def results(run: Run) -> list[dict[str, Any]]:
     three agents, where it says nothing new.
     """
     last = run.after or run.before
+    if last is not None and last.rewards:  # it was made without labels
+        return []
     rows = []
     for number, turn in enumerate(last.turns if last else ()):
         for who in (*turn.agents, "all agents", *(["majority vote"] if len(turn.agents) > 2 else [])):

@@ -69,7 +69,8 @@ def _example(run: Run) -> str:
     shortest = min(examples, key=lambda e: (len(e.question), e.question))
     question = " ".join(shortest.question.split())
     short = question if len(question) <= 160 else f"{question[:157]}..."
-    return f" One of its questions is \u201c{short}\u201d (right answer: {shortest.answer})."
+    known = f" (right answer: {shortest.answer})" if shortest.answer else ""
+    return f" One of its questions is \u201c{short}\u201d{known}."
 
 
 def _training(run: Run) -> str:
@@ -117,6 +118,8 @@ def _warm_start(run: Run) -> str:
 
 def _learned(run: Run) -> str:
     now = _share(run.after, -1)
+    if run.after is not None and run.after.rewards and not is_game(run):
+        return _rewarded(run.after, run.before)
     if now is not None:
         was = _share(run.before, -1)
         how = _also_trained(run) + _how_drawn(run)
@@ -153,6 +156,16 @@ def _learned(run: Run) -> str:
         f"On the training questions, answers of the last turn are right {last:.1%} of the time (mean of the last "
         f"{few_updates(few)}). In the first {few_updates(few)} they were right {first:.1%} of the time. {held_out}"
     )
+
+
+def _rewarded(after: Evaluation, before: Evaluation | None) -> str:
+    """Say what answers to questions without labels earned on average."""
+    told = [f"After training, answers to {counted(after.questions, 'held-out question')} earned on average"]
+    names = [name for name in after.rewards if name.count("/") == 1]
+    for name in names:
+        was = before.rewards.get(name) if before else None
+        told.append(f"{after.rewards[name]:.4g} by {name}" + (f" (before: {was:.4g})" if was is not None else ""))
+    return f"{told[0]} {', '.join(told[1:])}."
 
 
 def _also_trained(run: Run) -> str:

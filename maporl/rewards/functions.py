@@ -4,11 +4,25 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
-from trl_ext.scoring import RewardError, RewardFunction, call_reward_functions, reward_name
+from trl_ext.scoring import (
+    RESERVED,
+    RewardError,
+    RewardFunction,
+    call_reward_functions,
+    check_parameters,
+    reward_name,
+)
+
+OF_A_TEAM = ("agents", "turns")
+"""The names of what reward functions get besides the columns, where a team is trained."""
+_ROWS = 1000
+"""The rows whose columns are looked at, because rows in a list may have different columns."""
 
 
 class CompletionReward(RewardSource):
@@ -40,7 +54,7 @@ class CompletionReward(RewardSource):
         for row, (example, _) in enumerate(said):
             for name, value in task.columns(example).items():
                 columns.setdefault(name, [None] * len(said))[row] = value
-        columns |= {"agents": [u.agent for _, u in said], "turns": [u.turn + 1 for _, u in said]}
+        columns |= {"agents": [u.agent for _, u in said], "turns": [u.turn + 1 for _, u in said]}  # OF_A_TEAM
         completions = [_completion(prompt, u.text) for prompt, (_, u) in zip(prompts, said, strict=True)]
         ids = [u.response_ids for _, u in said]
         try:
@@ -64,23 +78,32 @@ def with_functions(
     functions: RewardFunction | Sequence[RewardFunction],
     weights: Sequence[float] | None,
     state: Callable[[], Any],
+    task: Task,
 ) -> tuple[RewardSection, dict[str, RewardSource]]:
     """Return ``reward`` and ``sources`` with reward functions in the place of the section's own sources.
 
-    Every function becomes a source of its own name. The default weight is 1.
+    Every function becomes a source of its own name. The default weight is 1. ``task`` has the columns that they get.
 
     Raises:
-        ValueError: the list of functions is empty, one is not callable, two have one name, or the number of weights differs.
+        ValueError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two have one
+            name, the number of weights differs, or a column has the name of what functions get besides the columns.
     """
     given: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
     if not given:
         raise ValueError("reward_funcs: expected a function or a list of functions, got an empty list")
     for function in given:
-        if isinstance(function, str) or not callable(function):
+        if not callable(function) or isinstance(function, nn.Module):
             raise ValueError(
                 f"reward_funcs: expected functions f(prompts, completions, **columns), got {function!r:.80}; a reward model is "
                 "a source of its own: reward=RewardSection(sources={'verifier': 1.0}, verifier=...), or maporl.ServedReward"
             )
+    columns = {name for number in range(min(len(task), _ROWS)) for name in task.columns(task[number])}
+    if taken := sorted(columns & {*RESERVED, *OF_A_TEAM}):
+        raise ValueError(
+            f"train_dataset: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename it"
+        )
+    for function in given:
+        check_parameters(function, sorted({*columns, *OF_A_TEAM}))
     names = [reward_name(function) for function in given]
     if len(set(names)) != len(names):
         raise ValueError(f"reward_funcs: expected functions with different names, got {names}; rename one")

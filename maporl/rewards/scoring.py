@@ -110,5 +110,8 @@ def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> 
             if values:
                 u.rewards["score"] = sum(values)
             elif u.answers:
-                why = u.grade.reason if u.grade else "no source applies"
-                raise RewardFailure(f"no reward source scored {where(dialogue, u)}: {why}")
+                grading = f" (grading: {u.grade.reason})" if u.grade else ""
+                raise RewardFailure(
+                    f"no reward source scored {where(dialogue, u)}: {', '.join(weights)} gave None, and every answer needs a "
+                    f"number from one of them{grading}"
+                )

@@ -7,6 +7,7 @@ find.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -17,6 +18,7 @@ from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, tur
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.rewards.base import RewardSource, as_source
 from maporl.rewards.build import build_sources
+from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.scorer import Scorer
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.rollout.referee import Referee
@@ -248,6 +250,8 @@ class Player:
     ) -> list[Dialogue]:
         """Play and grade this process's share of some questions of ``task``. Random states do not change.
 
+        If the task has no labels, the dialogues are scored too.
+
         ``questions`` is how many of the first questions are played, or it has the numbers of those that are.
 
         Raises:
@@ -264,6 +268,8 @@ class Player:
             driver = self.driver(task, decoding, batch=batch, rng_key=(seed, "eval"), first=first)
             dialogues = driver.play([task[i] for i in numbers[first:end]])
         self.scorer.grade(dialogues, task)
+        if not task.labelled:
+            self.scorer.score(dialogues, task)
         return dialogues
 
     def evaluate(self, task: Task, questions: int, decoding: Decoding, seed: int) -> Evaluation:
@@ -302,4 +308,7 @@ class Player:
 def evaluate_everywhere(dialogues: list[Dialogue]) -> Evaluation:
     """Return the :class:`Evaluation` of all processes' graded dialogues. Processes exchange counts, not dialogues."""
     turns = max(distributed.all_gather(turns_played(dialogues)))
-    return merge(distributed.all_gather(evaluate_dialogues(dialogues, turns)))
+    found = merge(distributed.all_gather(evaluate_dialogues(dialogues, turns)))
+    if any(turn.team.total for turn in found.turns):
+        return found
+    return replace(found, rewards=mean_rewards(distributed.all_gather(reward_sums(dialogues))))

@@ -39,7 +39,7 @@ class Prompts(Task):
         number = range(len(self))[index]
         prompt = self.rows[number]["prompt"]
         question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        return Example(f"prompt {number + 1}", question, "", {"row": number})
+        return Example(f"prompt {number}", question, "", {"row": number})
 
     def grade(self, example: Example, text: str) -> Grade:
         """Return that the answer cannot be graded."""
@@ -82,15 +82,18 @@ def questions_of(
     if eval_dataset is not None:
         eval_task = Prompts(eval_dataset, "eval")
     assert task is not None  # or train_dataset was given
-    if not isinstance(task, Task):
-        raise ValueError(f"task: expected a maporl.Task, got {type(task).__name__}; pass a data set as train_dataset")
+    for name, given, rows in (("task", task, "train_dataset"), ("eval_task", eval_task, "eval_dataset")):
+        if isinstance(given, type) and issubclass(given, Task):
+            raise ValueError(f"{name}: expected an object, got the class {given.__name__}; write {given.__name__}(...)")
+        if given is not None and not isinstance(given, Task):
+            raise ValueError(f"{name}: expected a maporl.Task, got {type(given).__name__}; pass a data set as {rows}")
     if len(task) == 0:
         raise ValueError("task: expected at least one example, got an empty task")
     return task, eval_task
 
 
 def _check(row: Any, number: int) -> None:
-    where = f"prompts: row {number + 1}"
+    where = f"prompts: row {number}"  # as in rows[number]
     if not isinstance(row, Mapping) or "prompt" not in row:
         got = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise TaskError(f"{where}: expected a column 'prompt', got {got}; rename the column that holds the question")

@@ -16,6 +16,7 @@ from trl_ext.central_critic import CentralCritic
 from trl_ext.chat import check_tokenizer, context_of
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner, starting_point
+from trl_ext.model_checks import check_apart, check_policy_model
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sampling import stop_ids_of
@@ -62,11 +63,18 @@ class Team:
                 raise ValueError(
                     f"agent {agent.name!r}: no adapter {adapter!r}; the model has {list(agent.model.peft_config)}"
                 )
+        check_policy_model(agent.model, agent.tokenizer, f"agent {agent.name!r}: model")
         for other in self.policies.values():
-            if other.model is agent.model and other.adapter == adapter:
+            if other.model is not agent.model:
+                check_apart(
+                    {f"policy {other.name!r}": other.model, f"policy {name!r}": agent.model},
+                    "load the model once for each, or give each an adapter of one PeftModel (add_adapter)",
+                )
+            elif other.adapter == adapter:
                 raise ValueError(
                     f"policies {other.name!r} and {name!r} bring the same weights; give their agents one "
-                    "policy name to share them, or a model (or adapter) each"
+                    "policy name to share them, or a model (or adapter) each. An agent without an adapter needs a model of its "
+                    "own, loaded a second time"
                 )
         voice = Voice(name, agent.tokenizer, context_of(agent.model.config))
         policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learning_rate, agent.critic)

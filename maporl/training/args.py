@@ -19,7 +19,8 @@ _OF_ONE_POLICY = (
 
 @dataclass
 class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ignore[misc]  # transformers' types are wider
-    """:class:`trl_ext.PPOv2Config` for a team. An *episode* is one dialogue.
+    """:class:`trl_ext.PPOv2Config` for a team. An *episode* is a question that is asked; a
+    branching may play several dialogues on it.
 
     Its options are those of the YAML sections ``ppo`` and ``training``, and those of
     ``transformers.TrainingArguments``. One update asks ``per_device_train_batch_size * gradient_accumulation_steps``

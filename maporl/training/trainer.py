@@ -41,6 +41,7 @@ from maporl.training.branched_credit import check_branched_advantage, check_bran
 from maporl.training.collect import Collector
 from maporl.training.description import RunParts
 from maporl.training.model_card import CardFacts, write_model_card
+from maporl.training.part_types import check_kinds
 from maporl.training.progress import TeamProgress
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
@@ -53,6 +54,7 @@ from trl_ext.checkpoint import Saved, save_policy
 from trl_ext.forward import base_of
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics
+from trl_ext.ppov2_config import check_args
 from trl_ext.scoring import RewardFunction
 
 
@@ -116,7 +118,20 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,
     ):
+        check_args(args, MultiAgentPPOConfig)
+        check_kinds(
+            {
+                "team": (team, Team), "protocol": (protocol, Protocol), "reward": (reward, RewardSection),
+                "schedule": (schedule, Schedule), "advantage": (advantage, AdvantageConfig),
+                "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),
+                "engine_options": (engine_options, Mapping),
+            }
+        )  # fmt: skip
         task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
+        if eval_task is None and args.eval_strategy != "no":
+            raise ValueError(
+                "eval_steps: nothing to evaluate on; pass eval_dataset or eval_task, or leave eval_steps out"
+            )
         self.team, self.task, self.eval_task, self.curriculum = team, task, eval_task, list(curriculum)
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
@@ -126,7 +141,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         protocol = must_be_protocol(protocol or Debate(), "protocol")
         reward = reward or RewardSection()
         if reward_funcs is not None:
-            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, lambda: self.state)
+            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, lambda: self.state, task)
         check_branched_credit(branching, reward, protocol, "trainer")
         check_branched_advantage(branching, advantage, "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
@@ -337,12 +352,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
         If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a prompt.
         """
-        task = self._evaluated(eval_dataset)
-        dialogues = self.play_evaluation(task)
-        measured = evaluate_everywhere(dialogues).metrics()
-        if not task.labelled:
-            self.player.scorer.score(dialogues, task)
-            measured |= mean_rewards(distributed.all_gather(reward_sums(dialogues)))
+        found = self.measure(self._evaluated(eval_dataset))
+        measured = found.metrics() | found.rewards
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -199,6 +199,11 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
             f"{where}: schedule.critic_warmup: a critic is missing; set training.critic: head and advantage.baseline: "
             "critic, or critic_warmup: 0"
         )
+    if 0 < config.updates <= schedule.critic_warmup:
+        raise ConfigError(
+            f"{where}: schedule.critic_warmup: only the critics would learn in all {config.updates} updates; choose a smaller "
+            "number, or more updates"
+        )
 
 
 def check_exchange(config: Config, names: Sequence[str], where: str = "--swap") -> None:

@@ -21,7 +21,7 @@ from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
 from maporl.config.imports import unknown
-from maporl.config.schema import AgentSection, Config, TrainingOptions
+from maporl.config.schema import AgentSection, Config, RewardSection, TrainingOptions
 from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError, install_command
 from maporl.protocols import build_protocol, speakers
@@ -41,6 +41,9 @@ from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.free_memory import total_bytes
 from trl_ext.ppo_options import GREEDY, Decoding
+
+LARGE_RATE = 0.1
+"""A learning rate above it is a slip: no language model learns with it."""
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:
@@ -139,6 +142,7 @@ def check_run(config: Config) -> list[str]:
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
         *warnings,
         *check_questions(config, task),
+        *_small_data(config, task),
         *check_groups(config, task),
         *check_hearing(config, task),
         *method_warnings(config),
@@ -199,6 +203,21 @@ def method_warnings(config: Config) -> list[str]:
             "warning: evaluation: top_p and top_k change nothing at temperature 0, which always takes the likeliest token; set "
             "evaluation.temperature above 0, or remove them"
         )
+    if config.training.learning_rate > LARGE_RATE:
+        found.append(
+            f"warning: training.learning_rate: AdamW moves each weight by up to {config.training.learning_rate:g} in one step; "
+            "1e-6 to 1e-3 is usual"
+        )
+    if config.reward.sources.get("label", 1.0) < 0:
+        found.append(
+            f"warning: reward.sources: label has the weight {config.reward.sources['label']:g}, so right answers cost"
+        )
+    plain = RewardSection()
+    inert = [n for n in ("horizon", "share", "discount") if getattr(config.reward, n) != getattr(plain, n)]
+    if config.reward.rules and inert:
+        found.append(
+            f"warning: reward: {' and '.join(inert)} change nothing beside reward.rules; remove one or the other"
+        )
     hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
     if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:
         found.append(
@@ -206,6 +225,16 @@ def method_warnings(config: Config) -> list[str]:
             "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
         )
     return found
+
+
+def _small_data(config: Config, task: Task) -> list[str]:
+    questions = config.questions_per_update()
+    if questions <= len(task):
+        return []
+    return [
+        f"warning: an update has {questions} questions, and the training split {len(task)}, so some are asked several times; "
+        "set a smaller training.per_device_train_batch_size or gradient_accumulation_steps"
+    ]
 
 
 def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:

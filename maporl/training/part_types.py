@@ -1,0 +1,22 @@
+"""Check the kinds of a trainer's parts, before any of them is used."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def check_kinds(parts: dict[str, tuple[Any, type]]) -> None:
+    """Check that every part is of its kind, or None.
+
+    Args:
+        parts: for each argument's name, what was given, and the class that it should be of.
+
+    Raises:
+        ValueError: a part is of another kind. The message says which, and what was expected.
+    """
+    for name, (given, kind) in parts.items():
+        if given is None or isinstance(given, kind):
+            continue
+        if isinstance(given, type) and issubclass(given, kind):
+            raise ValueError(f"{name}: expected an object, got the class {given.__name__}; write {given.__name__}(...)")
+        expected = "a mapping" if kind is Mapping else f"a maporl.{kind.__name__}"
+        raise ValueError(f"{name}: expected {expected}, got {type(given).__name__} {given!r:.60}")
