@@ -134,6 +134,24 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     assert all(torch.equal(a[k], b[k]) for a, b in zip(kept, trainer.past_policies.snapshots, strict=True) for k in a)
 
 
+def test_engines_take_over_a_past_opponent_once_in_an_update_although_questions_are_resampled(tmp_path):
+    """Processes resample different numbers of times, and taking over weights waits for all of them."""
+    pool = {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0}
+    settings = config(tmp_path, schedule={"opponent_pool": pool}, branching={"group": 2, "resample": 3})
+    trainer = run.build_trainer(settings, quiet=True)
+    trainer.past_policies.take_snapshot()
+    engine, told, played = trainer.engines["transformers"], [], []
+    sync, play = engine.sync, trainer.collector._play
+    engine.sync = lambda policy: (told.append(policy), sync(policy))
+    trainer.collector._play = lambda *arguments: (played.append(arguments), play(*arguments))[1]
+    trainer.player.scorer.credit = lambda dialogues, task: [
+        u.rewards.update(credit=0.0) for d in dialogues for u in d.utterances
+    ]
+    trainer.collect(trainer.next_batch())
+    assert len(played) == 4, "the questions, and three times others"
+    assert told == ["ann-past"]
+
+
 def run_weights(policy):
     from peft import get_peft_model_state_dict
 
