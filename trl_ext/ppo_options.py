@@ -154,9 +154,10 @@ class PPOOptions:
             )
         if self.total_episodes is not None:
             _at_least(self, 1, "total_episodes")
-        if self.keep_states_gib is not None and not 0 < self.keep_states_gib < math.inf:
+        gib = self.keep_states_gib
+        if gib is not None and not (isinstance(gib, int | float) and 0 < gib < math.inf):
             raise ValueError(
-                f"keep_states_gib: expected a number above 0, got {self.keep_states_gib}; keep_states: false keeps nothing"
+                f"keep_states_gib: expected a number above 0, got {gib!r}; keep_states: false keeps nothing"
             )
         if self.huber_delta <= 0:
             raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
