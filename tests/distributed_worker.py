@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 tests/distributed_worker.py CONFIG.json OUT
 
-``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``resume``, ``strategy``, ``die``.
+``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``pool``, ``resume``, ``strategy``, ``die``.
 Writes the weights and the metrics from the main process.
 """
 
@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import AdvantageConfig, TinySection
+from maporl.schedules import OpponentPool, Schedule
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import distributed
 
@@ -63,6 +64,7 @@ def main() -> None:
         Debate(turns=2, later="{others};{question}", quote="{text}", separator=";"),
         Arithmetic(largest=9, split="eval"), RewardSection(sources={"odd": 1.0}), sources={"odd": odd},
         advantage=AdvantageConfig(**options["advantage"]) if "advantage" in options else None,
+        schedule=Schedule(opponent_pool=OpponentPool(**options["pool"])) if "pool" in options else None,
     )  # fmt: skip
     if options.get("strategy"):
         assert type(trainer.learners["ann"].strategy).__name__ == options["strategy"], trainer.learners["ann"].strategy

@@ -19,7 +19,7 @@ from maporl.config.schema import TinySection
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config, distributed
 from trl_ext.checkpoint import read_checkpoint, write_checkpoint
-from trl_ext.learner import Learner
+from trl_ext.learner import Learner, NonFiniteError
 from trl_ext.token_batch import Completion, build_token_batch
 
 STEPS, RATE = int(os.environ.get("HALF_STEPS", "50")), 1e-6
@@ -132,6 +132,24 @@ def lost_by_resuming(learner, dtype, critic, folder):
     return [name for name, value in ends[0].items() if not torch.equal(value, ends[1][name])]
 
 
+def changed_by_a_nan(learner):
+    """The trained weights that change if a gradient is NaN in one process, and whether the step is refused."""
+    before = trained(learner)
+    own = float("nan") if distributed.rank() == distributed.size() - 1 else 1.0
+    loss = learner.strategy.call(lambda: learner.forward(rows_of(learner)).logprobs.sum())
+    learner.strategy.backward(own * loss, True)
+    try:
+        learner.step()
+        refused = ""
+    except NonFiniteError as error:
+        refused = str(error)
+    after = trained(learner)
+    return {
+        "refused": refused,
+        "changed": [name for name, value in before.items() if not torch.equal(value, after[name])],
+    }
+
+
 def main() -> None:
     if "ACCELERATE_USE_DEEPSPEED" in os.environ:
         from distributed_worker import skip_compilation
@@ -144,6 +162,10 @@ def main() -> None:
         learner = learner_of(torch.bfloat16, critic, folder)
         half = movement(learner)
         found[critic] = {"strategy": type(learner.strategy).__name__, "shares": shares(half, whole)} | rounding(learner)
+        found[critic]["states"] = distributed.all_gather(len(learner.strategy.optimizer_state()))
+        found[critic]["nan"] = [
+            changed_by_a_nan(learner_of(dtype, critic, folder)) for dtype in (torch.float32, torch.bfloat16)
+        ]
         found[critic]["lost"] = lost_by_resuming(learner, torch.bfloat16, critic, folder / critic)
     if distributed.is_main():
         (folder / "found.json").write_text(json.dumps(found))

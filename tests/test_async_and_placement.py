@@ -4,15 +4,20 @@ import copy
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+from maporl.config.schema import TinySection
 from maporl.engines.transformers import TransformersEngine
 from maporl.errors import ConfigError
 from maporl.rewards import RewardSource
 from maporl.team.devices import split
+from maporl.team.loading import base_owners, load_agents
 from maporl.team.team import Policy
+from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
+from trl_ext.learner import Learner
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -136,6 +141,24 @@ def test_a_source_that_learns_is_told_the_task_of_the_update_and_not_of_the_batc
     assert source.tasks == [(1, 9), (2, 9), (3, 40), (4, 40), (5, 40)]
 
 
+def test_a_small_budget_for_kept_states_changes_no_dialogue_and_is_logged(tiny, tmp_path):
+    whole, small = (
+        trainer_of(tiny, tmp_path / str(g), False, total_episodes=8, keep_states_gib=g) for g in (None, 2e-5)
+    )
+    said = []
+    for trainer in (whole, small):
+        trainer.train()
+        said.append([(u["agent"], u["text"]) for d in trainer.run.read_dialogues() for u in d["utterances"]])
+    assert said[0] == said[1] and len(said[0]) > 8
+    [all_kept], [some_kept] = whole.run.read_metrics(), small.run.read_metrics()
+    assert all_kept["kv_cache/forgotten"] == 0 and all_kept["kv_cache/gib"] > 2e-5 >= some_kept["kv_cache/gib"] > 0
+    assert some_kept["kv_cache/forgotten"] > 0
+    with pytest.raises(
+        ValueError, match="keep_states_gib: expected a number above 0, got 0; keep_states: false keeps nothing"
+    ):
+        MultiAgentPPOConfig(output_dir="unused", keep_states_gib=0)
+
+
 # -- placement ----------------------------------------------------------------------------------------------------
 
 
@@ -175,3 +198,79 @@ def test_both_are_looked_at_before_a_model_loads(tmp_path, training, message):
             "training": {"use_cpu": True, **training}, "evaluation": {"questions": 0},
         }  # fmt: skip
         check_run(from_dict(config))
+
+
+def values_of(folder, agents, **more):
+    return {
+        "output_dir": str(folder / "run"), "task": {"name": "toy_sum"}, "agents": agents, "evaluation": {"questions": 0},
+        "protocol": {"name": "debate", "turns": 2}, "training": {"use_cpu": True, "placement": "split"}, **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "agents, more, owners",
+    [
+        ({"ann": {"tiny": {}}, "bob": {"tiny": {}, "policy": "ann"}}, {}, ["ann"]),
+        ({"ann": {"tiny": {}, "policy_per": "turn"}}, {}, ["ann-turn1", "ann-turn2"]),
+        ({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, ["ann", "bob", "ann-past"]),
+        ({"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}}, {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, ["ann"]),
+        ({"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}, "dtype": "float32"}}, {}, ["ann", "bob"]),
+    ],
+)  # fmt: skip
+def test_every_copy_of_a_model_counts_for_placement_split(tmp_path, agents, more, owners):
+    assert list(base_owners(from_dict(values_of(tmp_path, agents, **more))).values()) == owners
+
+
+def test_a_past_opponent_that_has_no_device_is_named_before_a_model_loads(tmp_path):
+    pool = {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}
+    config = from_dict(
+        values_of(tmp_path, {"ann": {"tiny": {}, "policy": "one"}, "bob": {"tiny": {}, "policy": "one"}}, **pool)
+    )
+    with pytest.raises(
+        ConfigError, match=r"a device for each of 2 base models \(of policies one, one-past\), and there is 1"
+    ):
+        check_run(config)
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_quantised_bases_are_loaded_on_the_device_that_they_are_placed_on(tmp_path, monkeypatch, bits):
+    """They cannot move later. The CPU stands for every device, so the test looks at what is asked of transformers."""
+    asked = {}
+
+    class Loaded(Exception):
+        """Ends the loading of the second base."""
+
+    def read(kind, source, **options):
+        asked[source] = options["device_map"]
+        if len(asked) == 2:
+            raise Loaded
+        return build_tiny_model(TinySection(), build_tiny_tokenizer(TinySection()))
+
+    monkeypatch.setattr("maporl.team.loading.read_model", read)
+    monkeypatch.setattr(
+        "maporl.team.loading.split", lambda owners: [torch.device("cuda", n) for n in range(len(owners))]
+    )
+    monkeypatch.setattr("maporl.team.checks.find_spec", lambda name: object())
+    agents = {name: {"model": f"org/{name}", "lora": {}, bits: True} for name in ("ann", "bob")}
+    config = from_dict(values_of(tmp_path, agents))
+    with pytest.raises(Loaded):
+        load_agents(config, dict.fromkeys(agents, build_tiny_tokenizer(TinySection())))
+    assert asked == {"org/ann": {"": torch.device("cuda", 0)}, "org/bob": {"": torch.device("cuda", 1)}}
+    asked.clear()
+    config.training.placement = "shared"
+    with pytest.raises(Loaded):
+        load_agents(config, dict.fromkeys(agents, build_tiny_tokenizer(TinySection())))
+    assert asked == {f"org/{name}": {"": torch.device("cpu")} for name in agents}, "use_cpu, also where there is a GPU"
+
+
+def test_quantised_weights_on_another_device_are_refused(tiny, tmp_path):
+    model, tokenizer = tiny()
+    model.is_quantized = True
+    learner = Learner(
+        "ann", model, tokenizer, MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"policy 'ann': its quantised weights are on cpu .* trained on meta; .*device_map={'': 'meta'}",
+    ):
+        learner.prepare(Accelerator(cpu=True), 1, device=torch.device("meta"))

@@ -158,6 +158,37 @@ def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
+@pytest.mark.parametrize("name", ["Sharded", pytest.param("Zero-3", marks=pytest.mark.slow)])
+def test_past_opponents_speak_with_whole_weights(tmp_path, name):
+    """A snapshot of weights that are distributed over processes would hold this process's part only."""
+    skip_unless_here(name)
+    options = {
+        "pool": {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0},
+        "args": {"total_episodes": 16, "eval_questions": 2, "use_cpu": not name.startswith("Zero")},
+    }
+    one, _ = trained(tmp_path / "one", 1, **{**options, "args": {**options["args"], "use_cpu": True}})
+    two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
+    for part in ("one", "two"):
+        said = [json.loads(line) for line in (tmp_path / part / "run/dialogues.jsonl").read_text().splitlines()]
+        assert {u["policy"] for d in said if d["step"] == 2 for u in d["utterances"]} == {"ann", "ann-past"}
+    snapshots = [
+        load_file(tmp_path / part / "run/checkpoint-2/others/opponents" / file)
+        for file in ("snapshot-0.safetensors", "snapshot-1.safetensors")
+        for part in ("one", "two")
+    ]
+    for expected, found in ((one, two), snapshots[:2], snapshots[2:]):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def skip_unless_here(name):
+    if name.startswith("Zero"):
+        pytest.importorskip("deepspeed")
+    if name == "Sharded" and torch.__version__ < FSDP_TORCH:
+        pytest.skip(f"FSDP2 needs torch {FSDP_TORCH}")
+
+
 def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_rest_aside(alone, tmp_path):
     args = {"save_steps": 1}
     trained(tmp_path, 2, args=args)

@@ -39,7 +39,7 @@ LIGHT = (
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
-OUTSIDE_TRL_EXT = HEAVY | {"huggingface_hub", "safetensors", "numpy", "deepspeed", "filelock"}
+OUTSIDE_TRL_EXT = HEAVY | {"huggingface_hub", "safetensors", "numpy", "deepspeed", "filelock", "psutil"}
 
 
 class Import(NamedTuple):

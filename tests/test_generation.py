@@ -1,5 +1,8 @@
 """Sampling: a row's completion depends only on its own prompt and its own random numbers."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -81,19 +84,30 @@ def test_top_p_leaves_out_the_tail(tiny):
     assert sampled == set(kept)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture):
-    """Three turns, with suffixes of different lengths, rows that end at different times, forks, and a new row."""
+@pytest.mark.parametrize(
+    "architecture, share", [("llama", None), ("gpt2", None), ("llama", 0.0), ("llama", 0.3), ("llama", 0.7)]
+)
+def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture, share, monkeypatch):
+    """Three turns, with suffixes of different lengths, rows that end at different times, forks, and a new row.
+
+    With a ``share`` the budget is this share of what the three turns would keep at most, which is 98,304 bytes or more.
+    """
     model = lively(build(tiny, architecture)[0])
-    states, prompts, known, read = KVCache(), [list(p) for p in PROMPTS], [0] * 6, []
+    budget = None if share is None else int(share * 98_304)
+    states, prompts, known, read = KVCache(budget), [list(p) for p in PROMPTS], [0] * 6, []
+    monkeypatch.setattr("trl_ext.kv_cache.free_bytes", lambda device: None)
     model.register_forward_pre_hook(
         lambda module, arguments, options: read.append(options["input_ids"].shape[1]), with_kwargs=True
     )
     for turn in range(3):
         read.clear()
-        answers = sample(model, prompts, Sampling(8, 0.0, STOP), states=states, known=known)
-        if turn:
+        answers = sample(model, prompts, Sampling(8, 0.0, STOP, batch_size=4), states=states, known=known)
+        if turn and budget is None:
             assert read[0] <= 5, "only what is new is read"
+        if budget is not None:
+            assert states.bytes <= states.largest <= budget
+            assert states.bytes == sum({id(block): block.bytes for block, _ in states._rows.values()}.values())
+            assert bool(states.largest) is (share > 0)
         assert [a.ids for a in answers] == [alone(model, p, 8) for p in prompts]
         prompts = [p + a.ids for p, a in zip(prompts, answers, strict=True)]
         known = [len(p) for p in prompts]
@@ -101,8 +115,44 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture):
         if turn == 1:
             prompts = [*prompts[:4], [*prompts[3][: known[3]], 19, 20], [15, 16, 5]]
             known = [*known[:4], known[3], 0]
+    largest, forgotten = states.take_counts()
+    assert (forgotten == 0 and largest >= 98_304) if budget is None else forgotten > 0
     states.clear()
-    assert len(states) == 0
+    assert len(states) == 0 == states.bytes
+
+
+def test_kept_states_take_half_of_the_free_memory_unless_told_otherwise(tiny, monkeypatch):
+    model = lively(build(tiny, "llama")[0])
+    for free, kept in ((2**30, True), (0, False), (None, True)):  # a device that cannot tell sets no limit
+        monkeypatch.setattr("trl_ext.kv_cache.free_bytes", lambda device, free=free: free)
+        states = KVCache()
+        sample(model, PROMPTS, Sampling(4, 0.0, STOP), states=states, known=[0] * 6)
+        assert len(states) == (len({tuple(p) for p in PROMPTS}) if kept else 0)
+        assert states._limit == (sys.maxsize if free is None else free // 2)
+
+
+def test_conversations_that_were_kept_first_are_forgotten_first():
+    """Four blocks of one row and 100 bytes each, in a budget of two; the first one is being read meanwhile."""
+    cache = SimpleNamespace(layers=[SimpleNamespace(keys=torch.zeros(1, 1, 5, 5), values=torch.zeros(1, 1, 5, 0))])
+    states = KVCache(200)
+
+    def keep(name):
+        states.keep([name], cache, torch.ones(1, 5), [0], [5])
+
+    keep("a")
+    lent = states.take(["a", "unknown"])
+    assert lent[0] is not None and lent[1] is None and len(states) == 0 and states.bytes == 100
+    for name in "bc":
+        keep(name)
+    assert list(states._rows) == ["c"] and states.bytes == 200 and states.forgotten == 1
+    states.give_back(lent)
+    assert states.bytes == 100
+    keep("d")
+    assert list(states._rows) == ["c", "d"]
+    states.keep(["e", "f", "g"], SimpleNamespace(layers=[SimpleNamespace(keys=torch.zeros(3, 1, 5, 5), values=torch.zeros(3, 1, 5, 0))]),
+                torch.ones(3, 5), [0, 1, 2], [5, 5, 5])  # fmt: skip
+    assert list(states._rows) == ["e", "f"] and states.bytes == 200
+    assert states.take_counts() == (200, 4), "b, c, d, g"
 
 
 def test_states_are_kept_only_where_columns_do_not_count(tiny):
@@ -184,6 +234,16 @@ def test_a_draw_that_rounds_to_one_never_takes_a_token_of_probability_zero():
     assert float(draw[0]) < 1.0 and float(draw[0].float()) == 1.0
     assert _inverse_cdf(probabilities, draw).tolist() == [1, 2, 0]
     assert _inverse_cdf(probabilities, torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
+
+
+def test_sums_that_rounding_makes_grow_never_take_a_token_of_probability_zero(monkeypatch):
+    """An accelerator adds up in parallel. Neighbouring sums may then differ although the token between has probability 0."""
+    probabilities = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.1, 0.2, 0.0, 0.7]])
+    sums = torch.tensor([[0.5, 0.5001, 0.8001, 1.0001], [0.1, 0.3, 0.3001, 1.0001]])
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda values, dim: sums)
+    draw = torch.tensor([0.50003, 0.30002], dtype=torch.float64)
+    assert torch.searchsorted(sums, (draw * 1.0001).float().unsqueeze(1), right=True).tolist() == [[1], [2]]
+    assert _inverse_cdf(probabilities, draw).tolist() == [0, 3]
 
 
 def test_the_output_head_reads_one_whole_row_for_each_prompt(tiny):

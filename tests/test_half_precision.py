@@ -112,6 +112,12 @@ def test_small_steps_add_up_and_are_resumed_under_every_strategy(tmp_path, monke
         for part, value in found["shares"].items():
             assert 0.8 < value < 1.2, (critic, part)
         assert found["wrong"] == []
+        whole, elsewhere = found["states"]
+        assert whole > 0 and elsewhere == (whole if name == "Replicated" else 0), (
+            "no device holds the whole optimizer state"
+        )
+        for after in found["nan"]:
+            assert "no step was taken" in after["refused"] and after["changed"] == [], critic
         assert found["lost"] == [], "a resumed run goes on with the master weights"
         assert found["dtypes"]["model"] == ["bfloat16"]
         assert found["dtypes"]["head"] == ["bfloat16" if name == "Zero-3" else "float32"]

@@ -1,16 +1,23 @@
 """The memory estimate of ``maporl check`` against the peak of a run."""
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
+import torch
+from accelerate import Accelerator
+from half_precision import learner_of, rows_of
 
 from maporl.config.parse import to_yaml
 from maporl.validation import memory
 from maporl.validation.load import from_dict
 from maporl.validation.memory import LIBRARIES, estimate
 from maporl.validation.preflight import check_run
+from trl_ext import PPOv2Config
+from trl_ext.learner import Learner
+from trl_ext.model_memory import SHARE, DoesNotFit, limit_microbatches
 
 MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 6, "heads": 12, "context": 256}
 
@@ -84,3 +91,92 @@ def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
     assert parts["optimizer"] == 2 * adapter * (4 + 2 * 4)
     assert parts["activations"] == 2 * 10 * 2 * 2 * (8 * 8 + 4 * 16), "one policy's at a time: two micro-batches"
     assert LIBRARIES < 1e9
+
+
+# -- the device ---------------------------------------------------------------------------------------------------
+
+
+def learners_of(tiny, folder, **options):
+    """Two prepared learners that are said to be on one accelerator."""
+    args = PPOv2Config(output_dir=str(folder), report_to=[], use_cpu=True, **options)
+    learners = []
+    for number in range(2):
+        learner = Learner(f"policy {number}", *tiny(seed=number), args)
+        learner.prepare(Accelerator(cpu=True), 1)
+        learner.device = torch.device("meta")
+        learners.append(learner)
+    return learners
+
+
+def test_microbatches_are_chosen_from_the_free_memory_of_an_accelerator(tiny, tmp_path):
+    learners = learners_of(tiny, tmp_path)
+    model = learners[0].model
+    trained = sum(p.numel() for p in model.parameters()) + 64 + 1
+    layer = 4 * (8 * 64 + 4 * 170)
+    each = 2 * (2 * layer + model.config.vocab_size * 2 * (4 + 4))  # two learners may keep a graph each
+    to_come = 2 * trained * (4 + 2 * 4)
+    for tokens in (1, 64, 100, 127, 128):
+        limit_microbatches(learners, lambda device, tokens=tokens: to_come + int(tokens * each / SHARE) + 8)
+        assert [own.most_tokens for own in learners] == [2 ** int(math.log2(tokens))] * 2
+    learners[0].optimizer.state["any"] = {}  # after the first step the moments are in memory
+    limit_microbatches(learners, lambda device: to_come + int(127 * each / SHARE))
+    assert learners[0].most_tokens == 128, "and not 64"
+    with pytest.raises(
+        DoesNotFit, match=r"meta: 0.0 GiB are free, and gradients and moments of 2 policies need .*train LoRAs"
+    ):
+        limit_microbatches(learners, lambda device: to_come // 4)
+
+
+def test_microbatches_stay_as_they_are_set_and_on_cpus_and_on_devices_that_cannot_tell(tiny, tmp_path):
+    told = learners_of(tiny, tmp_path, max_tokens_per_microbatch=77)
+    limit_microbatches(told, lambda device: 1)
+    silent = learners_of(tiny, tmp_path)
+    limit_microbatches(silent, lambda device: None)
+    here = learners_of(tiny, tmp_path)
+    for learner in here:
+        learner.device = torch.device("cpu")
+    limit_microbatches(here, lambda device: 1)
+    assert [own.most_tokens for own in (*told, *silent, *here)] == [77, 77, None, None, None, None]
+
+
+def test_a_chosen_limit_cuts_micro_batches_and_changes_no_gradient(tiny, tmp_path):
+    norms, sizes = [], []
+    for tokens in (None, 16):
+        learner = learner_of(torch.float32, "head", tmp_path)
+        learner.most_tokens = tokens
+        rows = rows_of(learner)
+        sizes.append(len(learner._microbatches(rows, 4)))
+        learner.accumulate(rows, torch.arange(len(rows)))
+        norms.append(learner.step())
+    assert sizes[0] < sizes[1] and norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "size, changes, message",
+    [
+        (1e6, {}, None),
+        (20_000, {}, r"set training.optim: adamw_bnb_8bit, or agents.NAME.lora, or use zero3.yaml or fsdp2.yaml"),
+        (60_000, {"ppo": {"max_tokens_per_microbatch": 400}}, "set a smaller ppo.max_tokens_per_microbatch, or null, or use training.gradient_checkpointing: true"),
+        (60_000, {"ppo": {"local_rollout_forward_batch_size": 64}, "training": {"per_device_train_batch_size": 64}}, "set a smaller ppo.local_rollout_forward_batch_size, or use ppo.max_tokens_per_generate"),
+    ],
+)  # fmt: skip
+def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, changes, message):
+    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
+    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
+    monkeypatch.setattr(memory, "training_on_cpu", lambda config: False)
+    values = {
+        "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
+        "ppo": {"local_rollout_forward_batch_size": 4, **changes.get("ppo", {})},
+        "training": changes.get("training", {}),
+    }  # fmt: skip
+    config = from_dict(values)
+    assert memory.device_lines(config, 20, 1, None) == [], "no accelerator"
+    told, *warnings = memory.device_lines(config, 20, 1, int(size))
+    rows = min(config.ppo.local_rollout_forward_batch_size, config.questions_per_update())
+    assert memory.kv_cache(config, 20, 1) == rows * 20 * 2 * 2 * 8 * 2
+    assert "GiB of KV cache" in told and ("chosen from the free memory" in told) is (
+        "max_tokens_per_microbatch" not in changes.get("ppo", {})
+    )
+    assert len(warnings) == (message is not None)
+    if message is not None:
+        assert message in warnings[0] and "the run needs about" in warnings[0]

@@ -113,18 +113,18 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     trainer = run.build_trainer(settings, quiet=True)
     answers, rows, _ = one_update(trainer)
     assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # without a snapshot yet
-    trainer.past_policies.after_update(1)
+    trainer.past_policies.take_snapshot()
     one_update(trainer)
     old = trainer.past_policies.snapshots[0]
-    now = trainer.past_policies.current_weights()
+    now = {k: v.clone() for k, v in run_weights(trainer.past_policies.policy).items()}
     answers, rows, _ = one_update(trainer)
     assert {u.agent: u.policy for d in answers for u in d.utterances} == {"ann": "shared", "bob": "shared-past"}
     assert set(rows) == {"shared"} and len(rows["shared"]) == 4
     policy = trainer.past_policies.past
     past = run_weights(policy)
     assert all(torch.equal(past[k], old[k]) for k in old) and any(not torch.equal(past[k], now[k]) for k in now)
-    for update in (2, 3):
-        trainer.past_policies.after_update(update)
+    for _ in range(2):
+        trainer.past_policies.take_snapshot()
     assert len(trainer.past_policies.snapshots) == 2
     (tmp_path / "saved").mkdir()
     trainer.past_policies.save(tmp_path / "saved")
@@ -132,6 +132,24 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     trainer.past_policies.snapshots = []
     trainer.past_policies.load(tmp_path / "saved")
     assert all(torch.equal(a[k], b[k]) for a, b in zip(kept, trainer.past_policies.snapshots, strict=True) for k in a)
+
+
+def test_engines_take_over_a_past_opponent_once_in_an_update_although_questions_are_resampled(tmp_path):
+    """Processes resample different numbers of times, and taking over weights waits for all of them."""
+    pool = {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0}
+    settings = config(tmp_path, schedule={"opponent_pool": pool}, branching={"group": 2, "resample": 3})
+    trainer = run.build_trainer(settings, quiet=True)
+    trainer.past_policies.take_snapshot()
+    engine, told, played = trainer.engines["transformers"], [], []
+    sync, play = engine.sync, trainer.collector._play
+    engine.sync = lambda policy: (told.append(policy), sync(policy))
+    trainer.collector._play = lambda *arguments: (played.append(arguments), play(*arguments))[1]
+    trainer.player.scorer.credit = lambda dialogues, task: [
+        u.rewards.update(credit=0.0) for d in dialogues for u in d.utterances
+    ]
+    trainer.collect(trainer.next_batch())
+    assert len(played) == 4, "the questions, and three times others"
+    assert told == ["ann-past"]
 
 
 def run_weights(policy):

@@ -37,6 +37,12 @@ def team_of(model, tokenizer, r=4):
     return Team([Agent(n, shared, tokenizer, adapter=n, engine="vllm") for n in ("ann", "bob")])
 
 
+def inform(engine):
+    """Send all weights, as a trainer does before the first dialogue."""
+    for name in engine.policies:
+        engine.sync(name)
+
+
 # -- a server that plays its part: what is refused, and why --------------------------------------------------------
 
 
@@ -114,7 +120,7 @@ def fake(tiny):
 def test_adapters_travel_under_a_new_name_after_every_update(fake, tmp_path):
     server, engine, _ = fake
     engine = engine(tmp_path)
-    engine.start()
+    inform(engine)
     engine.sync("bob")
     engine.sync("nobody of mine")
     commands = [(path, body["lora_name"].rsplit("-", 1)) for path, body in server.requests if "lora" in path]
@@ -139,7 +145,7 @@ def test_a_server_that_is_not_what_is_needed_is_refused_at_start(fake, tmp_path,
     server, engine, _ = fake
     server.says |= says
     with pytest.raises(VLLMFailure, match=rf"http://127.0.0.1:{server.server_port}: .*{message}"):
-        engine(tmp_path).start()
+        inform(engine(tmp_path))
 
 
 def test_raw_log_probabilities_are_told_from_other_weights(fake, tmp_path):
@@ -155,7 +161,7 @@ def test_raw_log_probabilities_are_told_from_other_weights(fake, tmp_path):
         "logprob": lambda body: float(maths.token_logprobs(logits, torch.tensor([token]), 1.0)),
     }
     with pytest.raises(VLLMFailure, match="start it with --logprobs-mode processed_logprobs"):
-        engine(tmp_path).start()
+        inform(engine(tmp_path))
 
 
 def test_a_server_that_hangs_or_is_not_there_is_named(fake, tmp_path):
@@ -164,9 +170,9 @@ def test_a_server_that_hangs_or_is_not_there_is_named(fake, tmp_path):
     with pytest.raises(
         VLLMFailure, match=rf"http://127.0.0.1:{server.server_port}: tokenising: no whole answer within 0.5 s"
     ):
-        engine(tmp_path, timeout=0.5).start()
+        inform(engine(tmp_path, timeout=0.5))
     with pytest.raises(VLLMFailure, match=r"http://127.0.0.1:9: .*cannot be reached .ConnectError"):
-        engine(tmp_path, urls=["http://127.0.0.1:9"]).start()
+        inform(engine(tmp_path, urls=["http://127.0.0.1:9"]))
 
 
 def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
@@ -177,7 +183,47 @@ def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
     with pytest.raises(
         VLLMFailure, match=r"trains all its weights, which travel to .* this process has no GPU; give it a LoRA"
     ):
-        VLLMEngine(team.policies, sections, 4, 1.0, tmp_path).start()
+        inform(VLLMEngine(team.policies, sections, 4, 1.0, tmp_path))
+
+
+def test_a_server_that_takes_no_whole_weights_is_named_with_the_flags_that_it_needs(fake, tmp_path, tiny, monkeypatch):
+    """The real client of TRL ends here without vLLM, or at a server that was started without the flags."""
+    server, _, _ = fake
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    team = Team([Agent("ann", *tiny(), engine="vllm")])
+    url = f"http://127.0.0.1:{server.server_port}"
+    engine = VLLMEngine(team.policies, {"ann": VLLMSection(urls=[url])}, 4, 1.0, tmp_path)
+    expected = rf"{url}: did not take the weights of policy 'ann' .*VLLM_SERVER_DEV_MODE=1 vllm serve .*--weight-transfer-config"
+    with pytest.raises(VLLMFailure, match=expected):
+        inform(engine)
+
+
+def test_servers_of_whole_weights_meet_the_trainer_at_ports_of_their_own(tiny, tmp_path, monkeypatch):
+    from trl.generation import vllm_client
+
+    opened = []
+
+    class Client:
+        def __init__(self, base_url, group_port):
+            opened.append((base_url, group_port))
+
+        def init_communicator(self, device):
+            pass
+
+        update_model_params = init_communicator
+
+        def reset_prefix_cache(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(vllm_client, "VLLMClient", Client)
+    monkeypatch.setattr(VLLMEngine, "_introduce", lambda self, server, name, policy: None)
+    team = Team([Agent(n, *tiny(seed=s), engine="vllm") for s, n in enumerate(("ann", "bob"))])
+    sections = {"ann": VLLMSection(urls=["http://a:1", "http://b:1"]), "bob": VLLMSection(urls=["http://c:1"])}
+    engine = VLLMEngine(team.policies, sections, 4, 1.0, tmp_path)
+    inform(engine)
+    inform(engine)
+    assert opened == [("http://a:1", 51216), ("http://b:1", 51217), ("http://c:1", 51218)]
 
 
 @pytest.mark.parametrize(

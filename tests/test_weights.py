@@ -353,7 +353,8 @@ def test_a_damaged_past_policy_is_refused(tiny, tmp_path, adapted):
         return PastPolicies(OpponentPool(agent="bob", of="ann"), Team([agent]), 0)
 
     first = pool()
-    first.snapshots = [first.current_weights(), first.current_weights()]
+    first.take_snapshot()
+    first.take_snapshot()
     first.save(tmp_path)
     pool().load(tmp_path)
     name = LORA if adapted else LAYER

@@ -5,7 +5,7 @@ Importing this module does not import torch.
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import UserError
@@ -135,6 +135,16 @@ def on_main(work: Callable[[], Any]) -> Any:
     if failed is not None:
         raise failed
     return result
+
+
+def broadcast_weights(tensors: "Iterable[torch.Tensor]") -> None:
+    """Replace the values of ``tensors`` in every process by those of the main process."""
+    if size() == 1:
+        return
+    import torch.distributed as dist
+
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=0)
 
 
 def barrier() -> None:

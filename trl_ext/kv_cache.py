@@ -3,7 +3,8 @@
 Keys and values are valid only for the weights that computed them. They are dropped before the weights change.
 """
 
-from collections.abc import Hashable, Sequence
+import sys
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from trl_ext.free_memory import free_bytes
 
 
 def plain_states(model: Any) -> str:
@@ -37,15 +40,18 @@ class Block:
     layers: list[tuple[Tensor, Tensor]]
     lengths: list[int]
 
+    @property
+    def bytes(self) -> int:
+        """Return the memory of the block."""
+        return sum(values.nbytes for pair in self.layers for values in pair)
+
     @classmethod
     def of(cls, cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> "Block":
         """Return a block with the first ``lengths`` states of ``rows`` of a batch.
 
         ``mask`` [B, T] is 1 where a column of the batch holds a token, and 0 where it holds padding.
         """
-        width = max(lengths, default=0)
-        if not rows or not width:
-            return cls([], [])
+        width = max(lengths)
         columns = torch.zeros(len(rows), width, dtype=torch.long)
         for number, (real, length) in enumerate(zip(mask[rows].cpu(), lengths, strict=True)):
             columns[number, width - length :] = real.nonzero().flatten()[:length]
@@ -58,31 +64,125 @@ class Block:
         return cls([(cut(layer.keys), cut(layer.values)) for layer in cache.layers], lengths)
 
 
-class KVCache:
-    """The kept states of conversations, by their names. A name holds a policy and the tokens of a conversation."""
+@dataclass
+class _Held:
+    """A block in memory. ``names`` are its rows that are kept, and ``lent`` counts the rows that are being read."""
 
-    def __init__(self) -> None:
+    block: Block
+    names: set[Hashable]
+    lent: int = 0
+
+
+class KVCache:
+    """The kept states of conversations, by their names. A name holds a policy and the tokens of a conversation.
+
+    If the states do not fit into the budget, those that were kept first are forgotten first, and what still does not fit is
+    not kept. A conversation that is forgotten is read again, so results do not change.
+
+    Args:
+        budget: the most bytes of states. By default it is half of the memory that is free when the first states are kept.
+    """
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.budget, self._limit = budget, budget
         self._rows: dict[Hashable, tuple[Block, int]] = {}
+        self._held: dict[int, _Held] = {}  # by the block's id, in the order in which they were kept
+        self.bytes = 0
+        """The bytes of all blocks in memory."""
+        self.largest = 0
+        """The largest :attr:`bytes` so far."""
+        self.forgotten = 0
+        """The number of conversations that did not fit."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def put(self, names: Sequence[Hashable], block: Block) -> None:
-        """Keep the rows of ``block`` under ``names``, one name for each row."""
-        self._rows.update({name: (block, row) for row, name in enumerate(names) if row < len(block.lengths)})
+    def keep(self, names: Sequence[Hashable], cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> None:
+        """Keep the first ``lengths`` states of ``rows`` of a batch under ``names``, as far as there is room.
 
-    def find(self, name: Hashable) -> tuple[Block, int] | None:
-        """Return the block that holds ``name`` and its row in the block, or None if ``name`` is not kept."""
-        return self._rows.get(name)
+        ``cache`` and ``mask`` are those of the batch (:meth:`Block.of`).
+        """
+        width = max(lengths, default=0)
+        if not width:
+            return
+        if self._limit is None:
+            free = free_bytes(mask.device)
+            self._limit = sys.maxsize if free is None else free // 2
+        each = width * sum(
+            values.shape[1] * values.shape[3] * values.element_size()
+            for layer in cache.layers
+            for values in (layer.keys, layer.values)
+        )
+        fitting = min(len(rows), self._limit // each)
+        self._make_room(fitting * each)
+        fitting = min(fitting, max(0, self._limit - self.bytes) // each)
+        self.forgotten += len(rows) - fitting
+        if fitting:
+            self._put(names[:fitting], Block.of(cache, mask, rows[:fitting], lengths[:fitting]))
 
-    def drop(self, names: Sequence[Hashable]) -> None:
-        """Forget ``names``. The caller does this when longer conversations take their place."""
+    def _put(self, names: Sequence[Hashable], block: Block) -> None:
+        kept = {name: row for row, name in enumerate(names)}  # equal conversations have equal states
+        for name in kept:
+            self._forget(name)
+        self._rows.update({name: (block, row) for name, row in kept.items()})
+        self._held[id(block)] = _Held(block, set(kept))
+        self.bytes += block.bytes
+        self.largest = max(self.largest, self.bytes)
+
+    def _make_room(self, wanted: int) -> None:
+        """Forget the blocks that were kept first, until ``wanted`` bytes fit. Blocks that are being read stay."""
+        assert self._limit is not None  # set by the caller
+        for held in list(self._held.values()):
+            if self.bytes + wanted <= self._limit:
+                return
+            if not held.lent:
+                self.forgotten += len(held.names)
+                for name in list(held.names):
+                    self._forget(name)
+
+    def take(self, names: Sequence[Hashable]) -> list[tuple[Block, int] | None]:
+        """Return the block that holds each of ``names`` and its row in the block, or None if a name is not kept.
+
+        The names are forgotten, because longer conversations will take their place. The blocks stay in memory until
+        :meth:`give_back`.
+        """
+        found = [self._rows.get(name) for name in names]
+        for place in filter(None, found):
+            self._held[id(place[0])].lent += 1
         for name in names:
-            self._rows.pop(name, None)
+            self._forget(name)
+        return found
+
+    def give_back(self, places: Iterable[tuple[Block, int] | None]) -> None:
+        """Say that what :meth:`take` returned was copied."""
+        for place in filter(None, places):
+            held = self._held[id(place[0])]
+            held.lent -= 1
+            self._release(held)
+
+    def _forget(self, name: Hashable) -> None:
+        place = self._rows.pop(name, None)
+        if place is not None:
+            held = self._held[id(place[0])]
+            held.names.discard(name)
+            self._release(held)
+
+    def _release(self, held: _Held) -> None:
+        if not held.names and not held.lent:
+            del self._held[id(held.block)]
+            self.bytes -= held.block.bytes
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return :attr:`largest` and :attr:`forgotten` since the last call."""
+        counts = self.largest, self.forgotten
+        self.largest, self.forgotten = self.bytes, 0
+        return counts
 
     def clear(self) -> None:
         """Forget everything, because the weights are about to change or the memory is needed."""
         self._rows.clear()
+        self._held.clear()
+        self.bytes, self._limit = 0, self.budget
 
 
 def assemble(rows: Sequence[tuple[Block, int] | None], width: int, config: Any) -> DynamicCache:

@@ -119,6 +119,8 @@ class Learner:
         """Whether forward passes convert float32 weights to bfloat16 (``bf16``)."""
         self.device = torch.device("cpu")
         """The device of this policy's token batches."""
+        self.most_tokens = args.max_tokens_per_microbatch
+        """The most tokens, padding included, that one training forward reads. None: only rows are limited."""
         self.strategy = Replicated({}, None, (), args, None)
         self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         if args.objective not in OBJECTIVES:
@@ -184,7 +186,9 @@ class Learner:
         self.mixed_precision = check_mixed_precision(accelerator.mixed_precision)
         self.device = accelerator.device if device is None else device
         for module in (self.model, self.value_model, self.value_head, self.reference):
-            if module is not None and not getattr(module, "is_quantized", False):
+            if module is not None and getattr(module, "is_quantized", False):
+                _check_device(self.name, module, self.device)
+            elif module is not None:
                 module.to(self.device)
         if self.args.gradient_checkpointing:
             kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
@@ -415,7 +419,7 @@ class Learner:
 
     def _microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
         everything = torch.arange(len(rows), device=rows.input_ids.device)
-        return rows.microbatches(everything if index is None else index, most_rows, self.args.max_tokens_per_microbatch)
+        return rows.microbatches(everything if index is None else index, most_rows, self.most_tokens)
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -581,6 +585,20 @@ def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:
 
 def _flat(groups: list[dict]) -> list[nn.Parameter]:
     return [parameter for group in groups for parameter in group["params"]]
+
+
+def _check_device(name: str, model: Any, device: torch.device) -> None:
+    """Check that a quantised model is on its ``device``, because it stays where it was loaded.
+
+    Raises:
+        ValueError: it is elsewhere.
+    """
+    found = base_of(model).device
+    if (found.type, found.index or 0) != (device.type, device.index or 0):
+        raise ValueError(
+            f"policy {name!r}: its quantised weights are on {found} and cannot move, and it is trained on {device}; load "
+            f"its model with device_map={{'': '{device}'}}"
+        )
 
 
 def _narrow_adapters(model: Any, adapters: Sequence[str | None]) -> None:

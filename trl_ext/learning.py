@@ -1,7 +1,7 @@
 """Everything that touches weights in an update, for one learner or several, perhaps with a central critic."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 
 from trl_ext import distributed
 from trl_ext.central_critic import CentralCritic
+from trl_ext.free_memory import free_bytes
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
 from trl_ext.metrics import Metrics, update_metrics
+from trl_ext.model_memory import limit_microbatches
 from trl_ext.multi_adapter import accumulate_together, groups_of
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
@@ -29,6 +31,7 @@ class Learning:
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
         self.learners, self.args, self.device, self.central = learners, args, device, central
+        self._limited = False
 
     def token_batches(
         self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
@@ -47,7 +50,11 @@ class Learning:
         Raises:
             ValueError: ``critic_only`` does not go together with DeepSpeed's weight decay.
             NonFiniteError: a log-probability or a value is NaN or infinite.
+            DoesNotFit: gradients and moments need more memory than the device has left.
         """
+        if not self._limited:  # the first rollouts are over, and everything but gradients and moments is in memory
+            limit_microbatches(self.learners.values(), free_bytes)
+            self._limited = True
         batches, metrics = {}, {}
         for name, sampled in completions.items():
             learner = self.learners[name]
@@ -124,11 +131,14 @@ class Learning:
         return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]
 
     @contextmanager
-    def whole_weights(self) -> Iterator[None]:
-        """Give every process the whole weights of all learners, to sample or to save. All processes enter together."""
+    def whole_weights(self, names: Collection[str] | None = None) -> Iterator[None]:
+        """Give every process the whole weights of the learners ``names``, to sample or to save; by default of all.
+
+        All processes enter together.
+        """
         with ExitStack() as stack:
-            for learner in self.learners.values():
-                stack.enter_context(learner.strategy.whole())
+            for name in self.learners if names is None else names:
+                stack.enter_context(self.learners[name].strategy.whole())
             yield
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -39,12 +39,15 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :class:`trl_ext.learning.Learning` holds the weights. ``learners`` has the learners by name.
 
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
-    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`,
+    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`, :meth:`inform_samplers`,
+    :meth:`sampled_here`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
     :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
+    samplers_know = False
+    """Whether what samples from copies of the weights has the present ones."""
     args: Any  # a PPOv2Config; setup fills in its batch counts
     accelerator: Any
     train_dataset: Any
@@ -305,6 +308,12 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         with self.sampling_weights():
             return self.collect(self.next_batch())
 
+    def inform_samplers(self) -> None:
+        """Hook: let what samples from copies of the weights, such as a server, take over the present ones.
+
+        All processes call this together, before the first completion is sampled. By default this does nothing.
+        """
+
     def collect_ahead(self) -> None:
         """Hook: begin to sample for the next update while this one is trained on.
 
@@ -349,10 +358,20 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     @contextmanager
     def sampling_weights(self) -> Iterator[None]:
-        """Give every process the whole weights to sample with, in the precision of the training forward (``bf16``)."""
+        """Give every process the weights to sample with, in the precision of the training forward (``bf16``).
+
+        All processes enter together. What samples from copies of the weights has them from here on.
+        """
+        if not self.samplers_know:
+            self.inform_samplers()
+            self.samplers_know = True
         first = next(iter(self.learners.values()))
-        with self.whole_weights(), first.autocast():
+        with self.learning.whole_weights(self.sampled_here()), first.autocast():
             yield
+
+    def sampled_here(self) -> Collection[str]:
+        """Hook: return the learners whose own weights sample in this process. By default all do."""
+        return self.learners
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -362,9 +381,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         A single policy goes into ``output_dir`` itself. Several go into ``output_dir/NAME``.
         """
         folder = Path(output_dir or self.folder)
-        with self.whole_weights():
-            for name in self.learners if distributed.is_main() else ():
-                self.save_learner_policy(name, folder)
+        for name in self.learners:  # memory need not hold the whole weights of several policies
+            with self.learning.whole_weights([name]):
+                if distributed.is_main():
+                    self.save_learner_policy(name, folder)
         distributed.barrier()
 
 

@@ -60,7 +60,7 @@ def accumulate_together(
     owner = torch.cat([torch.full((len(part),), number, device=device) for number, part in enumerate(parts)])
     sums: dict[str, Metrics] = {name: {} for name in names}
     everything = torch.arange(len(joint), device=device)
-    limits = (args.per_device_train_batch_size * len(names), args.max_tokens_per_microbatch)
+    limits = (args.per_device_train_batch_size * len(names), learners[names[0]].most_tokens)
     with _all_learning([learners[name] for name in names]):
         for part in joint.microbatches(everything, *limits):
             loss = torch.zeros((), device=device)

@@ -68,10 +68,13 @@ class PPOOptions:
     keep_states: bool = option(
         True, "Keep the KV cache of a conversation between its turns (memory for speed; not with sliding windows)."
     )
+    keep_states_gib: float | None = option(
+        None, "Most GiB of kept KV cache; what does not fit is read again. Default: half of the free memory."
+    )
     max_tokens_per_microbatch: int | None = option(
         None,
         "Most tokens, padding included, that one forward of training reads; per_device_train_batch_size limits its "
-        "rows. A longer row is read alone.",
+        "rows. A longer row is read alone. Default: on an accelerator, what its free memory holds.",
     )
     joint_adapters: bool = option(
         False, "Update adapters of one base in one forward and backward (plain LoRA, critic head or none)."
@@ -153,6 +156,11 @@ class PPOOptions:
             )
         if self.total_episodes is not None:
             _at_least(self, 1, "total_episodes")
+        gib = self.keep_states_gib
+        if gib is not None and not (isinstance(gib, int | float) and 0 < gib < math.inf):
+            raise ValueError(
+                f"keep_states_gib: expected a number above 0, got {gib!r}; keep_states: false keeps nothing"
+            )
         if self.huber_delta <= 0:
             raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
         if self.temperature <= 0:

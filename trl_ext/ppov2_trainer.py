@@ -282,15 +282,19 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
 
     def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:
         """Let the sampler take over the new weights, and record the update."""
+        self.inform_samplers()
+        super().finish_update(batch, clock)
+
+    def inform_samplers(self) -> None:
+        """Let the sampler take over the policy's weights."""
         with self.whole_weights():
             self._sampler.sync()
-        super().finish_update(batch, clock)
 
     def restore_state(self, state: dict) -> None:
         """Restore the state of a checkpoint, and let the sampler take over its weights."""
         super().restore_state(state)
-        with self.whole_weights():
-            self._sampler.sync()
+        self.inform_samplers()
+        self.samplers_know = True
 
 
 def _adapted(model: Any, config: PeftConfig) -> PeftModel:

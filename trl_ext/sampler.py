@@ -22,7 +22,10 @@ class Sampler:
         raise NotImplementedError(f"{type(self).__name__}: a sampler defines sample(prompts, sampling, keys)")
 
     def sync(self) -> None:
-        """Hook: take over the policy's weights, which have changed. All processes call this together."""
+        """Hook: take over the policy's weights, which are new or have changed. All processes call this together.
+
+        This is called before the first :meth:`sample` too.
+        """
 
 
 class OwnWeights(Sampler):

@@ -137,9 +137,8 @@ def sample(
         row.owner = owner
     if states is not None:
         names = [(row.owner, *row.prompt[:n]) for row, n in zip(rows, known or [0] * len(rows), strict=True)]
-        for row, name in zip(rows, names, strict=True):
-            row.past = states.find(name)
-        states.drop(names)
+        for row, past in zip(rows, states.take(names), strict=True):
+            row.past = past
     with _clean_generation(model):
         for batch in _batches(rows, sampling):
             if plain == "no":
@@ -248,6 +247,8 @@ class _Batch:
         self.mask = self.mask.to(self.device)
         if past:
             self.cache = assemble([row.past for row in unique], past, self.base.config)
+        if self.states is not None:
+            self.states.give_back(row.past for row in all_rows)
         for row in all_rows:
             row.past = None  # a block's memory is freed once its last row is copied
         self.rows = unique
@@ -305,10 +306,13 @@ class _Batch:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
         if self.states is not None:
             leaving = sorted(set(range(len(self.rows))) - set(positions))
-            self.states.put(
+            self.states.keep(
                 [(self.rows[p].owner, *self.rows[p].prompt, *self.rows[p].ids) for p in leaving],
-                Block.of(self.cache, self.mask, leaving, [len(self.rows[p].prompt) + len(self.rows[p].ids) - 1 for p in leaving]),
-            )  # fmt: skip
+                self.cache,
+                self.mask,
+                leaving,
+                [len(self.rows[p].prompt) + len(self.rows[p].ids) - 1 for p in leaving],
+            )
         if positions:
             index = torch.tensor(positions, device=self.device)
             self.cache.batch_select_indices(index)
@@ -327,8 +331,11 @@ def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     wanted = uniforms.to(cumulated.dtype).unsqueeze(1) * total
     # a number just below 1 rounds to 1 in float32, and no cumulated probability passes the total
     wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cumulated, wanted, right=True).squeeze(1)
-    return found.clamp(max=probabilities.shape[1] - 1)  # NaN passes nothing; its log-probability is reported later
+    found = torch.searchsorted(cumulated, wanted, right=True)
+    found = found.clamp(max=probabilities.shape[1] - 1)  # NaN passes nothing; its log-probability is reported later
+    # an accelerator adds up in parallel, so that rounding may make a sum grow at a token of probability 0
+    impossible = probabilities.gather(1, found) == 0
+    return torch.where(impossible, probabilities.argmax(-1, keepdim=True), found).squeeze(1)
 
 
 def truncated(probabilities: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tensor:

@@ -90,9 +90,7 @@ class Replicated:
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over the optimizer, and broadcast the main process's weights to all processes."""
         self.optimizer = optimizer
-        if distributed.size() > 1:
-            for parameter in self._parameters():
-                torch.distributed.broadcast(parameter.data, src=0)
+        distributed.broadcast_weights(self._parameters())
         round_to_weights(self.masters)
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -148,9 +146,10 @@ class Replicated:
         return norm
 
     def optimizer_state(self) -> State:
-        """Return the optimizer's whole state by parameter index, on every process.
+        """Return the optimizer's whole state by parameter index. All processes call this together.
 
-        The entry ``master`` holds the master weights of a parameter.
+        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, it is gathered
+        parameter by parameter into the main memory of the main process, and the other processes return nothing.
         """
         state = {index: dict(entries) for index, entries in self.optimizer.state_dict()["state"].items()}
         parameters = self._parameters()
@@ -173,6 +172,10 @@ class Replicated:
                     parameters[index].copy_(entries.pop("master"))
         state = {index: entries for index, entries in state.items() if entries}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def stepped_here(self) -> int:
+        """Return how many numbers the optimizer of this process steps."""
+        return sum(p.numel() for p in self._parameters())
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -264,15 +267,19 @@ class Sharded(Replicated):
             if name in loaded:
                 parameter.copy_(distribute_tensor(loaded[name], self.mesh, parameter.placements))
 
+    def stepped_here(self) -> int:
+        return super().stepped_here() // distributed.size()  # a shard gives the number of the whole
+
     def backward(self, loss: Tensor, last: bool) -> None:
         self.root.set_requires_gradient_sync(last)
         (loss * distributed.size()).backward()  # FSDP divides by the number of processes
 
     def optimizer_state(self) -> State:
-        return {
-            index: {key: v.full_tensor() if hasattr(v, "full_tensor") else v for key, v in entries.items()}
-            for index, entries in super().optimizer_state().items()
-        }
+        found: State = {}
+        for index, entries in super().optimizer_state().items():
+            for key, value in entries.items():
+                _keep_on_main(found, index, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
+        return found
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
         from torch.distributed.tensor import distribute_tensor
@@ -288,6 +295,12 @@ class Sharded(Replicated):
             for index, entries in state.items()
         }
         super().load_optimizer_state(state, groups)
+
+
+def _keep_on_main(found: State, index: int, key: str, value: Any) -> None:
+    """Copy a part of the optimizer's state to the main memory of the main process. The other processes keep nothing."""
+    if distributed.is_main():
+        found.setdefault(index, {})[key] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 def _state_dict_hooks(module: nn.Module) -> tuple[dict, ...]:
@@ -328,6 +341,7 @@ class Zero(Replicated):
         self.own = self._parameters()  # DeepSpeed replaces the optimizer's parameters by flat ones
         self.numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
         self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
+        self.engine.optimizer.check_grad_overflow = True  # ZeRO-2 would step bfloat16 weights by a gradient that is NaN
 
     def call(self, function: Callable[[], Result]) -> Result:
         # results bypass the engine, which searches a forward's result for tensors and supports few types
@@ -372,10 +386,11 @@ class Zero(Replicated):
         self._link()
         found: State = {}
         for index, parameter in enumerate(self.own):
-            moments = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
-            found[index] = {key: value.clone() for key, value in moments.items()} | {"step": copy.deepcopy(steps[0])}
+            for key in MOMENTS:
+                _keep_on_main(found, index, key, safe_get_full_optimizer_state(parameter, key))
+            _keep_on_main(found, index, "step", copy.deepcopy(steps[0]))
         for index in self.half:
-            found[index]["master"] = safe_get_full_fp32_param(self.own[index]).clone()
+            _keep_on_main(found, index, "master", safe_get_full_fp32_param(self.own[index]))
         return found
 
     def optimizer_groups(self) -> list[dict]:

@@ -56,7 +56,12 @@ class Engine:
         raise NotImplementedError(f"{type(self).__name__}: an engine defines generate(requests, decoding)")
 
     def sync(self, policy: str) -> None:
-        """Hook: take over the weights of ``policy``, which have changed. All processes call this together."""
+        """Hook: take over the weights of ``policy``, which are new or have changed.
+
+        A trainer and a player call this for every policy of the team before the first :meth:`generate`, and a trainer
+        calls it again after every update. All processes call this together. They do not call :meth:`generate` together,
+        so :meth:`generate` must not wait for other processes.
+        """
 
     def release(self) -> None:
         """Hook: drop what was kept of dialogues, because they have ended."""

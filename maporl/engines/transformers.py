@@ -26,6 +26,7 @@ class TransformersEngine(Engine):
         batch_tokens: see :class:`trl_ext.sampling.Sampling`.
         keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`sync` or
             :meth:`release`.
+        keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.kv_cache.KVCache`).
         adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
             This suits GPUs, where many rows take about as long as few. ``merged``: one after the other, each merged
             into the weights. This suits CPUs. ``plain``: one after the other. ``auto`` decides by the device.
@@ -39,10 +40,12 @@ class TransformersEngine(Engine):
         batch_tokens: int | None = None,
         keep_states: bool = True,
         adapters: Literal["auto", "mixed", "merged", "plain"] = "auto",
+        keep_states_gib: float | None = None,
     ):
         self.policies, self.max_new_tokens = policies, max_new_tokens
         self.batch_size, self.batch_tokens, self.adapters = batch_size, batch_tokens, adapters
-        self.kv_cache: KVCache | None = KVCache() if keep_states else None
+        budget = None if keep_states_gib is None else int(keep_states_gib * 2**30)
+        self.kv_cache: KVCache | None = KVCache(budget) if keep_states else None
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order.
@@ -68,6 +71,13 @@ class TransformersEngine(Engine):
         """Drop the KV cache of all conversations. A conversation that continues is read again."""
         if self.kv_cache is not None:
             self.kv_cache.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Return how much KV cache was kept in this update, and how many conversations found no room in it."""
+        if self.kv_cache is None:
+            return {}
+        kept, forgotten = self.kv_cache.take_counts()
+        return {"kv_cache/gib": kept / 2**30, "kv_cache/forgotten": float(forgotten)}
 
     def _group(self, policy: Policy) -> tuple:
         """Return the policy's group. Policies of one group answer in one batch."""
@@ -136,4 +146,5 @@ def build(setup: EngineSetup) -> TransformersEngine:
         sampling.local_rollout_forward_batch_size,
         sampling.max_tokens_per_generate,
         sampling.keep_states,
+        keep_states_gib=sampling.keep_states_gib,
     )

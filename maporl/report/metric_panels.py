@@ -251,6 +251,8 @@ METRICS = (
     Metric("time/update", "Time to update the weights.", "seconds", SECONDS),
     Metric("memory/peak", "The most memory that this process has held: of the accelerator, or main memory on CPUs.", "GiB",
            Panel("Memory", "The most memory that this process has held, in GiB.", "machine", terminal=True, comparisons=MEAN)),
+    Metric("kv_cache/gib", "The most KV cache that was kept between turns at one time.", "GiB"),
+    Metric("kv_cache/forgotten", "Conversations that found no room in the kept KV cache. Those that continue are read again.", "conversations"),
     Metric("vllm/pushed", "How often weights were sent to vLLM servers.", "times"),
     Metric("verifier/pair_loss", "Mean loss of a verifier that keeps learning, where it has learned.", "nats"),
     Metric("verifier/pairs", "Pairs of a right and a wrong answer that it learned from.", "pairs"),

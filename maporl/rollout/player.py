@@ -5,7 +5,8 @@ Data flow: examples -> :class:`maporl.rollout.driver.RolloutDriver`, which asks 
 find.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -102,6 +103,8 @@ class Player:
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
         self.common_seed, self.untrained = common_seed, untrained
+        self.engines_know = False
+        """Whether the engines have taken over the weights of all policies."""
         self._exchanged: dict[str, str] = {}
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
@@ -175,6 +178,27 @@ class Player:
         """
         self._exchanged = dict(zip(agents, [*agents[1:], *agents[:1]], strict=True))
 
+    def inform_engines(self, opened: Callable[[str], AbstractContextManager] = lambda policy: nullcontext()) -> None:
+        """Let the engines take over the weights of all policies, unless they have. All processes call this together.
+
+        Engines may not wait for other processes while dialogues are played, because a process plays its own dialogues.
+        ``opened`` gives this process the whole weights of a policy, if they are distributed over processes.
+        """
+        if not self.engines_know:
+            self.sync_engines(self.team.policies, opened)
+            self.engines_know = True
+
+    def sync_engines(
+        self,
+        policies: Iterable[str],
+        opened: Callable[[str], AbstractContextManager] = lambda policy: nullcontext(),
+    ) -> None:
+        """Let the engines take over the weights of ``policies``, one policy at a time (:meth:`inform_engines`)."""
+        for policy in policies:
+            with opened(policy):
+                for engine in self.engines.values():
+                    engine.sync(policy)
+
     # -- playing ------------------------------------------------------------------------------------------------------
 
     def driver(
@@ -218,6 +242,7 @@ class Player:
 
     def play(self, examples: list[Example], task: Task, decoding: Decoding, samples: int = 1) -> list[Dialogue]:
         """Play ``samples`` independent dialogues on each example. Dialogues of one example stand together."""
+        self.inform_engines()
         return self.driver(task, decoding).play(examples, samples)
 
     def play_evaluation(
@@ -235,6 +260,7 @@ class Player:
         numbers = range(min(len(task), questions)) if isinstance(questions, int) else questions
         if not numbers:
             raise ValueError("evaluate: eval_questions is 0; set it to the number of questions to evaluate on")
+        self.inform_engines()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             rank, size = distributed.rank(), distributed.size()

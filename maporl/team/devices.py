@@ -1,5 +1,6 @@
 """Give each base model a device."""
 
+import os
 from collections.abc import Mapping
 
 import torch
@@ -7,6 +8,14 @@ import torch
 from maporl.team.agents import Policy
 from trl_ext import distributed
 from trl_ext.forward import base_of
+
+
+def own_device(use_cpu: bool) -> torch.device:
+    """Return the device of this process, before any library has chosen it: the CPU, or the accelerator of its rank."""
+    kind = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return torch.device("cpu")
+    return torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count())
 
 
 def split(owners: list[str], devices: list[torch.device] | None = None) -> list[torch.device]:

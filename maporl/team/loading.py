@@ -17,6 +17,7 @@ from maporl.config.schema import AgentSection, LoraSection
 from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
+from maporl.team.devices import own_device, split
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
 from trl_ext.forward import base_of
@@ -42,6 +43,47 @@ def base_key(section: AgentSection) -> tuple:
     return (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
 
 
+def base_owners(config: Config) -> dict[tuple, str]:
+    """Return each base model that a run holds, by a key, with the name of the first policy that has it.
+
+    Policies with a LoRA on the same model share a base. A pool of past opponents copies the model of a policy without a
+    LoRA.
+    """
+    owners: dict[tuple, str] = {}
+    for name, section in config.agents.items():
+        for policy in policy_names(name, section, config) if section.weights else ():
+            owners.setdefault(_owner_key(policy, section), policy)
+    pool = config.schedule.opponent_pool
+    if pool is not None and pool.of in config.agents:
+        section = config.agents[pool.of]
+        if section.weights and not (section.lora or section.adapter):
+            past = f"{policy_names(pool.of, section, config)[0]}-past"
+            owners[_owner_key(past, section)] = past
+    return owners
+
+
+def _owner_key(policy: str, section: AgentSection) -> tuple:
+    shares = section.tiny is None and (section.lora or section.adapter)
+    return base_key(section) if shares else (policy,)
+
+
+def quantized_places(config: Config) -> dict[tuple, torch.device]:
+    """Return the device of each base model, by the keys of :func:`base_owners`. Quantised weights are loaded there.
+
+    They cannot move later, and would otherwise all be loaded onto this process's present accelerator.
+
+    Raises:
+        ConfigError: the devices are fewer than the base models, with ``placement: split``.
+    """
+    owners = base_owners(config)
+    if config.training.placement == "split":
+        try:
+            return dict(zip(owners, split(list(owners.values())), strict=True))
+        except ValueError as error:
+            raise ConfigError(f"training.{error}") from None
+    return dict.fromkeys(owners, own_device(config.training.use_cpu))
+
+
 def load_agents(
     config: Config, tokenizers: Mapping[str, Tokenizer], weights: bool = True, bases: Bases | None = None
 ) -> list[Agent]:
@@ -57,6 +99,8 @@ def load_agents(
         ConfigError: a model or an adapter cannot be loaded.
     """
     bases = {} if bases is None else bases
+    quantized = weights and any(s.load_in_4bit or s.load_in_8bit for s in config.agents.values())
+    places = quantized_places(config) if quantized else {}
     loaded: dict[str, Agent] = {}
     agents: list[Agent] = []
     for name, section in config.agents.items():
@@ -67,7 +111,7 @@ def load_agents(
             continue
         for policy in (names := policy_names(name, section, config)):
             if policy not in loaded:
-                model = _load_policy(name, policy, section, tokenizers[name], bases, weights)
+                model = _load_policy(name, policy, section, tokenizers[name], bases, weights, places)
                 adapter = policy if isinstance(model, PeftModel) else None
                 loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
         if len(names) > 1:
@@ -191,7 +235,13 @@ def with_options(template: Any, options: Mapping[str, bool | int | float | str],
 
 
 def _load_policy(
-    agent: str, policy: str, section: AgentSection, tokenizer: Tokenizer, bases: Bases, weights: bool
+    agent: str,
+    policy: str,
+    section: AgentSection,
+    tokenizer: Tokenizer,
+    bases: Bases,
+    weights: bool,
+    places: Mapping[tuple, torch.device],
 ) -> PreTrainedModel | PeftModel:
     """Load the model of a policy. Policies with a LoRA on the same model and dtype share its base."""
     key, adapted = base_key(section), bool(section.lora or section.adapter)
@@ -200,7 +250,7 @@ def _load_policy(
     elif adapted and key in bases:
         base = bases[key]
     else:
-        base = _load_base(agent, section, weights)
+        base = _load_base(agent, section, weights, places.get(_owner_key(policy, section)))
     if not adapted:
         return base
     model = _add_adapter(base, agent, policy, section)
@@ -233,7 +283,7 @@ def _lora_config(section: AgentSection) -> LoraConfig:
     return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
 
 
-def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedModel:
+def _load_base(agent: str, section: AgentSection, weights: bool, place: torch.device | None) -> PreTrainedModel:
     where = f"agents.{agent}.model"
     if not weights:
         config = _from_pretrained(AutoConfig, section.model, where)
@@ -245,6 +295,8 @@ def _load_base(agent: str, section: AgentSection, weights: bool) -> PreTrainedMo
         )
     if section.load_in_8bit:
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
+    if section.load_in_4bit or section.load_in_8bit:
+        options["device_map"] = {"": place}
     return _from_pretrained(AutoModelForCausalLM, section.model, where, read_model, **options)
 
 

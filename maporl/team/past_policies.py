@@ -53,10 +53,13 @@ class PastPolicies:
         self._load(rng.choice(self.snapshots))
         return self.past.name
 
-    def after_update(self, update: int) -> None:
-        """Take a snapshot if one is due after ``update``."""
-        if update % self.section.every == 0:
-            self.snapshots = [*self.snapshots, self.current_weights()][-self.section.keep :]
+    def is_due(self, update: int) -> bool:
+        """Return whether a snapshot is to be taken after ``update``."""
+        return update % self.section.every == 0
+
+    def take_snapshot(self) -> None:
+        """Keep a copy of the policy's present weights, which must be whole (``whole_weights``)."""
+        self.snapshots = [*self.snapshots, _copied(self.policy)][-self.section.keep :]
 
     def save(self, folder: Path) -> None:
         """Save every snapshot to ``folder``, for a checkpoint."""
@@ -70,18 +73,10 @@ class PastPolicies:
             WeightsError: a snapshot cannot be read, or it is not one of this policy.
         """
         files = [folder / f"snapshot-{number}.safetensors" for number in range(len(list(folder.glob("snapshot-*"))))]
-        self.snapshots, own = [read_tensors(file) for file in files], self.current_weights()
+        # the past policy has the policy's shapes, and its weights are whole in every process
+        self.snapshots, own = [read_tensors(file) for file in files], _copied(self.past)
         for file, snapshot in zip(files, self.snapshots, strict=True):
             check_fit(own, snapshot, file)
-
-    def current_weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the policy's weights as they are now, on the CPU."""
-        adapter = self.policy.adapter
-        if adapter is not None:
-            weights = get_peft_model_state_dict(self.policy.model, adapter_name=adapter)
-        else:
-            weights = dict(self.policy.model.named_parameters())
-        return {name: w.detach().cpu().clone().contiguous() for name, w in weights.items()}
 
     @torch.no_grad()
     def _load(self, weights: dict[str, torch.Tensor]) -> None:
@@ -90,3 +85,12 @@ class PastPolicies:
             return
         for name, parameter in self.past.model.named_parameters():
             parameter.copy_(weights[name])
+
+
+def _copied(policy: Policy) -> dict[str, torch.Tensor]:
+    """Return a copy of the weights of ``policy`` as they are now, on the CPU."""
+    if policy.adapter is not None:
+        weights = get_peft_model_state_dict(policy.model, adapter_name=policy.adapter)
+    else:
+        weights = dict(policy.model.named_parameters())
+    return {name: w.detach().cpu().clone().contiguous() for name, w in weights.items()}

@@ -40,7 +40,8 @@ class Collector:
         With ``resample``, questions without reward variance are replaced by other questions, at most so many times.
         This is the dynamic sampling of DAPO (arXiv 2503.14476).
         """
-        batch.dialogues = self._play(batch, batch.examples)
+        past = self._past_speaker(batch)
+        batch.dialogues = self._play(batch, batch.examples, past)
         for number in range(self.branching.resample):
             self.player.scorer.credit(batch.dialogues, batch.task)
             varied = with_reward_variance(batch.dialogues)
@@ -50,7 +51,7 @@ class Collector:
                 return
             rng = random.Random(f"{self.args.seed}/{batch.number}/resample/{number}/{distributed.rank()}")
             others = [batch.task[rng.randrange(len(batch.task))] for _ in range(missing)]
-            batch.dialogues = kept + self._play(batch, others, (number + 1) * self._batch_size)
+            batch.dialogues = kept + self._play(batch, others, past, (number + 1) * self._batch_size)
 
     @property
     def _batch_size(self) -> int:
@@ -61,11 +62,20 @@ class Collector:
     def _own_batch_size(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
 
-    def _play(self, batch: TeamUpdateBatch, examples: list[Example], first: int = 0) -> list[Dialogue]:
+    def _past_speaker(self, batch: TeamUpdateBatch) -> str | None:
+        """Return the past policy that speaks in this update, if one does. The engines have its weights.
+
+        All processes come here once in an update. They resample different numbers of times, and ``sync`` waits for all.
+        """
         past = None if self.past is None else self.past.speaking(batch.number)
         if past is not None:
             for engine in self.player.engines.values():
                 engine.sync(past)  # the past policy may have other weights than in the last update
+        return past
+
+    def _play(
+        self, batch: TeamUpdateBatch, examples: list[Example], past: str | None, first: int = 0
+    ) -> list[Dialogue]:
         instead = {} if past is None or self.past is None else {self.past.section.agent: past}
         driver = self.player.driver(
             batch.task,

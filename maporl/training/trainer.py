@@ -5,7 +5,8 @@
 credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. The run folder records the results.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,19 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         learner = self.learners.get(policy)
         return self.team.policies[policy].active() if learner is None else learner.reference_model()
 
+    def inform_samplers(self) -> None:
+        """Let the engines take over the weights of all policies."""
+        self.player.inform_engines(self._whole_policy)
+
+    def sampled_here(self) -> Collection[str]:
+        """Return all learners, or none if every engine samples from copies of the weights."""
+        elsewhere = all(self.engines[agent.engine].remote for agent in self.team.agents.values())
+        return [] if elsewhere and self.args.restate == "off" else self.learners
+
+    def _whole_policy(self, policy: str) -> AbstractContextManager:
+        """Return a context manager that gives this process the whole weights of ``policy``."""
+        return self.learning.whole_weights([policy] if policy in self.learners else [])
+
     @property
     def engines(self) -> dict[str, Engine]:
         """Return the player's engines by name."""
@@ -242,7 +256,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             if self.state.global_step < self.state.max_steps:
                 distributed.on_main(self.set_results_aside)
             return
-        with self.whole_weights():
+        with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
             self.record.begin(self._parts, self.team, self._engine_options, resumes)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
 
@@ -317,18 +331,16 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         self._ahead.settle()  # the background batch must not mix two sets of weights
-        with self.whole_weights():
-            for policy in self.learners:
-                for engine in self.engines.values():
-                    engine.sync(policy)
+        self.player.sync_engines(self.learners, self._whole_policy)
         batch.metrics |= evaluate_everywhere(batch.dialogues).metrics()
         batch.metrics |= mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
         for source in self.player.scorer.sources.values():
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
-        if self.past_policies is not None:
-            self.past_policies.after_update(batch.number)
+        if self.past_policies is not None and self.past_policies.is_due(batch.number):
+            with self._whole_policy(self.past_policies.policy.name):
+                self.past_policies.take_snapshot()
         self.run.add_dialogues(batch.number, distributed.first_of_all(batch.dialogues, self.args.dialogues_logged))
         super().finish_update(batch, clock)
 
@@ -415,6 +427,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
+        self.player.engines_know = self.samplers_know = (
+            False  # an evaluation may have told them the weights of the start
+        )
         # older checkpoints lack these entries
         self.advantages.state.means = dict(state.get("baselines", {}))
         self.untrained.credited = set(state.get("credited", self.team.names()))

@@ -1,53 +1,27 @@
 """Estimate the memory of a run from its configuration. ``maporl check`` prints the estimate."""
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config, TinySection
 from maporl.protocols import turns_of
 from maporl.team.loading import policy_names
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from trl_ext.model_memory import EIGHT_BIT, Shape
 from trl_ext.weights import read_pretrained
 
 LIBRARIES = 0.55e9
 """Bytes of a CPU process that has imported torch, transformers, PEFT and TRL."""
 ADAM = 2
 """The number of moments that AdamW keeps for each trained parameter."""
-EIGHT_BIT = 1 + 4 / 256
-"""Bytes of a moment in an 8-bit optimizer, which has one float32 scale for 256 moments."""
 
 
-@dataclass
-class Shape:
-    """The sizes of a model that determine its memory. ``keys`` is the width of all key heads, ``bytes`` of a weight.
-
-    ``matrices`` are the names of the modules whose weight is a matrix, which are those that a LoRA can adapt.
-    """
-
-    parameters: int
-    layers: int
-    hidden: int
-    intermediate: int
-    keys: int
-    vocabulary: int
-    bytes: int
-    matrices: tuple[str, ...]
-
-    def activations(self, tokens: int, checkpointing: bool) -> float:
-        """Return the bytes that the backward pass needs of each forward.
-
-        A layer keeps about eight tensors of the hidden size and four of the intermediate size for each token.
-        """
-        layer = self.bytes * (8 * self.hidden + 4 * self.intermediate)
-        return tokens * ((self.layers * self.bytes * self.hidden + layer) if checkpointing else self.layers * layer)
-
-    def logits(self, tokens: int) -> float:
-        """Return the bytes of logits for ``tokens`` tokens, of their float32 copies, and of the gradients of both."""
-        return tokens * self.vocabulary * 2 * (self.bytes + 4)
+FIXED = ("weights", "references", "gradients", "optimizer")
+"""The parts of the estimate that do not depend on how much is read at a time."""
 
 
 def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
@@ -117,9 +91,60 @@ def line(config: Config, longest: int, dialogues: int) -> str:
     return f"memory: about {total / 2**30:.1f} GiB for a process that holds everything{f' ({shown})' if shown else ''}"
 
 
+def device_lines(config: Config, longest: int, dialogues: int, total: int | None) -> list[str]:
+    """Return a line about the accelerator, and a warning with settings to change if the run does not fit.
+
+    ``total`` is the accelerator's memory in bytes. If it is None, the list is empty.
+    """
+    if total is None or training_on_cpu(config):
+        return []
+    parts = estimate(config, longest, dialogues)
+    fixed = sum(parts[what] for what in FIXED)
+    cache = kv_cache(config, longest, dialogues)
+    found = [
+        f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache, and states kept "
+        "between turns at most half of what is free"
+    ]
+    if config.ppo.max_tokens_per_microbatch is None:
+        found[0] += "; ppo.max_tokens_per_microbatch is chosen from the free memory"
+    moving = parts["activations"] + parts["logits"] if config.ppo.max_tokens_per_microbatch is not None else 0.0
+    needed = fixed + max(cache, moving)
+    if needed <= total:
+        return found
+    changes = {
+        "optimizer": "training.optim: adamw_bnb_8bit, or agents.NAME.lora",
+        "references": "ppo.kl_coef: 0, or agents.NAME.lora",
+        "gradients": "agents.NAME.lora",
+        "weights": "agents.NAME.lora on one model for several agents, or load_in_4bit with it",
+    }
+    largest = max(changes, key=lambda what: parts[what])
+    advice = [changes[largest], "zero3.yaml or fsdp2.yaml on more devices"]
+    if moving >= cache and moving > parts[largest]:
+        advice = ["a smaller ppo.max_tokens_per_microbatch, or null", "training.gradient_checkpointing: true"]
+    elif cache > parts[largest]:
+        advice = ["a smaller ppo.local_rollout_forward_batch_size", "ppo.max_tokens_per_generate"]
+    found.append(
+        f"warning: the run needs about {needed / 2**30:.1f} GiB in one process, and the device has {total / 2**30:.1f}: weights "
+        f"{parts['weights'] / 2**30:.1f}, references {parts['references'] / 2**30:.1f}, gradients {parts['gradients'] / 2**30:.1f}, "
+        f"optimizer {parts['optimizer'] / 2**30:.1f}, sampling {cache / 2**30:.1f}; set {', or use '.join(advice)}"
+    )
+    return found
+
+
+def kv_cache(config: Config, longest: int, dialogues: int) -> float:
+    """Return the bytes of KV cache of the largest batch of sampling with the transformers engine."""
+    ppo = config.ppo
+    rows = min(ppo.local_rollout_forward_batch_size, config.questions_per_update() * dialogues)
+    tokens = rows * longest
+    if ppo.max_tokens_per_generate is not None:
+        tokens = min(tokens, max(ppo.max_tokens_per_generate, longest))
+    here = [s for s in config.agents.values() if s.weights and not ENGINES[s.engine].remote]
+    return max((shape_of(section).kv_cache(tokens) for section in here), default=0.0)
+
+
 def training_on_cpu(config: Config) -> bool:
     """Return whether the run's process holds everything in main memory."""
-    return config.training.use_cpu or not torch.cuda.is_available()
+    return config.training.use_cpu or not torch.accelerator.is_available()
 
 
 def shape_of(section: AgentSection) -> Shape:
@@ -134,24 +159,7 @@ def _shape(name: str | None, tiny: TinySection | None, wanted: str) -> Shape:
             model: Any = build_tiny_model(tiny, build_tiny_tokenizer(tiny))
         else:
             model = AutoModelForCausalLM.from_config(read_pretrained(AutoConfig, str(name)), trust_remote_code=False)
-    text = model.config.get_text_config()
-    dtype = model.dtype if wanted == "auto" else getattr(torch, wanted)
-    heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return Shape(
-        parameters=sum(p.numel() for p in model.parameters()),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        keys=head * (getattr(text, "num_key_value_heads", None) or heads),
-        vocabulary=text.vocab_size,
-        bytes=dtype.itemsize,
-        matrices=tuple(
-            name.removesuffix(".weight")
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if name.endswith(".weight") and parameter.ndim > 1
-        ),
-    )
+    return Shape.of(model, model.dtype if wanted == "auto" else getattr(torch, wanted))
 
 
 def _lora_parameters(shape: Shape, section: AgentSection) -> int:

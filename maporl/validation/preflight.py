@@ -29,7 +29,7 @@ from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.driver import RolloutDriver, SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
-from maporl.team.loading import context_length, load_tokenizers
+from maporl.team.loading import base_owners, context_length, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.types import Dialogue
 from maporl.validation import memory
@@ -40,6 +40,7 @@ from maporl.validation.task_checks import check_own_task, label_warnings
 from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
+from trl_ext.free_memory import total_bytes
 from trl_ext.ppo_options import GREEDY, Decoding
 
 LARGE_RATE = 0.1
@@ -137,6 +138,7 @@ def check_run(config: Config) -> list[str]:
         *(line for split in splits if (line := split.remark())),
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
         memory.line(config, longest, dialogues),
+        *memory.device_lines(config, longest, dialogues, total_bytes()),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *_narrow_sampling(config),
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
@@ -280,18 +282,8 @@ def _check_placement(config: Config) -> None:
     """Check that there are enough devices for every base model if ``placement`` is split."""
     if config.training.placement == "shared":
         return
-    owners: dict[tuple, str] = {}
-    for name, section in config.agents.items():
-        if section.weights:
-            shares = section.tiny is None and (section.lora or section.adapter)
-            base = (
-                (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
-                if shares
-                else (section.policy or name,)
-            )
-            owners.setdefault(base, name)
     try:
-        split(list(owners.values()))
+        split(list(base_owners(config).values()))
     except ValueError as error:
         raise ConfigError(f"training.{error}") from None
 

@@ -10,7 +10,7 @@ TRL's client. With ``colocate`` instead of ``urls``, vLLM runs in this process (
 
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from maporl.engines.build import EngineSetup
 from maporl.engines.transformers import reply_of
 from maporl.engines.vllm.colocated import HERE, ColocatedServer
 from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
 from trl_ext import distributed, maths
 from trl_ext.checkpoint import save_policy_weights
@@ -33,6 +33,8 @@ from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, number_of
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
+FIRST_GROUP_PORT = 51216
+"""The port at which the first server's GPU group meets this process, which is TRL's default. The next server has the next."""
 MOST_NATS_APART = 1.0
 """How far the log-probability of the probe's next token may differ from this process's. Other weights differ more."""
 
@@ -86,7 +88,7 @@ class VLLMEngine(Engine):
             self._servers[HERE] = ColocatedServer(next(iter(here.values())), [self.policies[name] for name in here])
         self._names: dict[str, str] = {}
         self._versions = 0
-        self._started = False
+        self._introduced: set[str] = set()
         self._run = distributed.broadcast_from_main(uuid.uuid4().hex[:8])
         check_sharing(list(self.policies.values()), self.sections)
         self._senders: dict[str, Any] = {}
@@ -95,10 +97,9 @@ class VLLMEngine(Engine):
         """Return one reply for each request, in order. A policy's requests take its servers in turn.
 
         Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs.
+            VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
             PromptTooLong: a prompt and its completion do not fit the model's context.
         """
-        self.start()
         speaking = [self.policies[r.policy] for r in requests]
         prompts = [
             r.transcript.add_messages(r.ask.messages, p.tokenizer, p.stop_ids)
@@ -114,9 +115,9 @@ class VLLMEngine(Engine):
         """Sample one completion for each of ``wanted``, in order. A policy's requests take its servers in turn.
 
         Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs.
+            VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
         """
-        self.start()
+        self._check_weights({one.policy for one in wanted})
         by_server: dict[str, list[int]] = {}
         for number, one in enumerate(wanted):
             urls = places_of(self.sections[one.policy])
@@ -132,30 +133,45 @@ class VLLMEngine(Engine):
                 completions |= dict(zip(by_server[url], sampled, strict=True))
         return [_until_stop(completions[i], self.policies[one.policy]) for i, one in enumerate(wanted)]
 
-    def start(self) -> None:
-        """Send every policy's weights, and check the servers. Only the first call does this.
-
-        Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs.
-        """
-        if self._started:
-            return
-        self._started = True
-        for name in sorted(self.sections):
-            self._push(name)
-            for url in places_of(self.sections[name]) if distributed.is_main() else ():
-                self._introduce(self._servers[url], name, self.policies[name])
-        distributed.barrier()
-
     def sync(self, policy: str) -> None:
-        """Send the changed weights of ``policy`` to its servers. All processes call this together.
+        """Send the weights of ``policy`` to its servers. All processes call this together, and one of them sends.
+
+        The first call for a policy also checks the servers.
 
         Raises:
-            VLLMFailure: a server did not take the weights.
+            VLLMFailure: a server did not take the weights, or is not what the configuration needs.
         """
-        if policy in self.sections and self._started:
-            self._push(policy)
-            distributed.barrier()
+        if policy not in self.sections:
+            return
+        self._versions += 1
+        own = self.policies[policy]
+        old = self._names.get(policy)
+        if isinstance(own.model, PeftModel):
+            self._names[policy] = f"{policy}-{self._run}-{self._versions}"
+        distributed.on_main(lambda: self._send(policy, own, old))
+        self._introduced.add(policy)
+
+    def _send(self, name: str, policy: Policy, old: str | None) -> None:
+        if isinstance(policy.model, PeftModel):
+            self._send_adapter(name, policy, old)
+        elif policy.trainable:
+            self._send_weights(name, policy)
+        for url in places_of(self.sections[name]) if name not in self._introduced else ():
+            self._introduce(self._servers[url], name, policy)
+
+    def _check_weights(self, policies: Collection[str]) -> None:
+        """Send the weights of policies that no server has got. A single process may do this at any time.
+
+        Raises:
+            VLLMFailure: there are several processes, which would have to send the weights together.
+        """
+        for policy in sorted(set(policies) - self._introduced):
+            if distributed.size() > 1:
+                raise VLLMFailure(
+                    f"policy {policy!r}: its servers have not got its weights; call the engine's sync({policy!r}) in all "
+                    f"{distributed.size()} processes before the first dialogue, as trainers and players do"
+                )
+            self.sync(policy)
 
     def metrics(self) -> dict[str, float]:
         """Return ``vllm/pushed``, the number of times that weights were sent."""
@@ -178,19 +194,8 @@ class VLLMEngine(Engine):
 
     # -- weights --------------------------------------------------------------------------------------------------
 
-    def _push(self, name: str) -> None:
-        policy = self.policies[name]
-        self._versions += 1
-        if isinstance(policy.model, PeftModel):
-            self._push_adapter(name, policy)
-        elif policy.trainable:
-            self._push_weights(name, policy)
-
-    def _push_adapter(self, name: str, policy: Policy) -> None:
-        section, old = self.sections[name], self._names.get(name)
-        new = self._names[name] = f"{name}-{self._run}-{self._versions}"
-        if not distributed.is_main():
-            return
+    def _send_adapter(self, name: str, policy: Policy, old: str | None) -> None:
+        section, new = self.sections[name], self._names[name]
         folder = Path(section.folder or self.folder).resolve() / new
         save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder)
         rank = getattr(policy.model.peft_config[str(policy.adapter)], "r", "unknown")
@@ -201,7 +206,7 @@ class VLLMEngine(Engine):
             server.load(new, folder, f"loading policy {name!r} (a LoRA of rank {rank})")
         shutil.rmtree(folder)  # servers have read it
 
-    def _push_weights(self, name: str, policy: Policy) -> None:
+    def _send_weights(self, name: str, policy: Policy) -> None:
         """Send full weights over a GPU group with TRL's client. This was written without a GPU and has not been run."""
         if self.sections[name].colocate is not None:
             raise VLLMFailure(
@@ -214,16 +219,27 @@ class VLLMEngine(Engine):
                 "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora, or peft_config), of which only the adapter "
                 "travels"
             )
-        if not distributed.is_main():
-            return
+        for url in self.sections[name].urls:
+            try:
+                self._send_to(url, policy)
+            except Exception as error:  # TRL's client raises nothing more special
+                raise VLLMFailure(
+                    f"{url}: did not take the weights of policy {name!r} ({type(error).__name__}: {error}); whole weights need the "
+                    f"package vllm here ({install_command('vllm')}), a GPU that the server does not use, and a server that was "
+                    "started by: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
+                    """--weight-transfer-config '{"backend": "nccl"}'"""
+                ) from error
+
+    def _send_to(self, url: str, policy: Policy) -> None:
         from trl.generation.vllm_client import VLLMClient
 
-        for url in self.sections[name].urls:
-            if url not in self._senders:
-                self._senders[url] = VLLMClient(base_url=url)
-                self._senders[url].init_communicator(device=next(policy.model.parameters()).device)
-            self._senders[url].update_model_params(policy.model)
-            self._senders[url].reset_prefix_cache()
+        if url not in self._senders:
+            # each server meets this process at a port of its own
+            client = VLLMClient(base_url=url, group_port=FIRST_GROUP_PORT + list(self._servers).index(url))
+            client.init_communicator(device=next(policy.model.parameters()).device)
+            self._senders[url] = client
+        self._senders[url].update_model_params(policy.model)
+        self._senders[url].reset_prefix_cache()
 
     # -- who is there ---------------------------------------------------------------------------------------------
 

@@ -40,14 +40,25 @@ class CoTraining:
         self.optimizer = MasterAdamW(verifier.model.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def after_update(self, update: int, dialogues: Iterable[Dialogue], task: Task) -> dict[str, float]:
-        """Gather this update's pairs, of all processes, and train on all gathered ones if it is time to. Returns numbers to log."""
+        """Gather this update's pairs, of all processes, and train on all gathered ones if it is time to. Returns numbers to log.
+
+        One process trains, and sends the weights to the others. Each process scores with its own copy, and copies that
+        were trained apart would drift apart, because kernels do not add up in the same order everywhere.
+        """
         self.pairs += distributed.all_gather_lists(self._pairs_of(dialogues, task))
         if update % self.every or not self.pairs:
             return {}
+        pairs, self.pairs = self.pairs, []
+        loss = distributed.on_main(lambda: self._train(pairs))
+        distributed.broadcast_weights(self.verifier.model.state_dict().values())
+        return {"verifier/pair_loss": loss, "verifier/pairs": float(len(pairs))}
+
+    def _train(self, pairs: list[tuple[list[int], list[int]]]) -> float:
+        """Take a step for each batch of pairs. Return the mean loss."""
         losses = []
         size = self.verifier.batch_size
-        for start in range(0, len(self.pairs), size):
-            rights, wrongs = zip(*self.pairs[start : start + size], strict=True)
+        for start in range(0, len(pairs), size):
+            rights, wrongs = zip(*pairs[start : start + size], strict=True)
             outputs = last_outputs(self.verifier.model, [*rights, *wrongs])
             loss = pair_loss(*outputs.chunk(2))
             self.optimizer.zero_grad()
@@ -55,8 +66,7 @@ class CoTraining:
             torch.nn.utils.clip_grad_norm_(self.verifier.model.parameters(), 1.0)
             self.optimizer.step()
             losses.append(loss.item())
-        learned, self.pairs = len(self.pairs), []
-        return {"verifier/pair_loss": sum(losses) / len(losses), "verifier/pairs": float(learned)}
+        return sum(losses) / len(losses)
 
     def _pairs_of(self, dialogues: Iterable[Dialogue], task: Task) -> list[tuple[list[int], list[int]]]:
         found: dict[str, dict[bool, list[int]]] = {}
