@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl_ext import maths
 from trl_ext.prefix_tree import TreeLimits
 from trl_ext.token_batch import TokenBatch, ToRead
+from trl_ext.tree_attention import TreeMask
 
 ATTENTION_PER_PRODUCT = 3
 """How many times as long a multiplication takes in attention over a mask as in a linear layer (measured on a CPU)."""
@@ -81,7 +82,7 @@ def tree_limits(model: Any) -> TreeLimits | None:
     window = config.to_dict().get("sliding_window")
     # per layer, linear layers take about 12 H^2 multiplications a token, and attention takes 2 H of them a key
     free = 6 * config.hidden_size / ATTENTION_PER_PRODUCT
-    return TreeLimits(float("inf") if window is None else window, free)
+    return TreeLimits(float("inf") if window is None else window, free, config._attn_implementation == "sdpa")
 
 
 def _arguments(model: Any, read: ToRead) -> dict[str, Any]:
@@ -89,10 +90,12 @@ def _arguments(model: Any, read: ToRead) -> dict[str, Any]:
     given: dict[str, Any] = {"input_ids": read.input_ids, "use_cache": False}
     if read.layout is None:
         return given
-    mask = read.layout.seen(read.input_ids.device)
-    if model.config.get_text_config()._attn_implementation == "eager":  # which adds the mask to the scores
-        lowest = torch.finfo(model.dtype).min
-        mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill_(~mask, lowest)
+    device = read.input_ids.device
+    if model.config.get_text_config()._attn_implementation == "sdpa":
+        mask = TreeMask.of(read.layout, device)
+    else:  # eager attention adds the mask to the scores
+        seen, lowest = read.layout.seen(device), torch.finfo(model.dtype).min
+        mask = torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill_(~seen, lowest)
     return {**given, "position_ids": read.position_ids, "attention_mask": mask}
 
 

@@ -17,20 +17,29 @@ _Tree = list[tuple[int, np.ndarray, int]]
 """For each row of a tree: its index, the places of its tokens but the last, and how many of them earlier rows hold."""
 
 
+BLOCK = 128
+"""About how many queries attend together, if attention goes by blocks."""
+
+
 @dataclass(frozen=True)
 class TreeLimits:
     """How far a model can read trees.
 
     ``longest`` is the longest row that it reads rightly as part of a tree. ``free`` is the number of keys that a token
-    can attend to in the time of its linear layers.
+    can attend to in the time of its linear layers. ``blocks`` says whether attention goes by blocks of queries, each of
+    which attends to little more than one row. Otherwise every query attends to the whole line.
     """
 
     longest: float
     free: float
+    blocks: bool = False
 
-    def cost(self, tokens: int) -> float:
-        """Return how long a line of ``tokens`` takes, in the time that a token takes to attend to a key."""
-        return tokens * (self.free + tokens)
+    def cost(self, tokens: int, row: int) -> float:
+        """Return how long a line of ``tokens`` takes, in the time that a token takes to attend to a key.
+
+        ``row`` is the length of its rows.
+        """
+        return tokens * (self.free + (min(tokens, row + BLOCK) if self.blocks else tokens))
 
 
 @dataclass(frozen=True)
@@ -126,11 +135,8 @@ class PrefixTree:
         for row in self._order(range(len(self.rank))):
             length = self.lengths[row] - 1
             own = length - min(self.shared[row], length)
-            together = (
-                bool(groups)
-                and self.shared[row] > 0
-                and limits.cost(size + own) <= limits.cost(size) + limits.cost(length)
-            )
+            added = limits.cost(size + own, length) - limits.cost(size, length)
+            together = bool(groups) and self.shared[row] > 0 and added <= limits.cost(length, length)
             if together:
                 groups[-1].append(row)
                 size += own
@@ -166,8 +172,9 @@ class PrefixTree:
                 room.append((width, part))
             lines[line].append(trees[number])
             room[line] = (room[line][0] - size, part)
-        slower = len(lines) * limits.cost(width) >= rows * limits.cost(columns)
-        return None if slower else (lines, width)
+        if len(lines) * limits.cost(width, columns) >= rows * limits.cost(columns, columns):
+            return None
+        return lines, width + (-width % max(1, round(width / BLOCK)) if limits.blocks else 0)
 
     def _walk(self, group: list[int]) -> Iterator[tuple[int, np.ndarray, int]]:
         """Yield each row of a tree, the places of its tokens but the last, and how many of them earlier rows hold."""

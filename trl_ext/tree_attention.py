@@ -1,0 +1,86 @@
+"""Attention over trees of tokens, by blocks of queries."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from trl_ext.prefix_tree import BLOCK, Layout
+
+
+class TreeMask(Tensor):
+    """The mask [P, 1, L, L] of a :class:`Layout`, true where a query attends to a key.
+
+    It is an ordinary mask, and ``scaled_dot_product_attention`` makes use of what is known of it, as with torch's own
+    ``torch.nn.attention.bias``. Most entries are false: a block of queries attends to the tokens on the path to its
+    first query, and to the block. So keys and values are gathered for each block, and attention takes L x (T + block)
+    products instead of L x L. Whatever else is done with the mask gives an ordinary tensor, which is still right.
+    """
+
+    keys: Tensor
+    """The flattened places of the keys of all blocks, [S x K]."""
+    seen: Tensor
+    """Which of its keys each query of a block attends to, [S, 1, B, K]."""
+
+    @classmethod
+    def of(cls, layout: Layout, device: torch.device) -> Tensor:
+        """Return the mask of ``layout``. It is an ordinary tensor if blocks would save little."""
+        dense = layout.seen(device)
+        blocks = _blocks(layout)
+        if blocks is None:
+            return dense
+        mask = dense.as_subclass(cls)
+        mask.keys, mask.seen = (torch.from_numpy(found).to(device) for found in blocks)
+        return mask
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Attend by blocks, or do any other operation on an ordinary tensor."""
+        kwargs = kwargs or {}
+        mask = kwargs.get("attn_mask")
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is scaled_dot_product_attention and type(mask) is cls and "keys" in vars(mask) and len(args) == 3:
+                return _attend(*args, mask, **{name: value for name, value in kwargs.items() if name != "attn_mask"})
+            return func(*args, **kwargs)
+
+
+def _blocks(layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the keys of all blocks and which of them each query sees, or None if a block needs most of the line."""
+    lines, width = layout.end.shape
+    count = round(width / BLOCK)
+    if count < 2 or width % count:
+        return None
+    size = width // count
+    keys = [
+        np.concatenate([np.flatnonzero(end[:start] > start), np.arange(start, start + size)])
+        for end in layout.end
+        for start in range(0, width, size)
+    ]
+    longest = max(map(len, keys))
+    if longest > 0.8 * width:
+        return None
+    found = np.full((lines, count, longest), width, dtype=np.int64)  # the place behind the line is seen by nothing
+    for number, own in enumerate(keys):
+        found[number // count, number % count, : len(own)] = own
+    end = np.concatenate([layout.end, np.zeros((lines, 1), dtype=np.int64)], 1)
+    query = np.arange(width).reshape(1, count, size, 1)
+    ends = np.take_along_axis(end, found.reshape(lines, -1), 1).reshape(lines, count, 1, longest)
+    seen = (found[:, :, None] <= query) & (query < ends)
+    places = np.minimum(found, width - 1) + np.arange(lines).reshape(-1, 1, 1) * width
+    return places.flatten(), seen.reshape(lines * count, 1, size, longest)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: TreeMask, **options: Any) -> Tensor:
+    """Return the attention of [P, H, L, D] queries, where every block of queries has its own keys and values."""
+    lines, heads, width, _ = query.shape
+    blocks, _, size, longest = mask.seen.shape
+
+    def gathered(states: Tensor) -> Tensor:
+        tokens = states.transpose(1, 2).flatten(2).flatten(0, 1)
+        return tokens.index_select(0, mask.keys).view(blocks, longest, heads, -1).transpose(1, 2)
+
+    queries = query.transpose(1, 2).reshape(blocks, size, heads, -1).transpose(1, 2)
+    found = scaled_dot_product_attention(queries, gathered(key), gathered(value), attn_mask=mask.seen, **options)
+    return found.transpose(1, 2).reshape(lines, width, heads, -1).transpose(1, 2)
