@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+from itertools import pairwise
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
@@ -63,8 +64,13 @@ def groups_of_ids(options: argparse.Namespace, highest: int) -> list[tuple[list[
     ]
 
 
-def maporl_updates(options: argparse.Namespace) -> list[float]:
-    """Return the seconds of each update by a :class:`Learner`."""
+def now() -> tuple[float, float]:
+    """Return the time on the clock and the time of the processor, of which other programs take none."""
+    return time.perf_counter(), time.process_time()
+
+
+def maporl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
+    """Return when each update by a :class:`Learner` starts, and when the last one ends."""
     import torch
     from accelerate import Accelerator
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -90,29 +96,31 @@ def maporl_updates(options: argparse.Namespace) -> list[float]:
         for number, (prompt, answers) in enumerate(groups_of_ids(options, 40000))
         for answer in answers
     ]
-    seconds = []
+    starts = [now()]
     for number in range(options.updates + 1):
-        start = time.perf_counter()
         batches, _ = learning.token_batches({"policy": completions})
         rows = batches["policy"]
         rows.advantages = torch.randn(len(rows), 1) * rows.sampled_mask
         learning.update(batches, number)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        starts.append(now())
+    return starts
 
 
-def trl_updates(options: argparse.Namespace) -> list[float]:
-    """Return the seconds of each update by TRL's trainer. Its rollout function returns the ids at once."""
+def trl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
+    """Return when each update by TRL's trainer starts, and when the last one ends.
+
+    Its rollout function returns the ids at once.
+    """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
     groups = groups_of_ids(options, 40000)
-    starts: list[float] = []
+    starts: list[tuple[float, float]] = []
 
     def rollouts(prompts: list, trainer: GRPOTrainer) -> dict:
-        starts.append(time.perf_counter())
+        starts.append(now())
         turns = [(prompt, answer) for prompt, answers in groups for answer in answers]
         return {
             "prompt_ids": [prompt for prompt, _ in turns],
@@ -140,8 +148,8 @@ def trl_updates(options: argparse.Namespace) -> list[float]:
         rollout_func=rollouts,
     )
     trainer.train()
-    starts.append(time.perf_counter())
-    return [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    starts.append(now())
+    return starts
 
 
 def once(options: argparse.Namespace) -> dict:
@@ -149,9 +157,10 @@ def once(options: argparse.Namespace) -> dict:
     import torch
 
     torch.set_num_threads(options.threads)
-    seconds = (trl_updates if options.variants[0] == "trl" else maporl_updates)(options)
+    starts = (trl_updates if options.variants[0] == "trl" else maporl_updates)(options)
+    clock, processor = ([round(b - a, 2) for a, b in pairwise(times)] for times in zip(*starts, strict=True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds[1:], "peak_bytes": peak}
+    return {"seconds": clock[1:], "processor": processor[1:], "peak_bytes": peak}
 
 
 def main() -> None:
@@ -161,6 +170,7 @@ def main() -> None:
         return
     given = sys.argv[1:]
     seconds: dict[str, list[float]] = {variant: [] for variant in options.variants}
+    processor: dict[str, list[float]] = {variant: [] for variant in options.variants}
     memory: dict[str, list[int]] = {variant: [] for variant in options.variants}
     load = []
     for _ in range(options.rounds):
@@ -173,17 +183,20 @@ def main() -> None:
                 sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
             found = json.loads(done.stdout.strip().splitlines()[-1])
             seconds[variant] += found["seconds"]
+            processor[variant] += found["processor"]
             memory[variant].append(found["peak_bytes"])
             print(f"{variant}: {found}, load {load[-1]:.1f}", file=sys.stderr, flush=True)
     print(f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, ", end="")
     print(f"torch {version('torch')}, transformers {version('transformers')}, trl {version('trl')}; ", end="")
     print(f"load when a process started: {min(load):.1f} to {max(load):.1f}\n")
     first = options.variants[0]
-    print(f"| {options.dtype} | s per update | {first} is faster by | peak GB | {first} needs |\n|---|---|---|---|---|")
-    fastest, least = statistics.median(seconds[first]), statistics.median(memory[first])
+    print(f"| {options.dtype} | s | {first} is faster by | processor s | {first} needs | peak GB | {first} needs |")
+    print("|---|---|---|---|---|---|---|")
+    best = [statistics.median(found[first]) for found in (seconds, processor, memory)]
     for variant in options.variants:
-        s, m = statistics.median(seconds[variant]), statistics.median(memory[variant])
-        print(f"| {variant} | {s:.1f} | {s / fastest:.2f} | {m / 2**30:.2f} | {least / m:.0%} |")
+        s, p, m = (statistics.median(found[variant]) for found in (seconds, processor, memory))
+        print(f"| {variant} | {s:.1f} | {s / best[0]:.2f} | {p:.1f} | {best[1] / p:.0%} ", end="")
+        print(f"| {m / 2**30:.2f} | {best[2] / m:.0%} |")
 
 
 if __name__ == "__main__":
