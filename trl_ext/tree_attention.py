@@ -42,7 +42,8 @@ class TreeMask(Tensor):
         mask = kwargs.get("attn_mask")
         with torch._C.DisableTorchFunctionSubclass():
             if func is scaled_dot_product_attention and type(mask) is cls and "keys" in vars(mask) and len(args) == 3:
-                return _attend(*args, mask, **{name: value for name, value in kwargs.items() if name != "attn_mask"})
+                query, key, value = args
+                return _attend(query, key, value, **kwargs)
             return func(*args, **kwargs)
 
 
@@ -72,15 +73,15 @@ def _blocks(layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
     return places.flatten(), seen.reshape(lines * count, 1, size, longest)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: TreeMask, **options: Any) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: TreeMask, **options: Any) -> Tensor:
     """Return the attention of [P, H, L, D] queries, where every block of queries has its own keys and values."""
     lines, heads, width, _ = query.shape
-    blocks, _, size, longest = mask.seen.shape
+    blocks, _, size, longest = attn_mask.seen.shape
 
     def gathered(states: Tensor) -> Tensor:
         tokens = states.transpose(1, 2).flatten(2).flatten(0, 1)
-        return tokens.index_select(0, mask.keys).view(blocks, longest, heads, -1).transpose(1, 2)
+        return tokens.index_select(0, attn_mask.keys).view(blocks, longest, heads, -1).transpose(1, 2)
 
     queries = query.transpose(1, 2).reshape(blocks, size, heads, -1).transpose(1, 2)
-    found = scaled_dot_product_attention(queries, gathered(key), gathered(value), attn_mask=mask.seen, **options)
+    found = scaled_dot_product_attention(queries, gathered(key), gathered(value), attn_mask=attn_mask.seen, **options)
     return found.transpose(1, 2).reshape(lines, width, heads, -1).transpose(1, 2)
