@@ -8,16 +8,19 @@ import torch
 from test_update_layouts import Plain, learner_of
 from tiny_models import build, build_any, lively
 
-from trl_ext import PPOv2Config
+from trl_ext import PPOv2Config, tree_attention
 from trl_ext import learner as learner_module
 from trl_ext.central_critic import CentralCritic
 from trl_ext.forward import base_of, tree_limits
 from trl_ext.learner import Learner
 from trl_ext.prefix_tree import PrefixTree, TreeLimits
 from trl_ext.token_batch import Completion, build_token_batch, concatenated
+from trl_ext.tree_attention import TreeMask
 
 FAR = TreeLimits(longest=float("inf"), free=1e9)
 """Attention costs nothing, so whatever begins alike is read as one tree."""
+
+EXACT = {"atol": 1e-9, "rtol": 1e-9}
 
 
 def words(generator, least, most):
@@ -150,12 +153,32 @@ def test_rows_of_two_batches_share_no_line():
         assert len(set(owners[line][real[line]].tolist())) == 1
 
 
+def test_attention_goes_by_blocks_and_the_mask_stays_a_mask_for_all_else(monkeypatch):
+    """16 answers of 100 tokens to a prompt of 300 are a line of 1,885 tokens, in 15 blocks with one row's keys each."""
+    rows = PrefixTree.of([[5] * 300 + [number] * 100 for number in range(10, 26)])
+    layout = rows.layout(replace(FAR, blocks=True))
+    mask = TreeMask.of(layout, torch.device("cpu"))
+    plain = layout.seen(torch.device("cpu"))
+    width = plain.shape[-1]
+    assert width == 1890 and mask.seen.numel() < 0.3 * plain.numel(), "1,883 tokens in 15 blocks of the same size"
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(1, 2, width, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+    kernel, sizes = tree_attention.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        tree_attention, "_attend", lambda *a, _do=tree_attention._attend, **k: (sizes.append(k), _do(*a, **k))[1]
+    )
+    found = kernel(*states, attn_mask=mask, dropout_p=0.0, scale=0.3, is_causal=False)
+    assert len(sizes) == 1
+    torch.testing.assert_close(found, kernel(*states, attn_mask=plain, scale=0.3), **EXACT)
+    for other in (mask[:, :, :, :width], mask.detach(), mask.clone()):
+        assert type(other) is torch.Tensor and torch.equal(other, plain)
+
+
 # -- equal results ---------------------------------------------------------------------------------------------------
 
 
 OPTIONS = {"kl_coef": 0.1, "kl_in": "loss", "kl_estimator": "k3", "cliprange": 10.0, "cliprange_value": 10.0}
 """With such clip ranges the gradient has no kinks, at which rounding would decide."""
-EXACT = {"atol": 1e-9, "rtol": 1e-9}
 NEARLY = {"atol": 1e-6, "rtol": 1e-6}
 """RMS norms compute in float32 within a model of float64."""
 ROUNDED = {"atol": 1e-5, "rtol": 1e-5}

@@ -28,11 +28,18 @@ class TreeMask(Tensor):
     def of(cls, layout: Layout, device: torch.device) -> Tensor:
         """Return the mask of ``layout``. It is an ordinary tensor if blocks would save little."""
         dense = layout.seen(device)
-        blocks = _blocks(layout)
-        if blocks is None:
+        keys = _keys_of_blocks(layout)
+        if keys is None:
             return dense
+        lines, blocks, _ = keys.shape
+        width = dense.shape[2]
+        key = torch.from_numpy(keys).to(device)
+        line = torch.arange(lines, device=device).reshape(-1, 1, 1)
+        query = torch.arange(width, device=device).reshape(blocks, -1, 1)
+        end = torch.nn.functional.pad(torch.from_numpy(layout.end).to(device), (0, 1))[line, key].unsqueeze(2)
         mask = dense.as_subclass(cls)
-        mask.keys, mask.seen = (torch.from_numpy(found).to(device) for found in blocks)
+        mask.keys = (key.clamp(max=width - 1) + line * width).flatten()
+        mask.seen = ((key.unsqueeze(2) <= query) & (query < end)).flatten(0, 1).unsqueeze(1)
         return mask
 
     @classmethod
@@ -47,8 +54,11 @@ class TreeMask(Tensor):
             return func(*args, **kwargs)
 
 
-def _blocks(layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the keys of all blocks and which of them each query sees, or None if a block needs most of the line."""
+def _keys_of_blocks(layout: Layout) -> np.ndarray | None:
+    """Return the places of each block's keys in its line, [P, blocks, K], or None if a block needs most of the line.
+
+    Blocks with fewer keys than K have the place behind the line, to which nothing attends.
+    """
     lines, width = layout.end.shape
     count = round(width / BLOCK)
     if count < 2 or width % count:
@@ -62,15 +72,10 @@ def _blocks(layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
     longest = max(map(len, keys))
     if longest > 0.8 * width:
         return None
-    found = np.full((lines, count, longest), width, dtype=np.int64)  # the place behind the line is seen by nothing
+    found = np.full((lines, count, longest), width, dtype=np.int64)
     for number, own in enumerate(keys):
         found[number // count, number % count, : len(own)] = own
-    end = np.concatenate([layout.end, np.zeros((lines, 1), dtype=np.int64)], 1)
-    query = np.arange(width).reshape(1, count, size, 1)
-    ends = np.take_along_axis(end, found.reshape(lines, -1), 1).reshape(lines, count, 1, longest)
-    seen = (found[:, :, None] <= query) & (query < ends)
-    places = np.minimum(found, width - 1) + np.arange(lines).reshape(-1, 1, 1) * width
-    return places.flatten(), seen.reshape(lines * count, 1, size, longest)
+    return found
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: TreeMask, **options: Any) -> Tensor:
