@@ -13,6 +13,7 @@ same loss. Variants run in alternating processes, and the table has medians. ``s
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -61,12 +62,14 @@ def once(options: argparse.Namespace) -> dict:
 
     from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
     from maporl.engines.transformers import TransformersEngine
-    from trl_ext import token_batch
+    from trl_ext.forward import tree_limits
+    from trl_ext.prefix_tree import PrefixTree
 
     torch.set_num_threads(options.threads)
     variant = VARIANTS[options.variants[0]]
     if not variant["prefixes"]:
-        token_batch.prefix_groups = lambda sequences: list(range(len(sequences)))  # type: ignore[assignment]
+        build_tree = PrefixTree.of
+        PrefixTree.of = lambda rows: dataclasses.replace(build_tree(rows), shared=[0] * len(rows))  # type: ignore
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -95,7 +98,7 @@ def once(options: argparse.Namespace) -> dict:
 
     def build_and_count(completions, critic_only=False):
         batches, metrics = build(completions, critic_only)
-        read.append(sum(int(batch.to_read()[0].numel()) for batch in batches.values()))
+        read.append(sum(batch.tree.reads(tree_limits(base)) for batch in batches.values()))
         return batches, metrics
 
     trainer.learning.token_batches = build_and_count  # type: ignore[method-assign]

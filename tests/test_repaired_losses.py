@@ -5,6 +5,7 @@ Every test reads the recipe's own file. The numbers were worked out by hand from
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def test_m_grpo_gives_each_rollout_of_the_main_agent_one_ratio_and_a_quarter_of_
 def test_a_trajectory_is_never_cut(tmp_path):
     trainer, batch = m_grpo(tmp_path)
     tokens = batch.token_batches["planner"]
-    tokens.prefix_group = torch.arange(len(tokens))  # as if templates rewrote what was said before
+    tokens.tree = replace(tokens.tree, shared=[0] * len(tokens))  # as if templates rewrote what was said before
     trainer.args.num_mini_batches = 2
     cuts = trainer.learning.minibatches(tokens, 0, 0) + tokens.microbatches(torch.arange(len(tokens)), 1)
     for part in cuts:

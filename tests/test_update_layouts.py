@@ -1,5 +1,7 @@
 """What a forward of the update reads: shared prefixes once, a token budget, logits in chunks. Results do not change."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import build
@@ -48,10 +50,15 @@ def conversations():
     return answers
 
 
+def apart(tree):
+    """The same rows, of which each is read alone."""
+    return replace(tree, shared=[0] * len(tree.shared))
+
+
 def rows_with_old_logprobs(learner, together=True):
     rows = build_token_batch(conversations(), "cpu")
     if not together:
-        rows.prefix_group = torch.arange(len(rows))
+        rows.tree = apart(rows.tree)
     learner.compute_old_logprobs_and_values(rows)
     generator = torch.Generator().manual_seed(4)
     rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
@@ -69,14 +76,15 @@ def gradients(learner, rows):
 
 def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
     rows = build_token_batch(conversations(), "cpu")
-    assert len(rows) == 15 and len(set(rows.prefix_group.tolist())) == 6
-    assert rows.prefix_group.tolist()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
-    read, index, _ = rows.to_read()
+    assert len(rows) == 15 and len(set(rows.tree.chains())) == 6
+    assert rows.tree.chains()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
+    found = rows.to_read(None)
+    read, index = found.input_ids, found.index
     assert read.shape[0] == 6 and len(index) == int(rows.sampled_mask.sum())
     inside = (index + 1) % read.shape[1] != 0  # the token after a position that is scored is the action itself
     assert torch.equal(read.flatten()[index[inside] + 1], rows.input_ids[rows.sampled_mask][inside])
     half = rows.take(torch.tensor([1, 0, 3]))  # without the longest row of its group, the next longest serves
-    assert half.to_read()[0].shape[0] == 2
+    assert half.to_read(None).input_ids.shape[0] == 2
 
 
 def test_sequences_that_only_share_a_beginning_are_read_apart():
@@ -86,7 +94,7 @@ def test_sequences_that_only_share_a_beginning_are_read_apart():
         Completion([7, 8], [9], True, "a again"),
     ]
     rows = build_token_batch(answers, "cpu")
-    group = rows.prefix_group.tolist()
+    group = rows.tree.chains()
     assert group[0] == group[2] != group[1]
 
 
@@ -131,9 +139,9 @@ def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
         assert sorted(torch.cat(parts).tolist()) == list(range(15))
         for part in parts:
             microbatch = rows.take(part)
-            groups = len(set(microbatch.prefix_group.tolist()))
+            groups = len(set(microbatch.tree.chains()))
             assert groups * microbatch.input_ids.shape[1] <= budget or groups == 1
-    assert [len(set(rows.prefix_group[p].tolist())) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
+    assert [len(set(rows.take(p).tree.chains())) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
 
 
 def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):

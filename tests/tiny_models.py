@@ -1,7 +1,14 @@
 """Tiny models of architectures that configurations do not build."""
 
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 
 def build(tiny, architecture):
@@ -28,3 +35,16 @@ def lively(model):
             if parameter.dim() == 2:
                 parameter.normal_(std=0.2)
     return model.eval()
+
+
+def build_any(tiny, kind, attention="sdpa", dtype=torch.float64, **more):
+    """A tiny model of any of transformers' decoders, with weights that make tokens matter to each other."""
+    _, tokenizer = tiny()
+    size = {
+        "vocab_size": len(tokenizer), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "max_position_embeddings": 128,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**size, **more})
+    return lively(AutoModelForCausalLM.from_config(config, attn_implementation=attention)).to(dtype), tokenizer

@@ -17,7 +17,7 @@ from trl.trainer import disable_dropout_in_model
 
 from trl_ext.checkpoint import load_head, load_weights, read_optimizer, save_optimizer
 from trl_ext.distributed import WorldError
-from trl_ext.forward import base_of, trunk_of
+from trl_ext.forward import base_of, read_states
 from trl_ext.learner import NonFiniteError
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sharding import Replicated, build_optimizer, strategy_of
@@ -71,9 +71,7 @@ class CentralCritic:
 
     def values(self, rows: TokenBatch) -> Tensor:
         """Return the values [M] of the states before the M sampled tokens of ``rows``, in row-major order."""
-        read, index, _ = (rows.critic or rows).to_read()
-        hidden = trunk_of(self.model)(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
-        return self.head(hidden, rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
+        return self.head(read_states(self.model, rows), rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
 
     def step(self) -> float:
         """Sum the gradients of all learners and processes, clip them, step the optimizer and clear the gradients.

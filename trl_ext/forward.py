@@ -12,6 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from trl_ext import maths
+from trl_ext.prefix_tree import TreeLimits
+from trl_ext.token_batch import TokenBatch, ToRead
+from trl_ext.tree_attention import TreeMask
+
+ATTENTION_PER_PRODUCT = 3
+"""How many times as long a multiplication takes in attention over a mask as in a linear layer (measured on a CPU)."""
 
 
 def base_of(model: Any) -> Any:
@@ -31,10 +37,51 @@ def accepts(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
+def tree_limits(model: Any) -> TreeLimits | None:
+    """Return how far ``model`` can read trees, or None if it must read rows.
+
+    A tree needs a model that sees other tokens by attention alone, takes their positions, and takes a mask of every
+    query and key. Recurrent layers, layers with chunks, and kernels that build their own masks read rows. A sliding
+    window does not matter to rows that are not longer than the window.
+
+    Args:
+        model: the Hugging Face model itself, without a PEFT wrapper.
+    """
+    config = model.config.get_text_config()
+    kinds = set(config.to_dict().get("layer_types") or ["full_attention"])
+    declared = (
+        model._supports_attention_backend
+        and not model._is_stateful
+        and accepts(model, "position_ids")
+        and accepts(model, "attention_mask")
+        and kinds <= {"full_attention", "sliding_attention"}
+        and config._attn_implementation in ("sdpa", "eager")
+    )
+    if not declared:
+        return None
+    window = config.to_dict().get("sliding_window")
+    # per layer, linear layers take about 12 H^2 multiplications a token, and attention takes 2 H of them a key
+    free = 6 * config.hidden_size / ATTENTION_PER_PRODUCT
+    return TreeLimits(float("inf") if window is None else window, free, config._attn_implementation == "sdpa")
+
+
+def _arguments(model: Any, read: ToRead) -> dict[str, Any]:
+    """Return what the forward of a Hugging Face model takes to read ``read``."""
+    given: dict[str, Any] = {"input_ids": read.input_ids, "use_cache": False}
+    if read.layout is None:
+        return given
+    device = read.input_ids.device
+    if model.config.get_text_config()._attn_implementation == "sdpa":
+        mask = TreeMask.of(read.layout, device)
+    else:  # eager attention adds the mask to the scores
+        seen, lowest = read.layout.seen(device), torch.finfo(model.dtype).min
+        mask = torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill_(~seen, lowest)
+    return {**given, "position_ids": read.position_ids, "attention_mask": mask}
+
+
 def read_actions(
     model: Any,
-    input_ids: Tensor,
-    index: Tensor,
+    read: ToRead,
     targets: Tensor,
     temperature: float,
     autocast: Callable[[], AbstractContextManager],
@@ -47,8 +94,7 @@ def read_actions(
 
     Args:
         model: a causal language model, or a ``PeftModel`` if ``adapter_names`` are given.
-        input_ids: the rows to read, [P, T].
-        index: for each sampled token, the position among the P x T flattened positions that predicts it, [M].
+        read: what to read, and where the M sampled tokens are predicted.
         targets: the ids of the sampled tokens, [M].
         temperature: the sampling temperature, by which logits are divided.
         autocast: makes the context manager of mixed precision.
@@ -56,7 +102,7 @@ def read_actions(
             saves memory. None computes all of them at once.
         entropies: whether to compute entropies.
         entropy_gradient: whether the entropies have a gradient.
-        adapter_names: the adapter of every row, [P].
+        adapter_names: the adapter of every line that is read, [P].
 
     Returns:
         Hidden states [M, H], log-probabilities [M], and entropies [M] or None.
@@ -71,12 +117,12 @@ def read_actions(
 
     def tail(hidden: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         with _trunk_gives(base, hidden), autocast():
-            logits = base(input_ids=input_ids[:1, :1], use_cache=False).logits[0]
+            logits = base(input_ids=read.input_ids[:1, :1], use_cache=False).logits[0]
         return scores(logits, wanted)
 
-    whole = chunk is None or len(index) <= chunk
-    with _head_sees_only(base.get_output_embeddings(), index, compute=whole) as seen, autocast():
-        output = model(input_ids=input_ids, use_cache=False, **options).logits
+    whole = chunk is None or len(read.index) <= chunk
+    with _head_sees_only(base.get_output_embeddings(), read.index, compute=whole) as seen, autocast():
+        output = model(**_arguments(base, read), **options).logits
     hidden = seen["hidden"]
     if whole:
         logprobs, entropy = scores(output[0], targets)
@@ -87,6 +133,13 @@ def read_actions(
     ]
     logprobs = torch.cat([part for part, _ in scored])
     return hidden, logprobs, torch.cat([part for _, part in scored]) if entropies else None
+
+
+def read_states(model: Any, rows: TokenBatch) -> Tensor:
+    """Return the hidden states [M, H] below the head at the sampled tokens of ``rows``, after the critic's prompts."""
+    base = base_of(model)
+    read = (rows.critic or rows).to_read(tree_limits(base))
+    return trunk_of(model)(**_arguments(base, read)).last_hidden_state.flatten(0, 1)[read.index]
 
 
 @contextmanager

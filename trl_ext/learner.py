@@ -21,7 +21,7 @@ from trl.trainer import disable_dropout_in_model
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
-from trl_ext.forward import base_of, read_actions, trunk_of
+from trl_ext.forward import base_of, read_actions, read_states, tree_limits
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
 from trl_ext.model_checks import check_steps_all
@@ -309,11 +309,9 @@ class Learner:
 
     def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
         """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""
-        read, index, _ = rows.to_read()
         return read_actions(
             model,
-            read,
-            index,
+            rows.to_read(tree_limits(base_of(model))),
             rows.input_ids[rows.sampled_mask],
             self.args.temperature,
             self.autocast,
@@ -343,13 +341,11 @@ class Learner:
 
     def _critic_states(self, rows: TokenBatch) -> Tensor:
         """Return hidden states [M, H] of the critic's own forward, because its weights or its context differ."""
-        read, index, _ = (rows.critic or rows).to_read()
         adapter = self.critic_adapter if self.critic == "adapter" else None
         detach = self.critic == "head" and (self.args.detach_critic or rows.critic_only)
         gradients = torch.no_grad() if detach else nullcontext()
         with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), gradients:
-            trunk = trunk_of(self.model if self.value_model is None else self.value_model)
-            return trunk(input_ids=read, use_cache=False).last_hidden_state.flatten(0, 1)[index]
+            return read_states(self.model if self.value_model is None else self.value_model, rows)
 
     def reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Return log-probabilities [M] of the sampled tokens under the reference, at the same temperature."""
@@ -419,7 +415,8 @@ class Learner:
 
     def _microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
         everything = torch.arange(len(rows), device=rows.input_ids.device)
-        return rows.microbatches(everything if index is None else index, most_rows, self.most_tokens)
+        index = everything if index is None else index
+        return rows.microbatches(index, most_rows, self.most_tokens, tree_limits(base_of(self.model)))
 
     # -- learning -------------------------------------------------------------------------------------------------
 

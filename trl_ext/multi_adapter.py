@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext.forward import base_of, read_actions
+from trl_ext.forward import base_of, read_actions, tree_limits
 from trl_ext.learner import Learner, PolicyOutput
 from trl_ext.lora_merge import plain_lora
 from trl_ext.losses import Totals, micro_batch_loss
@@ -60,9 +60,10 @@ def accumulate_together(
     owner = torch.cat([torch.full((len(part),), number, device=device) for number, part in enumerate(parts)])
     sums: dict[str, Metrics] = {name: {} for name in names}
     everything = torch.arange(len(joint), device=device)
-    limits = (args.per_device_train_batch_size * len(names), learners[names[0]].most_tokens)
+    most_rows = args.per_device_train_batch_size * len(names)
+    limits = tree_limits(base_of(learners[names[0]].model))
     with _all_learning([learners[name] for name in names]):
-        for part in joint.microbatches(everything, *limits):
+        for part in joint.microbatches(everything, most_rows, learners[names[0]].most_tokens, limits):
             loss = torch.zeros((), device=device)
             for number, microbatch, out in _outputs(learners, names, joint.take(part), owner[part]):
                 learner, total = learners[names[number]], totals[names[number]]
@@ -86,13 +87,12 @@ def _outputs(
     For each learner this yields its number, its rows, and the forward's output at their sampled tokens.
     """
     first = learners[names[0]]
-    read, where, longest = rows.to_read()
-    adapters = [str(learners[names[int(owner[row])]].adapter) for row in longest.tolist()]
+    read = rows.to_read(tree_limits(base_of(first.model)))
+    adapters = [str(learners[names[number]].adapter) for number in owner[read.rows].tolist()]
     entropies = first.args.entropy_coef != 0
     hidden, logprobs, entropy = read_actions(
         first.model,
         read,
-        where,
         rows.input_ids[rows.sampled_mask],
         first.args.temperature,
         first.autocast,

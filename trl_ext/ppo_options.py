@@ -74,7 +74,8 @@ class PPOOptions:
     max_tokens_per_microbatch: int | None = option(
         None,
         "Most tokens, padding included, that one forward of training reads; per_device_train_batch_size limits its "
-        "rows. A longer row is read alone. Default: on an accelerator, what its free memory holds.",
+        "rows. What rows share, such as a prompt, counts once. A longer row is read alone. Default: on an accelerator, what "
+        "its free memory holds.",
     )
     joint_adapters: bool = option(
         False, "Update adapters of one base in one forward and backward (plain LoRA, critic head or none)."

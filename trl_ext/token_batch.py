@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trl_ext import distributed
+from trl_ext.prefix_tree import Layout, PrefixTree, TreeLimits
 
 PADDING = 0
 """The id at padded positions. A mask hides them, so any id of the vocabulary serves.
@@ -65,7 +65,8 @@ class TokenBatch:
     policy never samples column 0.
 
     A shared-prefix group is a set of rows in which each row begins a longer one, such as the turns of one conversation.
-    One forward of its longest row serves the whole group.
+    One forward of its longest row serves the whole group. Rows that only begin alike, such as the answers to one
+    prompt, are a tree of tokens, which a forward can read as one line.
 
     ``rollouts`` is the number of rollouts of the update, over all policies and processes, by which ``aggregation:
     per_main_rollout`` divides. None means that every row is a rollout.
@@ -77,12 +78,12 @@ class TokenBatch:
     token_scores: Tensor  # [N, T] what was earned at each sampled token; a score of the completion is at its last one
     head: Tensor  # [N] the critic's output for the row
     group: Tensor  # [N] index of the whitening group
-    prefix_group: Tensor  # [N] index of the shared-prefix group
     trajectory: Tensor  # [N] index of the trajectory: its rows have one importance ratio with ratio: trajectory
     weight: Tensor  # [N] how often a row counts in the loss
     value_mask: Tensor  # [N, T] true where the critic is trained
     labels: list[str]
     sampler_logprobs: Tensor  # [N, T] the sampling engine's log-probabilities; NaN where they are unknown
+    tree: PrefixTree  # which rows begin alike
     sample: Tensor  # [N] the index of the row's completion among those that build_token_batch received
     # [N, T]; zeros until compute_old_logprobs_and_values and assign_advantages fill them in
     old_logprobs: Tensor
@@ -102,28 +103,40 @@ class TokenBatch:
         """Return what each completion earned [N], the sum over its tokens. It is NaN where nothing was scored."""
         return self.token_scores.sum(1)
 
-    def microbatches(self, index: Tensor, most_rows: int, most_tokens: int | None = None) -> list[Tensor]:
+    def microbatches(
+        self, index: Tensor, most_rows: int, most_tokens: int | None = None, limits: TreeLimits | None = None
+    ) -> list[Tensor]:
         """Cut the rows ``index`` into micro-batches of one forward each, from short rows to long ones.
 
-        Rows of similar length need little padding. A forward reads at most ``most_rows`` rows and ``most_tokens``
-        tokens, padding included. A shared-prefix group counts as one row. Rows that are :meth:`inseparable` are read
-        together even if they exceed this.
+        Rows of similar length need little padding. Rows of a tree stand together, so that a forward reads what they
+        share once. A forward reads at most ``most_rows`` rows and ``most_tokens`` tokens, padding included. A
+        shared-prefix group counts as one row. Rows that are :meth:`inseparable` are read together even if they exceed
+        this. ``limits`` says how far the model can read trees.
         """
-        lengths, groups = self.attention_mask.sum(1).tolist(), self.prefix_group.tolist()
-        found = [
-            (max(lengths[row] for row in rows), len({groups[row] for row in rows}), rows)
-            for rows in self.inseparable(index.tolist())
-        ]
+        wanted = index.tolist()
+        tree = self.tree.take(wanted)
+        chain = dict(zip(wanted, tree.chains(), strict=True))
         parts: list[list[int]] = []
-        read = 0
-        for width, own, rows in sorted(found, key=lambda entry: entry[0]):
-            full = read + own > most_rows or (most_tokens is not None and (read + own) * width > most_tokens)
+        for rows in self._by_tree(wanted, tree, limits):
+            together = parts[-1] + rows if parts else rows
+            full = len({chain[row] for row in together}) > most_rows
+            if most_tokens is not None and not full:
+                full = self.tree.take(together).reads(limits) > most_tokens
             if not parts or full:
                 parts.append([])
-                read = 0
             parts[-1] += rows
-            read += own
         return [torch.tensor(part, device=self.input_ids.device) for part in parts]
+
+    def _by_tree(self, index: list[int], tree: PrefixTree, limits: TreeLimits | None) -> list[list[int]]:
+        """Return the :meth:`inseparable` rows of ``index``, from short rows to long ones, with trees in one piece."""
+        groups = self.inseparable(index)
+        if limits is None:
+            return sorted(groups, key=lambda rows: max(self.tree.lengths[row] for row in rows))
+        place: dict[int, tuple[int, int, int]] = {}
+        for family in tree.trees(limits):
+            longest = max(tree.lengths[row] for row in family)
+            place |= {index[row]: (longest, min(family), number) for number, row in enumerate(family)}
+        return sorted(groups, key=lambda rows: max(place[row] for row in rows))
 
     def inseparable(self, index: Sequence[int] | None = None) -> list[list[int]]:
         """Return the rows ``index`` (default: all) in groups that must stay in one micro-batch, in order of appearance.
@@ -131,7 +144,7 @@ class TokenBatch:
         The rows of a shared-prefix group are read by one forward, and the rows of a trajectory have one importance
         ratio.
         """
-        prefixes, trajectories = self.prefix_group.tolist(), self.trajectory.tolist()
+        prefixes, trajectories = self.tree.chains(), self.trajectory.tolist()
         group_of: dict[tuple[str, int], list[int]] = {}
         groups: list[list[int]] = []
         for row in range(len(self)) if index is None else index:
@@ -158,25 +171,43 @@ class TokenBatch:
             if isinstance(value, Tensor):
                 chosen[f.name] = value[index][:, :width] if value.dim() == 2 else value[index]
         critic = self.critic.take(index) if self.critic is not None else None
-        return replace(self, **chosen, labels=[self.labels[i] for i in index.tolist()], critic=critic)
+        rows = index.tolist()
+        return replace(
+            self, **chosen, labels=[self.labels[row] for row in rows], tree=self.tree.take(rows), critic=critic
+        )
 
-    def to_read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what one forward over these rows must read.
+    def to_read(self, limits: TreeLimits | None) -> "ToRead":
+        """Return what one forward over these rows must read, by a model that reads trees as far as ``limits``.
 
-        Only the longest row of every shared-prefix group is read. The last column predicts no token, so it is left out.
-
-        Returns:
-            The ids to read, [P, T-1]. For each sampled token, the flattened position that predicts it, [M], in
-            row-major order of the rows. The indices of the rows that are read, [P].
+        The last token of a row predicts no token of it, so it is left out.
         """
-        groups = self.prefix_group.tolist()
-        longest = {groups[row]: row for row in torch.argsort(self.attention_mask.sum(1), stable=True).tolist()}
-        position = {group: number for number, group in enumerate(longest)}
-        rows = torch.tensor(list(longest.values()), device=self.input_ids.device)
-        read = self.input_ids[rows, :-1]
         row, column = self.sampled_mask.nonzero(as_tuple=True)
-        positions = torch.tensor([position[group] for group in groups], device=read.device)
-        return read, positions[row] * read.shape[1] + column - 1, rows
+        layout = self.tree.layout(limits)
+        if layout is None:
+            chains = self.tree.chains()
+            line = {chain: number for number, chain in enumerate(dict.fromkeys(chains))}
+            rows = torch.tensor(list(line), device=row.device)
+            read = self.input_ids[rows, :-1]
+            lines = torch.tensor([line[chain] for chain in chains], device=row.device)
+            return ToRead(read, lines[row] * read.shape[1] + column - 1, rows)
+        rows, columns, place = (
+            torch.from_numpy(found).to(row.device) for found in (layout.row, layout.column, layout.place)
+        )
+        return ToRead(self.input_ids[rows, columns], place[row, column - 1], rows[:, 0], columns, layout)
+
+
+@dataclass
+class ToRead:
+    """What one forward reads, and where it finds the sampled tokens.
+
+    A model reads lines of tokens. A line is a row, or some trees of rows.
+    """
+
+    input_ids: Tensor  # [P, L]
+    index: Tensor  # [M] the flattened position that predicts each sampled token, in row-major order of the rows
+    rows: Tensor  # [P] a row of each line
+    position_ids: Tensor | None = None  # [P, L] for trees
+    layout: Layout | None = None
 
 
 def build_token_batch(
@@ -219,12 +250,12 @@ def build_token_batch(
         token_scores=token_scores,
         head=torch.tensor([c.head for c in completions]),
         group=torch.tensor([groups[c.group] for c in completions]),
-        prefix_group=torch.tensor(prefix_groups(sequences)),
         trajectory=torch.tensor([trajectories.setdefault(c.trajectory or (i,), i) for i, c in enumerate(completions)]),
         weight=torch.tensor([c.weight for c in completions]),
         value_mask=sampled.clone(),
         labels=[c.label for c in completions],
         sampler_logprobs=sampler_logprobs,
+        tree=PrefixTree.of(sequences),
         sample=torch.arange(len(completions)),
         old_logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),
@@ -240,24 +271,10 @@ def build_token_batch(
     return rows
 
 
-def prefix_groups(sequences: list[list[int]]) -> list[int]:
-    """Return each sequence's shared-prefix group, which is the index of the group's longest sequence.
-
-    A sequence that begins another one joins that one's group.
-    """
-    group = list(range(len(sequences)))
-    # in sorted order, a sequence stands right before the sequences that begin with it
-    order = sorted(group, key=sequences.__getitem__)
-    for index, after in reversed(list(pairwise(order))):
-        if sequences[after][: len(sequences[index])] == sequences[index]:
-            group[index] = group[after]
-    return group
-
-
 def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
     """Return the rows of all ``parts``, joined and padded to the widest part.
 
-    Shared-prefix groups and trajectories stay within their part. The critics' own rows are left out.
+    Trees and trajectories stay within their part. The critics' own rows are left out.
     """
     width = max(part.input_ids.shape[1] for part in parts)
     columns: dict[str, Any] = {}
@@ -266,10 +283,10 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
         if isinstance(values[0], Tensor):
             wide = [torch.nn.functional.pad(v, (0, width - v.shape[1])) if v.dim() == 2 else v for v in values]
             columns[f.name] = torch.cat(wide)
-    for name in ("prefix_group", "trajectory"):
-        numbers = [getattr(part, name) for part in parts]
-        starts = [sum(int(n.max()) + 1 for n in numbers[:i] if len(n)) for i in range(len(parts))]
-        columns[name] = torch.cat([number + start for number, start in zip(numbers, starts, strict=True)])
+    numbers = [part.trajectory for part in parts]
+    starts = [sum(int(n.max()) + 1 for n in numbers[:i] if len(n)) for i in range(len(parts))]
+    columns["trajectory"] = torch.cat([number + start for number, start in zip(numbers, starts, strict=True)])
+    columns["tree"] = PrefixTree.joined([part.tree for part in parts])
     columns["labels"] = [label for part in parts for label in part.labels]
     return replace(parts[0], **columns, critic=None)
 

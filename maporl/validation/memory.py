@@ -38,7 +38,7 @@ def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
     once = ppo.num_mini_batches == 1 and played <= rows and not training.gradient_checkpointing
     read, scored = rows * longest, rows * ppo.response_length * turns_of(config)
     if ppo.max_tokens_per_microbatch is not None:
-        scored = int(scored * min(1.0, ppo.max_tokens_per_microbatch / read))
+        scored = min(scored, ppo.max_tokens_per_microbatch)  # what the answers share, such as a prompt, is read once
         once, read = once and read <= ppo.max_tokens_per_microbatch, min(read, ppo.max_tokens_per_microbatch)
     peaks = []
     for name, section in config.agents.items():
