@@ -50,9 +50,10 @@ class Block:
         for number, (real, length) in enumerate(zip(mask[rows].cpu(), lengths, strict=True)):
             columns[number, width - length :] = real.nonzero().flatten()[:length]
         index = columns.to(mask.device)[:, None, :, None]
+        picked = torch.tensor(rows, device=mask.device)  # once, because a list would be copied for every layer
 
         def cut(values: Tensor) -> Tensor:
-            chosen = values[rows]
+            chosen = values[picked]
             return chosen.gather(2, index.expand(-1, chosen.shape[1], -1, chosen.shape[3]))
 
         return cls([(cut(layer.keys), cut(layer.values)) for layer in cache.layers], lengths)
