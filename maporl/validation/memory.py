@@ -119,7 +119,7 @@ def line(config: Config, longest: int, dialogues: int) -> str:
 
 def training_on_cpu(config: Config) -> bool:
     """Return whether the run's process holds everything in main memory."""
-    return config.training.use_cpu or not torch.cuda.is_available()
+    return config.training.use_cpu or not torch.accelerator.is_available()
 
 
 def shape_of(section: AgentSection) -> Shape:
