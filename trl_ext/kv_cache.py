@@ -98,12 +98,15 @@ def assemble(rows: Sequence[tuple[Block, int] | None], width: int, config: Any) 
             here.append(place)
             there.append(row[1])
     first = next(iter(sources.values()))[0]
+    device = first.layers[0][0].device
+    # on the device once, because lists would be copied for every layer
+    places = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, to, at in sources.values()]
     data = []
     for layer, pair in enumerate(first.layers):
         joined = tuple(like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
-        for block, here, there in sources.values():
+        for block, to, at in places:
             for target, values in zip(joined, block.layers[layer], strict=True):
                 shared = min(width, values.shape[2])
-                target[here, :, width - shared :] = values[there][:, :, values.shape[2] - shared :]
+                target[to, :, width - shared :] = values[at][:, :, values.shape[2] - shared :]
         data.append(joined)
     return DynamicCache(data, config=config)
