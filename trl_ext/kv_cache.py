@@ -56,9 +56,10 @@ class Block:
         for number, (real, length) in enumerate(zip(mask[rows].cpu(), lengths, strict=True)):
             columns[number, width - length :] = real.nonzero().flatten()[:length]
         index = columns.to(mask.device)[:, None, :, None]
+        picked = torch.tensor(rows, device=mask.device)  # once, because a list would be copied for every layer
 
         def cut(values: Tensor) -> Tensor:
-            chosen = values[rows]
+            chosen = values[picked]
             return chosen.gather(2, index.expand(-1, chosen.shape[1], -1, chosen.shape[3]))
 
         return cls([(cut(layer.keys), cut(layer.values)) for layer in cache.layers], lengths)
@@ -197,12 +198,15 @@ def assemble(rows: Sequence[tuple[Block, int] | None], width: int, config: Any) 
             here.append(place)
             there.append(row[1])
     first = next(iter(sources.values()))[0]
+    device = first.layers[0][0].device
+    # on the device once, because lists would be copied for every layer
+    places = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, to, at in sources.values()]
     data = []
     for layer, pair in enumerate(first.layers):
         joined = tuple(like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
-        for block, here, there in sources.values():
+        for block, to, at in places:
             for target, values in zip(joined, block.layers[layer], strict=True):
                 shared = min(width, values.shape[2])
-                target[here, :, width - shared :] = values[there][:, :, values.shape[2] - shared :]
+                target[to, :, width - shared :] = values[at][:, :, values.shape[2] - shared :]
         data.append(joined)
     return DynamicCache(data, config=config)

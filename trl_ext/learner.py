@@ -452,7 +452,7 @@ class Learner:
             else:
                 out = self.strategy.call(partial(self.forward, microbatch, entropies=args.entropy_coef != 0))
             loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
-            if not bool(torch.isfinite(loss)):
+            if not math.isfinite(measures["loss"]):
                 self.report_not_finite(microbatch, out, loss)
             with self.active():  # the adapter must stay on, because backward may recompute activations
                 self.strategy.backward(loss, last)

@@ -154,16 +154,16 @@ def micro_batch_loss(
         weights = weights * engine_weights(rows, options.engine_tis_cap)
     policy_loss = (losses * weights).sum()
     loss = torch.zeros_like(policy_loss) if rows.critic_only else policy_loss
-    metrics: Metrics = {"policy_loss": float(policy_loss.detach())}
+    sums = {"policy_loss": policy_loss.detach()}
     if options.kl_in == "loss" and options.kl_coef != 0:
         difference = torch.where(mask, new - rows.ref_logprobs, 0.0)
         kl_loss = (maths.kl_estimate(difference, torch.zeros_like(difference), options.kl_estimator) * weights).sum()
         loss = loss if rows.critic_only else loss + options.kl_coef * kl_loss
-        metrics["kl_loss"] = float(kl_loss.detach())
+        sums["kl_loss"] = kl_loss.detach()
     if options.entropy_coef != 0:
         entropy = (_spread(out.entropies, mask) * weights).sum()
         loss = loss if rows.critic_only else loss - options.entropy_coef * entropy
-    value_loss, value_clipped = torch.zeros(()), torch.zeros(())
+    value_loss = value_clipped = policy_loss.new_zeros(())
     if out.values is not None:
         here = rows.value_mask[mask]
         terms, clips = maths.value_loss_terms(
@@ -177,15 +177,16 @@ def micro_batch_loss(
         loss = loss + options.vf_coef * value_loss
     with torch.no_grad():
         difference = out.logprobs - rows.old_logprobs[mask]
-        metrics |= {
-            "loss": float(loss),
-            "value_loss": float(value_loss),
-            "clipped": float(measures["clipfrac"][mask].sum() / totals.tokens),
-            "value_clipped": float(value_clipped),
-            "approx_kl": float(0.5 * (difference**2).sum() / totals.tokens),
-            "ratio": float(measures["ratio"][mask].sum() / totals.tokens),
+        sums |= {
+            "loss": loss,
+            "value_loss": value_loss,
+            "clipped": measures["clipfrac"][mask].sum() / totals.tokens,
+            "value_clipped": value_clipped,
+            "approx_kl": 0.5 * (difference**2).sum() / totals.tokens,
+            "ratio": measures["ratio"][mask].sum() / totals.tokens,
         }
-    return loss, metrics
+        values = torch.stack(list(sums.values())).tolist()  # one wait for the device
+    return loss, dict(zip(sums, values, strict=True))
 
 
 def engine_weights(rows: TokenBatch, cap: float) -> Tensor:

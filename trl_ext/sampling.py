@@ -222,9 +222,9 @@ class _Batch:
                 break
             if len(running) <= 0.75 * len(self.rows):
                 self._keep_only(running)
-                tokens = [tokens[position] for position in running]
+                tokens = tokens[torch.tensor(running, device=self.device)]
                 running, ended = list(range(len(running))), [False] * len(running)
-            logits = self._forward(torch.tensor(tokens, device=self.device).unsqueeze(1))
+            logits = self._forward(tokens.unsqueeze(1))
         self._keep_only([])
 
     # -- the model ------------------------------------------------------------------------------------------------
@@ -283,24 +283,26 @@ class _Batch:
 
     # -- choosing tokens ------------------------------------------------------------------------------------------
 
-    def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> list[int]:
-        """Choose the next token of every row. Rows that have ended get a token too, which is ignored."""
+    def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> Tensor:
+        """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
         if self.sampling.temperature <= 0:
-            chosen = logits.argmax(-1).tolist()
-            logprobs = None
+            tokens = logits.argmax(-1)
+            chosen, logprobs = tokens.tolist(), None
         else:
             probabilities = torch.softmax(logits / self.sampling.temperature, -1)
             probabilities = truncated(probabilities, self.sampling.top_p, self.sampling.top_k)
             assert self.uniforms is not None  # the temperature is above 0
             tokens = _inverse_cdf(probabilities, self.uniforms[:, step])
-            logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log().tolist()
-            chosen = tokens.tolist()
+            drawn = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+            # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
+            numbers, logprobs = torch.stack([tokens.to(drawn.dtype), drawn]).tolist()
+            chosen = [int(number) for number in numbers]
         for position, row in enumerate(self.rows):
             if not ended[position]:
                 row.ids.append(chosen[position])
                 if logprobs is not None:
                     row.logprobs.append(logprobs[position])
-        return chosen
+        return tokens
 
     def _keep_only(self, positions: list[int]) -> None:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""

@@ -32,7 +32,9 @@ def split(owners: list[str], devices: list[torch.device] | None = None) -> list[
             "placement: shared, where every process has all models on its own device"
         )
     if devices is None:
-        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        count = torch.accelerator.device_count()
+        devices = [torch.device("cpu")] if kind is None else [torch.device(kind.type, n) for n in range(count)]
     if len(owners) > len(devices):
         raise ValueError(
             f"placement: split needs a device for each of {len(owners)} base models (of policies {', '.join(owners)}), and there "

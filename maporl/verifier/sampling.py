@@ -82,9 +82,10 @@ class Speaker:
 
 def _device(use_cpu: bool) -> torch.device:
     """This process's GPU, or the CPU without a GPU or with ``use_cpu``."""
-    if use_cpu or not torch.cuda.is_available():
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if use_cpu or kind is None:
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def seed_of(*place: object) -> random.Random:
