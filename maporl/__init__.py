@@ -3,7 +3,8 @@
 Names are loaded on first use, so that ``import maporl`` is quick.
 """
 
-from importlib import import_module as _import_module
+from importlib import import_module
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
@@ -126,7 +127,9 @@ def __getattr__(name: str):
         AttributeError: the package has no public name ``name``.
     """
     if name in _EXPORTS:
-        return getattr(_import_module(_EXPORTS[name]), name)
+        return getattr(import_module(_EXPORTS[name]), name)
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+        return import_module(f"{__name__}.{name}")
     from difflib import get_close_matches  # only a misspelt name needs it
 
     near = "".join(f"did you mean {other!r}? " for other in get_close_matches(name, __all__, 1))
@@ -135,4 +138,4 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     """Return all public names, those included that no one has used yet, so that a notebook completes them."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__") or not name.startswith("_"))})
+    return sorted({*__all__, "__version__"})

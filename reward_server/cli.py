@@ -35,7 +35,10 @@ def serve(
     ] = "auto",
     options: ServerOptions,
 ) -> None:
-    """Serve a verifier, or a task's grader, over HTTP. The interface is described at /docs."""
+    """Serve a verifier, or a task's grader, over HTTP. The interface is described at /docs.
+
+    A score is between 0 and 1: the sigmoid of the model's output at the end of a chat.
+    """
     if labels == (model is not None) or labels != (task is not None):
         raise ServerError("expected either --model DIR, or --task NAME with --labels")
     # torch reads it once, when it is loaded: threads that wait by spinning take the cores from those that score

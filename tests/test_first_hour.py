@@ -28,7 +28,7 @@ from maporl.runs.train import train
 from maporl.tasks import build_task
 from maporl.team.team import Team
 from maporl.types import Ask
-from maporl.validation.load import from_dict
+from maporl.validation.load import from_dict, load
 from maporl.validation.model_checks import check_lora
 from maporl.validation.preflight import check_run
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
@@ -564,3 +564,39 @@ def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
         ConfigError, match=r"^run: is a folder; expected a YAML file: the configuration of its run is run/config.yaml$"
     ):
         read_values("run")
+
+
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        ({"training.learning_rate": 300}, "training.learning_rate: AdamW moves each weight by up to 300 in one step"),
+        ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
+        (
+            {"reward.rules": "[own]", "reward.share": "individual", "reward.discount": 0.5},
+            "reward: share and discount change nothing beside reward.rules; remove one or the other",
+        ),
+        (
+            {"training.per_device_train_batch_size": 5000, "ppo.num_mini_batches": 1},
+            "an update has 5000 questions, and the training split 1600, so some are asked several times",
+        ),
+    ],
+)
+def test_check_warns_of_what_is_hardly_ever_meant(tmp_path, change, warning):
+    values = [f"output_dir={tmp_path}/run", *(f"{key}={value}" for key, value in change.items())]
+    lines = check_run(load("quickstart", values))
+    assert [line for line in lines if line.startswith("warning:")] == [line for line in lines if warning in line] != []
+
+
+def test_check_says_that_a_folder_is_taken(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    printed = CliRunner().invoke(app, ["check", "quickstart", f"output_dir={tmp_path}"]).output
+    assert "is not empty: `maporl train` goes on with its run by --resume" in " ".join(printed.split())
+
+
+def test_a_room_of_the_package_is_an_attribute_and_a_text_for_a_number_is_named():
+    import maporl
+
+    assert maporl.rewards.assign_credit is not None
+    assert {"Debate", "__version__"} <= set(dir(maporl)) and "import_module" not in dir(maporl)
+    with pytest.raises(ValueError, match="kl_coef: expected a number of at least 0, got 'a'"):
+        maporl.MultiAgentPPOConfig(output_dir="unused", kl_coef="a", use_cpu=True)

@@ -99,7 +99,7 @@ BAD = {
     "no turns": ({"protocol": {"name": "debate", "turns": 0}}, r"turns: a debate has at least 1 turn, got 0"),
     "stranger in the protocol": (
         {"protocol": {"name": "debate", "agents": ["ann", "cy"]}},
-        r"protocol 'debate' names agent 'cy' but agents are \['ann', 'bob'\]; add it under agents:",
+        r"protocol 'debate' names agent 'cy' but agents are \['ann', 'bob'\]; add it to them",
     ),
     "unknown protocol": ({"protocol": {"name": "debat"}}, r"unknown 'debat'; did you mean 'debate'"),
     "unknown option of a protocol": ({"protocol": {"name": "debate", "turnz": 2}}, r"turnz'; did you mean 'turns'"),

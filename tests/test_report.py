@@ -539,7 +539,7 @@ def test_a_record_that_somebody_has_edited_is_shown_as_far_as_it_goes(tmp_path):
     content = data_of(write_report([folder]).read_text())
     [shown] = content["dialogues"]
     told = ("key", "id", "question", "label", "kind", "outcome", "flags")
-    assert [shown[name] for name in told] == ["0/1/7", "7", "", "2", None, "bob +1", ["all right", "unreadable"]]
+    assert [shown[name] for name in told] == ["0/1/7", "7", "", "2", None, "bob +1", ["all right"]]
     ann, bob, again, cy = shown["said"]
     assert (ann["text"], ann["stop"], ann["heard"], ann["trace"]) == ("", "eos", [["", "5"]], None)
     assert (bob["text"], bob["answer"], bob["correct"], bob["reason"]) == ("3", "2", True, "")
@@ -786,3 +786,88 @@ def test_no_host_and_no_path_ends_the_live_page(live, capfd, host, path):
 
 def test_a_live_page_has_no_data_and_a_written_one_no_address(tmp_path):
     assert 'id="data" data-live="yes"></script>' in render({"title": "run", "runs": []}, live=True)
+
+
+# -- runs without labels ----------------------------------------------------------------------------------------------
+
+
+def unlabelled(name, *scores):
+    """A dialogue on a prompt without a label: ann's answer of each turn with its score."""
+    said = [
+        Utterance(
+            turn, "ann", "ann", turn, turn, [{"role": "user", "content": f"{name}="}], f"{score}",
+            grade=Grade(None, None, "no labels"), rewards={"score": score},
+        )
+        for turn, score in enumerate(scores)
+    ]  # fmt: skip
+    return Dialogue(Example(name, f"{name}=", ""), said)
+
+
+def test_a_run_without_labels_shows_rewards_and_nothing_about_right_answers(tmp_path):
+    played = [unlabelled(f"p{n}", 0.5, 1.0) for n in range(3)]
+    folder = write_run(tmp_path / "run", dialogues=played, before=played, after=played)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in record.items() if "accuracy" not in k} for record in records]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept if len(r) > 1))
+    for when, score in (("before", 0.25), ("after", 0.75)):
+        file = folder / f"evaluation_{when}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"rewards": {"reward/score": score}}))
+    shown = payload([read_run(folder)])
+    first = shown["charts"][0]
+    assert first["title"] == "Reward, by name" and "Accuracy, by turn" not in [c["title"] for c in shown["charts"]]
+    held_out = next(s for s in first["series"] if s["held_out"])
+    assert (first["steps"][0], first["steps"][-1]) == (0, 4) and (held_out["values"][0], held_out["values"][-1]) == (
+        0.25,
+        0.75,
+    )
+    (run,) = shown["runs"]
+    assert run["flips"] == [] and run["results"] == [] and run["failures"]["lines"] == []
+    assert [entry["flags"] for entry in shown["dialogues"]] == [[]] * 9
+    other = write_run(tmp_path / "other")
+    rows = payload([read_run(folder), read_run(other)])["summary"]
+    assert rows[0]["before"] == "score 0.25" and rows[0]["after"] == "score 0.75" and "%" in rows[1]["after"]
+    assert not [c for c in compared([read_run(folder)]) if "right" in c["about"]]
+    newest = "".join(
+        str(part.renderable) for part in frame(read_run(folder), 80).renderables if hasattr(part, "renderable")
+    )
+    assert "p" in newest and "(right" not in newest
+    assert not [name for name in evaluate_dialogues(played).metrics() if "flips" in name or "accuracy" in name]
+
+
+def health_of(folder, ppo, *updates):
+    """The health sentences of a run whose updates have these values of policy ann."""
+    write_run(folder, ppo=ppo)
+    lines = [{"step": n, "time/update": 1.0, **{f"ann/{k}": v for k, v in u.items()}} for n, u in enumerate(updates, 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return " ".join(health(read_run(folder)))
+
+
+def test_health_judges_the_size_of_a_step_only_where_it_was_measured(tmp_path):
+    moved = {"policy/approxkl_avg": 1e-16, "policy/clipfrac_avg": 0.0, "grad_norm": 1.0, "policy/entropy_avg": 1.0}
+    one, two = ({"num_ppo_epochs": n, "num_mini_batches": 1} for n in (1, 2))
+    told = health_of(tmp_path / "one", one, moved, moved)
+    assert "higher learning rate" not in told and "An update is one step" in told
+    assert "a higher learning rate makes them larger" in health_of(tmp_path / "two", two, moved, moved)
+    off = moved | {"policy/approxkl_avg": 0.5}
+    assert "These steps are large" in health_of(tmp_path / "off", one, off, off), "a policy that spoke long ago"
+    still = health_of(tmp_path / "still", two, *[moved | {"grad_norm": 0.0}] * 2)
+    assert "Its gradient was 0 in all 2 updates" in still and "learning rate" not in still
+    assert "was 0 in 1 of 2 updates" in health_of(tmp_path / "half", two, moved, moved | {"grad_norm": 0.0})
+
+
+def test_health_says_that_entropy_has_collapsed(tmp_path):
+    calm, still = (
+        {"policy/approxkl_avg": 0.01, "policy/clipfrac_avg": 0.0, "policy/entropy_avg": e} for e in (0.9, 0.01)
+    )
+    assert "It has collapsed (below 0.05 nats)" in health_of(tmp_path / "fell", {}, calm, still)
+    assert "collapsed" not in health_of(tmp_path / "calm", {}, calm, calm)
+
+
+def test_the_story_says_how_often_each_question_is_played(tmp_path):
+    own = {"branching": {"how": "independent", "group": 4}, "advantage": {"baseline": "mean", "scale": "std"}}
+    told = {
+        part["title"]: part["text"]
+        for part in story(read_run(write_run(tmp_path / "run", ppo={"objective": "ppo"}, **own)))
+    }
+    assert "8 questions each, each played 4 times." in told["How it was trained"]
+    assert "The objective is ppo, with the baseline mean and the scale std." in told["How it was trained"]

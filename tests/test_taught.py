@@ -123,7 +123,7 @@ def test_a_task_that_only_writes_answers_writes_them_in_every_role():
 def test_a_role_that_the_task_does_not_know_is_refused_before_a_model_loads(values, protocol, agent, monkeypatch):
     config = from_dict(values | {"protocol": {"name": "plan", **protocol}})
     monkeypatch.setattr("maporl.runs.build.Team.from_config", lambda config: pytest.fail("a model was loaded"))
-    message = rf"warm_start: task 'roles' does not write what agent {agent}.*no words for this role; define write_reply"
+    message = rf"warm_start: task Roles does not write what agent {agent}.*no words for this role; define write_answer"
     for refuses in (check_run, build_trainer):
         with pytest.raises(ConfigError, match=message):
             refuses(config)
@@ -131,9 +131,9 @@ def test_a_role_that_the_task_does_not_know_is_refused_before_a_model_loads(valu
 
 
 @pytest.mark.parametrize("reply, message", [
-    (lambda self, example, rng, right, role: {}[role], r"KeyError: 'planner'; define write_reply"),
-    (lambda self, example, rng, right, role: None, r"'ann' says as 'planner': expected a text, got None; define write_reply"),
-    (lambda self, example, rng, right: "", r"TypeError: .*positional arguments.*; define write_reply\(example, rng, right, role\)"),
+    (lambda self, example, rng, right, role: {}[role], r"KeyError: 'planner'; define write_answer"),
+    (lambda self, example, rng, right, role: None, r"'ann' says as 'planner': expected a text, got None; define write_answer"),
+    (lambda self, example, rng, right: "", r"TypeError: .*positional arguments.*; define write_answer\(example, rng, right, role\)"),
 ])  # fmt: skip
 def test_a_writer_that_fails_is_named(values, monkeypatch, reply, message):
     monkeypatch.setattr(Roles, "write_reply", reply)

@@ -87,7 +87,7 @@ def test_numbers_lists_and_none_mix_with_weights_and_the_penalty_is_at_the_last_
     completions = [completion(3), completion(2, ended=False), completion(1)]
     named = {"number": [1.0, 2.0, None], "list": [[0.5, 0.0, -1.0], None, [4.0]], "none": [None, None, None]}
     assign_scores(completions, named, [10.0, 2.0, 3.0], 5.0)
-    assert [c.token_scores for c in completions] == [[1.0, 0.0, 8.0], [0.0, 15.0], [8.0]]
+    assert [c.token_scores for c in completions] == [[1.0, 0.0, 8.0], None, [8.0]]
     assert [c.score for c in completions] == [9.0, 15.0, 8.0]
     with pytest.raises(RewardError, match=r"no source of \['number', 'none'\] scored completion 2"):
         assign_scores(completions, {"number": named["number"], "none": named["none"]}, [1.0, 1.0], None)

@@ -26,6 +26,7 @@ from transformers import (
     DataCollatorWithPadding,
     HfArgumentParser,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
     MambaConfig,
     MambaForCausalLM,
@@ -40,6 +41,7 @@ from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.maths import masked_mean, masked_var, masked_whiten
 from trl_ext.scoring import RewardError
+from trl_ext.training_arguments import COUNTS
 
 ROOT = Path(__file__).parent.parent
 
@@ -99,7 +101,8 @@ def other_value(name: str, hint, default):
 @pytest.mark.parametrize("kind", [PPOv2Config, MultiAgentPPOConfig])
 def test_every_option_can_be_set_on_the_command_line_and_in_trls_yaml(kind, tmp_path):
     """The union in ``stop_token_id`` stopped both parsers."""
-    refused = {"num_generations", "critic_warmup"} if kind is MultiAgentPPOConfig else set()  # of one policy only
+    refused = set(COUNTS)
+    refused |= {"num_generations", "critic_warmup"} if kind is MultiAgentPPOConfig else set()  # of one policy only
     names = {f.name: f.default for f in dataclasses.fields(kind) if f.name not in TRAINING_ARGUMENTS | refused}
     assert {"stop_token_id", "response_length", "critic", "learning_rate"} <= set(names)
     hints = typing.get_type_hints(kind)
@@ -205,13 +208,12 @@ def test_the_eos_token_of_a_prompt_stays_where_it_is_also_the_pad_token(tiny, tm
 def test_ids_that_a_model_lacks_are_refused_in_one_line(tiny, tmp_path):
     model, tokenizer = tiny()
     size = len(tokenizer)
-    wrong = PPOv2Trainer(
-        config(tmp_path), tokenizer, model, train_dataset=[{"input_ids": [3, size]}] * 16, reward_funcs=count_a
+    rows = [{"input_ids": [3]}] * 15 + [{"input_ids": [3, size]}]
+    message = (
+        rf"^train_dataset\[15\], prompt .*: token id {size} is outside the model's vocabulary of {size}; tokenise with"
     )
-    with pytest.raises(
-        ValueError, match=rf"token id {size} is outside the model's vocabulary of {size}; tokenise with"
-    ):
-        wrong.train()
+    with pytest.raises(ValueError, match=message):
+        PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=rows, reward_funcs=count_a)
     small = classifier(tokenizer, size=8)
     rows = [{"prompt": q["prompt"]} for q in QUESTIONS]
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, None, small, rows)
@@ -219,6 +221,10 @@ def test_ids_that_a_model_lacks_are_refused_in_one_line(tiny, tmp_path):
         trainer.train()
     trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, None, classifier(tokenizer), rows, small)
     with pytest.raises(ValueError, match=r"outside the value model's vocabulary of 8"):
+        trainer.train()
+    other = LlamaForCausalLM(classifier(tokenizer, size=8).config)
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, other, classifier(tokenizer), rows)
+    with pytest.raises(ValueError, match=r"outside the reference's vocabulary of 8"):
         trainer.train()
 
 

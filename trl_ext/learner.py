@@ -24,6 +24,7 @@ from trl_ext.errors import UserError
 from trl_ext.forward import base_of, read_actions, trunk_of
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
+from trl_ext.model_checks import check_steps_all
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sharding import HALF_PRECISION, Replicated, build_optimizer, strategy_of
 from trl_ext.token_batch import TokenBatch, placeholder
@@ -176,6 +177,9 @@ class Learner:
             optimizer: an optimizer to use. By default ``args.optim`` names one.
             scheduler: a schedule to use. By default ``args.lr_scheduler_type`` names one.
             device: the device. By default it is the accelerator's.
+
+        Raises:
+            ValueError: ``optimizer`` does not step everything that is trained.
         """
         self.mixed_precision = check_mixed_precision(accelerator.mixed_precision)
         self.device = accelerator.device if device is None else device
@@ -194,6 +198,8 @@ class Learner:
         models = {"policy": self.model, "value_model": self.value_model}
         models = {name: model for name, model in models.items() if model is not None}
         kind = strategy_of(accelerator)
+        if optimizer is not None:
+            check_steps_all(optimizer, self._trained_names(), f"policy {self.name!r}")
         self.strategy = kind(models, self.value_head, _flat(self._groups(optimizer)), self.args, accelerator)
         groups = self._groups(optimizer)  # sharding has replaced the parameters
         self._trainable = _flat(groups)
@@ -227,6 +233,14 @@ class Learner:
                 "state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"
             )
         return optimizer.param_groups
+
+    def _trained_names(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that this learner trains, by names that a user knows."""
+        with self.active():
+            trained = {id(p) for p in _flat(self._parameter_groups())}
+        parts = {"model": self.model, "value_model": self.value_model, "value_head": self.value_head}
+        named = [(f"{part}.{n}", p) for part, m in parts.items() if m is not None for n, p in m.named_parameters()]
+        return {name: p for name, p in named if id(p) in trained}
 
     def _parameter_groups(self) -> list[dict]:
         named = list(self.model.named_parameters())
@@ -356,7 +370,7 @@ class Learner:
 
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
-            ValueError: a separate value model lacks a token of ``rows``.
+            ValueError: a separate value model or the reference lacks a token of ``rows``.
         """
         args = self.args
         self._check_vocabulary(rows)
@@ -495,15 +509,20 @@ class Learner:
         return norm
 
     def _check_vocabulary(self, rows: TokenBatch) -> None:
-        if self.value_model is None or not len(rows):
-            return
+        """Check that the other models that read the policy's ids have them: the value model and the reference."""
         read = rows if rows.critic is None else rows.critic
-        size, highest = self.value_model.config.get_text_config().vocab_size, int(read.input_ids.max())
-        if highest >= size:
-            raise ValueError(
-                f"policy {self.name!r}: token id {highest} is outside the value model's vocabulary of {size}; it reads the "
-                "policy's ids, so pass a value model with the policy's tokenizer"
-            )
+        readers = [("value model", self.value_model, read)]
+        if self.args.kl_coef != 0:
+            readers.append(("reference", self.reference, rows))
+        for name, model, ids in readers:
+            if model is None or not len(rows):
+                continue
+            size, highest = base_of(model).config.get_text_config().vocab_size, int(ids.input_ids.max())
+            if highest >= size:
+                raise ValueError(
+                    f"policy {self.name!r}: token id {highest} is outside the {name}'s vocabulary of {size}; it reads the "
+                    f"policy's ids, so pass a {name} with the policy's tokenizer"
+                )
 
     def _check_finite(self, rows: TokenBatch, named: dict[str, Tensor]) -> None:
         for what, values in named.items():

@@ -73,9 +73,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             central: the critic that the learners share, if there is one.
 
         Raises:
-            ValueError: the batch sizes do not fit each other.
+            ValueError: the batch sizes do not fit each other, or a method is overridden that nothing calls.
             WorldError: the processes are not those that the launcher started, or adapters of one base would be sharded.
         """
+        _check_overrides(type(self))
         self.learners = learners
         self.folder = Path(str(args.output_dir))
         first = next(iter(learners.values()))
@@ -104,6 +105,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             central.prepare(self.accelerator, updates)
         self.learning = Learning(learners, args, self.accelerator.device, central)
         self.episodes = 0
+        self._unfinished = False
+        """Whether an update was made that finish_update has not counted yet."""
 
     def place(self) -> dict[int, torch.device]:
         """Hook: return devices by the ``id`` of the base model. Other models use the accelerator's device."""
@@ -119,8 +122,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 checkpoint there. What the folder holds of later updates is renamed, and not lost.
 
         Raises:
-            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data have
-                changed.
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
+                options have changed.
             FolderInUse: another process trains in the output folder.
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
@@ -145,16 +148,22 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         No other process can train in the output folder meanwhile. The argument and the errors are those of :meth:`train`.
 
         Raises:
-            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data have
-                changed.
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
+                options have changed.
             FolderInUse: another process trains in the output folder.
+            RuntimeError: the last update was not finished.
         """
         lock = RunLock(self.folder)
         distributed.on_main(lock.acquire)
         try:
+            self._unfinished = False
             self.start_or_resume(resume_from_checkpoint)
             self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
             yield
+            if self._unfinished:
+                raise RuntimeError(
+                    "training: the last update was made and not finished; call finish_update(batch) after update(batch)"
+                )
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.end_run()
         except (Exception, KeyboardInterrupt):
@@ -182,6 +191,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         with clock("update"):
             self.collect_ahead()
             batch = self.update(batch)
+        self._unfinished = True  # also where an override of update() makes the whole of it
         self.finish_update(batch, clock)
         return batch.metrics
 
@@ -228,17 +238,45 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Train every learner on its token batch, and add statistics to the metrics.
 
         Raises:
+            RuntimeError: a step of the loop was left out before this one.
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
+        self._check_order(batch)
         metrics, rate = self.learning.update(batch.token_batches, self.state.global_step)
         batch.metrics |= self.named_metrics(metrics) | {"lr": rate}
+        self._unfinished = True
         return batch
+
+    def _check_order(self, batch: Batch) -> None:
+        """Check that ``batch`` is that of the next update, and that the last update was finished."""
+        number = self.state.global_step + 1
+        if self._unfinished:
+            raise RuntimeError(
+                f"update: update {number} was made already, and not finished; call finish_update(batch) once after each update(batch)"
+            )
+        if 0 < self.state.max_steps < number:  # its learning rate may be 0
+            raise RuntimeError(
+                f"update: all {self.state.max_steps} updates of the run are made, so goes_on() is False; raise total_episodes"
+            )
+        if batch.number != number:
+            raise RuntimeError(
+                f"update: expected the batch of update {number}, got that of update {batch.number}; next_batch() and "
+                "collected() return a new one for each update"
+            )
+        if not batch.token_batches:
+            raise RuntimeError("update: the batch has no token_batches; call advantage(batch) before update(batch)")
 
     def finish_update(self, batch: Batch, clock: Clock | None = None) -> None:
         """Hook: count the update, then log, evaluate and save where the callbacks ask for it.
 
         ``clock`` has measured the update. An override ends with ``super().finish_update``.
+
+        Raises:
+            RuntimeError: the update was not made.
         """
+        if not self._unfinished:
+            raise RuntimeError("finish_update: no update was made since the last one; call update(batch) before it")
+        self._unfinished = False
         self.state.global_step += 1
         self.episodes += self.args.batch_size
         self.state.epoch = self.episodes / (len(self.train_dataset) * self.args.num_generations)
@@ -328,6 +366,17 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             for name in self.learners if distributed.is_main() else ():
                 self.save_learner_policy(name, folder)
         distributed.barrier()
+
+
+def _check_overrides(kind: type) -> None:
+    """Check that a subclass overrides no method of ``transformers.Trainer`` that only that trainer's own loop calls."""
+    for name in ("compute_loss", "training_step", "create_optimizer", "create_scheduler", "get_train_dataloader"):
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        if owner is not Trainer:
+            raise ValueError(
+                f"{owner.__name__}.{name}: nothing would call it; override collect, score, advantage or update, which are the "
+                "steps of this loop (docs/howto/ppo.md), or pass optimizers="
+            )
 
 
 @contextmanager

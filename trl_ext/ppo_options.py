@@ -4,6 +4,7 @@ These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.P
 """
 
 import math
+import numbers
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -211,5 +212,5 @@ class LearnerOptions:
 def _at_least(options, smallest: float, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
-        if not smallest <= value < math.inf:  # also catches NaN
+        if not isinstance(value, numbers.Real) or not smallest <= float(value) < math.inf:  # also catches NaN
             raise ValueError(f"{name}: expected a number of at least {smallest}, got {value!r}")

@@ -3,12 +3,13 @@
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext.ppo_options import LearnerOptions, PPOOptions, option
+from trl_ext.training_arguments import check_training_arguments
 
 
 @dataclass
@@ -24,6 +25,17 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     Raises:
         ValueError: an option is out of its range or not supported here.
     """
+
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("total_episodes", "num_sample_generations", "logging_steps", "dataset_num_proc", "sft_model_path"),
+            *("reward_model_path", "local_rollout_forward_batch_size", "max_tokens_per_generate", "keep_states"),
+            *("max_tokens_per_microbatch", "joint_adapters", "logits_chunk", "world_size", "micro_batch_size"),
+            *("local_batch_size", "local_mini_batch_size", "mini_batch_size", "ds3_gather_for_generation"),
+        )
+    )
+    """The own options that a resumed run may change, because they do not decide its weights, or because a count does that
+    the trainer fills in (``num_total_batches``, ``batch_size``)."""
 
     logging_steps: float = option(1, "Log every so many updates.")
     model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
@@ -53,6 +65,7 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         PPOOptions.__post_init__(self)
         LearnerOptions.__post_init__(self)
         TrainingArguments.__post_init__(self)
+        check_training_arguments(self)
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         unset_hf_deepspeed_config()  # models are loaded whole, and each engine shards its own afterwards
         if self.fp16:
@@ -63,7 +76,7 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("no", "steps"):
                 raise ValueError(
-                    f"{name}: expected 'steps' (counted in updates) or 'no', got {str(getattr(self, name))!r}"
+                    f"{name}: expected 'steps' (counted in updates) or 'no', got {getattr(self, name).value!r}"
                 )
 
     def count_batches(self, processes: int, rows: int) -> int:

@@ -4,6 +4,7 @@ maintained.
 :class:`trl_ext.loop.PPOLoop` is the loop. This module defines its seams for one policy.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +14,26 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer, check_length, context_of
+from trl_ext.completion_checks import check_completions
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, mean
-from trl_ext.model_checks import check_apart, check_policy_model
+from trl_ext.model_checks import check_apart, check_module, check_policy_model
 from trl_ext.policy_and_value import PolicyAndValue
 from trl_ext.ppo_options import Decoding
 from trl_ext.ppov2_config import PPOv2Config, check_args
 from trl_ext.ppov2_evaluation import PPOv2Evaluation
-from trl_ext.prompts import Prompt, check_columns, check_dataset, read_prompt, rows_of
+from trl_ext.prompts import (
+    MOST_TOKENISED,
+    Prompt,
+    check_columns,
+    check_dataset,
+    keeps_padding,
+    longest_first,
+    read_prompt,
+    rows_of,
+)
 from trl_ext.reward_sources import RewardSources
 from trl_ext.sampler import OwnWeights, Sampler
 from trl_ext.sampling import Sampling, stop_ids_of
@@ -31,6 +42,8 @@ from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
 from trl_ext.update_batch import UpdateBatch
+
+logger = logging.getLogger(__name__)
 
 
 class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]  # TRL's create_model_card
@@ -62,6 +75,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
 
     Raises:
         ValueError: a data set, a source of reward or an option is missing or does not fit. The message says which.
+        PromptTooLong: a prompt and its completion do not fit the model's context. Of up to 20,000 rows at even distances,
+            the 200 with the longest texts are tokenised at the start, and the others when they are sampled from.
         WorldError: the processes are not those that the launcher started.
     """
 
@@ -87,6 +102,9 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         check_args(args, PPOv2Config)
         check_dataset(train_dataset, "train_dataset")
         check_policy_model(model, processing_class, "model")
+        check_module(ref_model, "ref_model", "load it with AutoModelForCausalLM.from_pretrained, or leave it out")
+        check_module(value_model, "value_model", "load it with AutoModelForSequenceClassification.from_pretrained")
+        check_module(reward_model, "reward_model", "pass a function as reward_funcs")
         check_apart(
             {"model": model, "ref_model": ref_model, "reward_model": reward_model, "value_model": value_model},
             "load each model of its own; without ref_model and value_model the trainer makes them from the policy",
@@ -138,6 +156,26 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
         self._sampler = sampler or OwnWeights()
         self._sampler.attach(learner, args)
+        if data_collator is None:  # a collator may shorten prompts
+            self._check_rows(train_dataset, "train_dataset")
+            self._check_rows(eval_dataset, "eval_dataset")
+
+    def _check_rows(self, dataset: Sequence[dict] | None, name: str) -> None:
+        """Check the longest prompts of a data set and the shortest one, because a run may come to them after hours only."""
+        if not dataset:
+            return
+        tokenizer = self.learners["policy"].tokenizer
+        numbers = longest_first(dataset)
+        read = [*numbers[:MOST_TOKENISED], numbers[-1]]  # the shortest one may be empty
+        self._check_prompts([read_prompt(dataset[n], tokenizer) for n in read], [f"{name}[{n}], " for n in read])
+        padded = next((n for n in numbers if keeps_padding(dataset[n], tokenizer)), None)
+        if padded is not None and distributed.is_main():
+            logger.warning(
+                "%s[%d]: the prompt begins or ends with several tokens %r, which are both padding and EOS, and no "
+                "attention_mask says which; they are kept in the prompt. Keep the tokenizer's attention_mask as a column, or "
+                "tokenise without padding",
+                name, padded, tokenizer.pad_token,
+            )  # fmt: skip
 
     def next_batch(self, ahead: int = 0) -> UpdateBatch:
         """Return this process's rows of the next update, each ``num_generations`` times.
@@ -173,8 +211,10 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         """Fill in the token batch of the policy, with old log-probabilities, values, advantages and returns.
 
         Raises:
-            NonFiniteError: a log-probability or a value is NaN or infinite.
+            ValueError: a completion has no score, or a score that its ``token_scores`` contradict.
+            NonFiniteError: a score, a log-probability or a value is NaN or infinite.
         """
+        check_completions(batch.completions, self._vocabulary())
         critic_only = batch.number <= self.args.critic_warmup
         batches, metrics = self.learning.token_batches({"policy": batch.completions}, critic_only)
         has_critic = self.learners["policy"].critic != "none"
@@ -217,18 +257,27 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             for number, (prompt, response) in enumerate(zip(prompts, sampled, strict=True))
         ]
 
-    def _check_prompts(self, prompts: list[Prompt]) -> None:
-        """Check that the model has an embedding for every token, and that prompts and completions fit its context."""
-        size = base_of(self.learners["policy"].model).config.get_text_config().vocab_size
-        for prompt in prompts:
+    def _vocabulary(self) -> int:
+        return base_of(self.learners["policy"].model).config.get_text_config().vocab_size
+
+    def _check_prompts(self, prompts: list[Prompt], places: Sequence[str] = ()) -> None:
+        """Check that the model has an embedding for every token, and that prompts and completions fit its context.
+
+        ``places`` say where the prompts are, for errors.
+        """
+        size = self._vocabulary()
+        wheres = [
+            f"{place}prompt {p.prompt!r:.80}" for place, p in zip(places or [""] * len(prompts), prompts, strict=True)
+        ]
+        for prompt, where in zip(prompts, wheres, strict=True):
             if max(prompt.ids) >= size:
                 raise ValueError(
-                    f"prompt {prompt.prompt!r:.80}: token id {max(prompt.ids)} is outside the model's vocabulary of {size}; "
+                    f"{where}: token id {max(prompt.ids)} is outside the model's vocabulary of {size}; "
                     "tokenise with the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
                 )
-        longest = max(prompts, key=lambda p: len(p.ids))
+        longest, where = max(zip(prompts, wheres, strict=True), key=lambda pair: len(pair[0].ids))
         context = context_of(base_of(self.learners["policy"].model).config)
-        where, remedy = f"prompt {longest.prompt!r:.80}", "shorten the prompt, or lower response_length"
+        remedy = "shorten the prompt, lower response_length, or leave such rows out (Dataset.filter)"
         check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
 
     def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:

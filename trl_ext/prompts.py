@@ -1,6 +1,6 @@
 """Turn tokenised, text or chat rows into token ids, in a seeded order that can resume at any row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ import numpy as np
 from trl_ext.chat import Tokenizer, encode_prompt
 
 PROMPT_COLUMNS = ("input_ids", "prompt", "messages")
+MOST_READ, MOST_TOKENISED = 20_000, 200
+"""The most rows that are looked at before a run starts, and the most of these that are tokenised: the longest ones."""
 
 
 @dataclass
@@ -59,6 +61,35 @@ def _without_padding(row: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     return kept
 
 
+def keeps_padding(row: dict[str, Any], tokenizer: Tokenizer) -> bool:
+    """Return whether :func:`read_prompt` keeps what looks like padding, because nothing tells it from an EOS token.
+
+    One such token may be a real BOS or EOS. Two in a row at an end look like padding.
+    """
+    ids, padding = row.get("input_ids"), tokenizer.pad_token_id
+    if ids is None or row.get("attention_mask") is not None:
+        return False
+    ends = ([int(i) for i in ids[:2]], [int(i) for i in ids[-2:]])
+    return padding in (tokenizer.eos_token_id, tokenizer.bos_token_id) and [padding] * 2 in ends
+
+
+def longest_first(dataset: Sequence[dict]) -> list[int]:
+    """Return the numbers of the rows of a data set, those with the longest prompts first.
+
+    Of a large data set these are :data:`MOST_READ` rows at even distances. Texts are measured in characters.
+    """
+    size = len(dataset)
+    numbers = [n * size // MOST_READ for n in range(MOST_READ)] if size > MOST_READ else range(size)
+    lengths = {n: _length(dataset[n]) for n in numbers}
+    return sorted(lengths, key=lambda n: -lengths[n])
+
+
+def _length(row: dict[str, Any]) -> int:
+    prompt = next((row[column] for column in PROMPT_COLUMNS if row.get(column) is not None), ())
+    messages = isinstance(prompt, list | tuple) and len(prompt) and isinstance(prompt[0], Mapping)
+    return sum(len(str(message.get("content"))) for message in prompt) if messages else len(prompt)
+
+
 def rows_of(batch: Any) -> list[dict[str, Any]]:
     """Return the rows of what a data collator returned: a list of rows, or a padded batch with an attention mask.
 
@@ -86,8 +117,19 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
     """Check that ``dataset`` has rows and one of the prompt columns.
 
     Raises:
-        ValueError: it is missing, is empty, or lacks a prompt column. ``name`` is its name in the message.
+        ValueError: it is missing, is empty, is a stream or a mapping of data sets, or lacks a prompt column. ``name`` is its
+            name in the message.
     """
+    if isinstance(dataset, Mapping):
+        raise ValueError(
+            f"{name}: expected one data set, got a {type(dataset).__name__} with {', '.join(map(str, dataset))}; pass one of "
+            f"them, such as dataset[{next(iter(dataset), 'train')!r}]"
+        )
+    if dataset is not None and not isinstance(dataset, Sized):
+        raise ValueError(
+            f"{name}: expected rows that have a number and can be counted, got a {type(dataset).__name__}; load it without "
+            "streaming, or take the first rows: Dataset.from_list(list(dataset.take(10_000)))"
+        )
     if dataset is None or len(dataset) == 0:
         raise ValueError(f"{name}: expected at least one row, got {'None' if dataset is None else 'an empty data set'}")
     if not any(column in dataset[0] for column in PROMPT_COLUMNS):

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trl_ext.fingerprint import check_data, fingerprint, remember_data
 from trl_ext.learner import Learner
 from trl_ext.manifest import CheckpointError, verify
 from trl_ext.set_aside import ABANDONED, DAMAGED, check_records, set_records_aside
+from trl_ext.training_arguments import check_options, deciding_options
 
 COMPLETIONS = "completions.jsonl"
 logger = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ class Resuming:
 
     def checkpoint_state(self) -> dict:
         """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
-        return {"format": 1, "global_step": self.state.global_step, "episodes": self.episodes, "seed": self.args.seed}
+        counts = {"global_step": self.state.global_step, "episodes": self.episodes}
+        return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args)}
 
     def checkpoint_others(self) -> dict[str, Saved]:
         """Hook: return the objects besides the learners that a checkpoint holds, by name."""
@@ -72,8 +75,8 @@ class Resuming:
         can be known to fail is checked before anything is loaded or renamed.
 
         Raises:
-            CheckpointError: the checkpoint is missing or damaged, or its seed or its data differ, or the output folder of a
-                new run holds records of an earlier run.
+            CheckpointError: the checkpoint is missing or damaged, or its seed, its options or its data differ, or the output
+                folder of a new run holds records of an earlier run.
         """
         args = self.args
         self.state.max_steps = args.num_total_batches
@@ -102,6 +105,7 @@ class Resuming:
         state = read_state(folder)
         if state["seed"] != self.args.seed:
             raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {self.args.seed}")
+        check_options(folder, state.get("options", {}), deciding_options(self.args))  # earlier versions kept none
         if place := place_of(folder, self.folder):
             if place.name != f"checkpoint-{state['global_step']}":  # the run would write one of its number again
                 raise CheckpointError(
@@ -143,6 +147,8 @@ class Resuming:
         if moved := [*moved, *filter(None, records)]:
             names = ", ".join(path.name for path in moved)
             logger.warning("%s: resumes after update %d; what came later was set aside: %s", self.folder, step, names)
+        else:
+            print(f"{self.folder}: resumes after update {step}", file=sys.stderr, flush=True)
 
     def begin_run(self, resumes: bool) -> None:
         """Hook: the run can begin, and no checkpoint is loaded yet. By default this does nothing.

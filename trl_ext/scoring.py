@@ -87,9 +87,11 @@ def assign_scores(
     weights: Sequence[float],
     missing_eos_penalty: float | None,
 ) -> None:
-    """Fill in ``score`` and ``token_scores`` of each completion: the weighted sum over the sources that apply to it.
+    """Fill in ``score`` of each completion: the weighted sum over the sources that apply to it.
 
-    ``missing_eos_penalty`` is subtracted at the last token of a completion that did not end.
+    ``token_scores`` say where it was earned, if a source gave a list. They are None if all of it was earned at the last
+    token, so that a loop of the user's own may change ``score`` alone. ``missing_eos_penalty`` is subtracted at the last
+    token of a completion that did not end.
 
     Raises:
         RewardError: every source returned None for a completion.
@@ -107,7 +109,8 @@ def assign_scores(
                 earned[token] += weight * number
         if missing_eos_penalty is not None and not completion.ended:
             earned[-1] -= missing_eos_penalty
-        completion.score, completion.token_scores = math.fsum(earned), earned
+        completion.score = math.fsum(earned)
+        completion.token_scores = earned if any(isinstance(value, list) for _, _, value in given) else None
 
 
 def total(reward: Reward) -> float | None:
@@ -127,7 +130,10 @@ class ModelReward:
     def __init__(self, model: Any, tokenizer: Tokenizer, batch_size: int = 64):
         labels = getattr(model.config, "num_labels", 1)
         if labels != 1:
-            raise ValueError(f"reward model: expected one output (num_labels=1), got {labels}")
+            raise ValueError(
+                f"reward model: expected one output (num_labels=1), got {labels}; load it with "
+                "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
+            )
         self.model, self.tokenizer, self.batch_size = model.requires_grad_(False).eval(), tokenizer, batch_size
 
     @torch.no_grad()

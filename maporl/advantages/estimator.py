@@ -153,6 +153,7 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
     alone = [rows for rows in compared if 0 < float(weights[rows].sum()) < 1.5]
     if alone and config.singleton == "error":
         columns = {name: getattr(batch, name)[alone[0][0]] for name in config.key}
+        columns |= {"turn": columns["turn"] + 1} if "turn" in columns else {}  # people count turns from 1
         raise GroupOfOne(
             f"advantage: the group {columns} has a single member, so there is nothing to compare it with (baseline "
             f"{config.baseline!r}, scale {config.scale!r}, key {list(config.key)}); sample more answers per group "

@@ -60,10 +60,14 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
     """Check a configuration, its data and its tokenizers, without loading a model."""
     settings = load_config(values, config, set_)
     quiet_libraries()
+    from maporl.training.run_record import rest_of
     from maporl.validation.preflight import check_run
 
     for line in check_run(settings):
         echo(line)
+    folder = Path(settings.output_dir)
+    if folder.is_dir() and rest_of(folder):
+        echo(f"warning: {folder} is not empty: `maporl train` goes on with its run by --resume, and begins none in it")
     echo("ok")
 
 

@@ -203,6 +203,19 @@ def kind_of(part: Any) -> str:
     return f"the function {part.__name__}" if hasattr(part, "__name__") else f"a value of type {type(part).__name__}"
 
 
+def told(error: BaseException, folders: Sequence[Path]) -> str:
+    """Return an error of the user's code in ``folders`` as one line: the user's file, the line, and what was raised."""
+    words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:300]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {words}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
+    for frame in [*reversed(own), *reversed(frames)]:
+        if not frame.filename.startswith("<"):
+            return f"{frame.filename}, line {frame.lineno}: {words}"
+    return words
+
+
 def _own(name: Any) -> str:
     """Return how a name of the user's own is written, with a guess of what ``name`` was meant to be."""
     meant = _NEARLY.fullmatch(name) if isinstance(name, str) else None
@@ -228,7 +241,7 @@ def _import(module: str, folders: Sequence[Path], where: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(f"{where}: {_no_module(module, folders)}") from None
-        raise ConfigError(f"{where}: the module {module} cannot be imported: {_told(error, module, folders)}") from None
+        raise ConfigError(f"{where}: the module {module} cannot be imported: {told(error, folders)}") from None
     finally:
         for folder in folders:
             sys.path.remove(str(folder))
@@ -296,23 +309,12 @@ def _no_module(module: str, folders: Sequence[Path]) -> str:
     return f"no module {module!r} {', '.join([*places, 'or among the installed ones'])}; {hint}"
 
 
-def _told(error: BaseException, module: str, folders: Sequence[Path]) -> str:
-    """Return an error of the user's module as one line: the user's file, the line, and what was raised."""
-    words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:300]
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}: {words}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
-    for frame in [*reversed(own), *reversed(frames)]:
-        if not frame.filename.startswith("<"):
-            return f"{frame.filename}, line {frame.lineno}: {words}"
-    return words
-
-
 def _public(part: Any, base: type | None) -> list[str]:
     """Return the names in a module or a class that may be meant: classes that derive from ``base``, or functions."""
     named = {name: value for name, value in inspect.getmembers(part) if not name.startswith("_")}
-    fit = [name for name, value in named.items() if base and isinstance(value, type) and issubclass(value, base)]
+    fits = [(n, value) for n, value in named.items() if base and isinstance(value, type) and issubclass(value, base)]
+    top = getattr(part, "__name__", "").partition(".")[0]
+    fit = [n for n, value in fits if not isinstance(part, ModuleType) or value.__module__.partition(".")[0] == top]
     if fit:
         return fit
     imported = (type, FunctionType, ModuleType, BuiltinFunctionType)

@@ -142,6 +142,8 @@ class Evaluation:
             flat[f"agreement/turn_{number}"] = turn.agreement.value
             flat |= {f"accuracy/turn_{number}/{agent}": share.value for agent, share in turn.agents.items()}
         for number, flips in enumerate(self.flips, 1):
+            if not flips.questions:
+                continue
             flat[f"flips/{number}_to_{number + 1}/wrong_to_right"] = float(flips.wrong_to_right)
             flat[f"flips/{number}_to_{number + 1}/right_to_wrong"] = float(flips.right_to_wrong)
             flat |= {

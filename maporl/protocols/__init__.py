@@ -44,7 +44,7 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
     for agent in sorted(protocol.mentioned()):
         if agent not in players:
             raise ConfigError(
-                f"{where}: protocol {section['name']!r} names agent {agent!r} but agents are {list(players)}; add it under agents:"
+                f"{where}: protocol {section['name']!r} names agent {agent!r} but agents are {list(players)}; add it to them"
             )
     try:
         protocol.check_players(players)
@@ -70,7 +70,7 @@ def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) 
     for agent in (listed := listed or []):
         if agent not in agents:
             raise ConfigError(
-                f"{where}: protocol {section.get('name')!r} names agent {agent!r} but agents are {list(agents)}; add it under agents:"
+                f"{where}: protocol {section.get('name')!r} names agent {agent!r} but agents are {list(agents)}; add it to them"
             )
         if list(listed).count(agent) > 1:
             raise ConfigError(

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Chart:
 
 def charts(run: Run) -> list[dict[str, Any]]:
     """The charts of one run, for the panels that it has numbers for."""
+    run = _with_rewards(run)
     played = any("game" in u.tags for one in run.dialogues[:1] for u in one.dialogue.utterances)
     game = played or run.section("protocol").get("name") == "game"
     names = _names(run)
@@ -64,7 +65,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
             steps, series = _with_ends(run, steps, series)
         if panel.absent_if_zero and not any(value for one in series for value in one.values):
             continue
-        if series:
+        if any(value is not None for one in series for value in one.values):
             title, about = panel.in_game if game and panel.in_game else (panel.title, panel.about)
             if any(one.held_out for one in series):
                 about += " Dots: held-out questions."
@@ -72,6 +73,21 @@ def charts(run: Run) -> list[dict[str, Any]]:
             bound = (limit, panel.limit[1]) if panel.limit and limit else None
             found.append(Chart(title, about, steps, _merged(series), _is_share(panel), panel.whole, panel.part, bound))
     return [_numbered(chart) for chart in found]
+
+
+def _with_rewards(run: Run) -> Run:
+    """The run with the rewards of its evaluations before and after training among its metrics.
+
+    Only evaluations without labels have rewards.
+    """
+    last = max((r["step"] for r in run.updates()), default=0)
+    both = ((0, run.before), (last, run.after)) if last else ()
+    ends = [
+        {"step": step, **{f"eval_{name}": value for name, value in report.rewards.items()}}
+        for step, report in both
+        if report is not None
+    ]
+    return replace(run, metrics=[*run.metrics, *ends])
 
 
 def _names(run: Run) -> set[str]:
@@ -93,7 +109,7 @@ def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[i
     """The steps and lines with the evaluations before and after training added as the ends of the held-out lines."""
     trained = [r["step"] for r in run.updates()]
     both = ((0, run.before), (max(trained, default=0), run.after))
-    ends = [(step, report) for step, report in both if report is not None and trained]
+    ends = [(step, report) for step, report in both if report is not None and trained and report.final().total]
     if not ends:
         return steps, series
     at = sorted({*steps, *(step for step, _ in ends)})

@@ -24,7 +24,7 @@ FLAGS = {
     "all right": "every last answer is right",
     "mixed": "some last answers are right, some wrong",
     "all wrong": "every last answer is wrong",
-    "unreadable": "no answer could be read from a text",
+    "unreadable": "no answer could be read from a text that was graded",
     "cut off": "an answer was cut off at the length limit",
     "illegal": "an illegal move ended the game",
 }
@@ -158,7 +158,7 @@ def flags_of(dialogue: Dialogue) -> list[str]:
     for u in dialogue.utterances:
         if any(value and (n.startswith("penalty/") or n == "missing_eos") for n, value in u.rewards.items()):
             found.add("penalised")
-        if u.answers and u.grade is not None and u.grade.answer is None:
+        if u.answers and u.grade is not None and u.grade.correct is not None and u.grade.answer is None:
             found.add("unreadable")
         if u.stop == Stop.LENGTH:
             found.add("cut off")

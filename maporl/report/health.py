@@ -10,7 +10,9 @@ from maporl.report.read import Run
 LARGE_KL, SMALL_KL = 0.1, 1e-5
 LARGE_CLIP = 0.3
 WEAK_CRITIC = 0.1
-"""Rules of thumb for PPO on language models. Beyond them a sentence says what one can try."""
+COLLAPSED = 0.05
+"""Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an entropy
+in nats per token."""
 
 
 def health(run: Run) -> list[str]:
@@ -24,7 +26,9 @@ def health(run: Run) -> list[str]:
     few = max(1, min(10, len(updates) // 3))
     names = {m[1] for record in updates for key in record if (m := re.fullmatch(r"(.+)/policy/approxkl_avg", key))}
     limit = finite(run.section("training").get("max_grad_norm"))
-    told = [f"{name}: {text}" for name in sorted(names) if (text := _policy(updates, name, few, limit))]
+    ppo = run.section("ppo")
+    one_step = ppo.get("num_ppo_epochs") == 1 and ppo.get("num_mini_batches") == 1
+    told = [f"{name}: {text}" for name in sorted(names) if (text := _policy(updates, name, few, limit, one_step))]
     if told:
         told.insert(0, f"Numbers are means over the last {few_updates(few)} unless a sentence says otherwise.")
     return [*_untrained(run, updates), *told]
@@ -46,8 +50,8 @@ def _untrained(run: Run, updates: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | None) -> str:
-    """The sentences about one policy. ``limit`` is the norm to which gradients are cut."""
+def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | None, one_step: bool) -> str:
+    """The sentences about one policy. ``limit`` is the norm to which gradients are cut. ``one_step``: an update is one step."""
 
     def known(key: str) -> list[float]:
         return [value for record in updates if (value := finite(record.get(f"{name}/{key}"))) is not None]
@@ -55,24 +59,10 @@ def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | N
     def mean(values: list[float]) -> float | None:
         return sum(values) / len(values) if values else None
 
-    told = []
     kl, clipped = (mean(known(key)[-few:]) for key in ("policy/approxkl_avg", "policy/clipfrac_avg"))
-    if kl is not None and clipped is not None:
-        told.append(f"An update moves the policy by {kl:.2g} nats per token and clips {clipped:.0%} of the tokens.")
-        if kl > LARGE_KL or clipped > LARGE_CLIP:
-            told.append("These steps are large; a lower learning rate or ppo.target_kl makes them smaller.")
-        elif kl < SMALL_KL:
-            told.append("These steps are tiny; a higher learning rate makes them larger.")
     norms = known("grad_norm")
-    if norms and limit:
-        over = sum(norm > limit for norm in norms)
-        often = (
-            f"all {counted(len(norms), 'update')}"
-            if over == len(norms)
-            else f"{over} of {counted(len(norms), 'update')}"
-        )
-        average = sum(norms) / len(norms)
-        told.append(f"Its gradients were cut to max_grad_norm {limit:g} in {often} (mean norm {average:.2g}).")
+    learned = not norms or any(norms)
+    told = [*(_steps(kl, clipped, one_step) if learned else []), *_gradients(norms, limit)]
     entropies = known("policy/entropy_avg")
     was, now = mean(entropies[:few]), mean(entropies[-few:])
     if was is not None and now is not None:
@@ -80,9 +70,52 @@ def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | N
             told.append(f"Its entropy stayed at {now:.2f} nats.")
         else:
             told.append(f"Its entropy went from {was:.2f} nats in the first {few_updates(few)} to {now:.2f} nats.")
+        if now < COLLAPSED:
+            told.append(
+                f"It has collapsed (below {COLLAPSED} nats): answers to a question are nearly all the same, so comparing them "
+                "teaches little. A lower learning rate, ppo.kl_coef or ppo.entropy_coef keeps it higher."
+            )
     explained = mean(known("val/explained_variance")[-few:])
     if explained:  # exactly 0 without a critic
         told.append(f"The critic explains {explained:.0%} of the variance of the returns.")
         if explained < WEAK_CRITIC:
             told.append("That is little: the advantages are mostly the noise of single answers.")
     return " ".join(told)
+
+
+def _steps(kl: float | None, clipped: float | None, one_step: bool) -> list[str]:
+    """Sentences about the size of the steps, for the means of an update's KL and of its share of clipped tokens.
+
+    ``one_step``: an update is one step. Both numbers are then of the policy before it, which has not moved yet.
+    """
+    if kl is None or clipped is None:
+        return []
+    if one_step and kl < SMALL_KL:
+        return ["An update is one step, so its KL and its clipped tokens, which are measured before the step, are 0."]
+    told = [f"An update moves the policy by {kl:.2g} nats per token and clips {clipped:.0%} of the tokens."]
+    if kl > LARGE_KL or clipped > LARGE_CLIP:
+        told.append("These steps are large; a lower learning rate or ppo.target_kl makes them smaller.")
+    elif kl < SMALL_KL:
+        told.append("These steps are tiny; a higher learning rate makes them larger.")
+    return told
+
+
+def _gradients(norms: list[float], limit: float | None) -> list[str]:
+    """Sentences about the norms of the gradients, and about how many of them were cut to ``limit``."""
+    told = []
+    if still := norms.count(0):
+        told.append(
+            f"Its gradient was 0 in {_of_all(still, len(norms))}, so nothing was learned there. This happens where all answers "
+            "that are compared have equal rewards."
+        )
+    if norms and limit:
+        over = sum(norm > limit for norm in norms)
+        average = sum(norms) / len(norms)
+        told.append(
+            f"Its gradients were cut to max_grad_norm {limit:g} in {_of_all(over, len(norms))} (mean norm {average:.2g})."
+        )
+    return told
+
+
+def _of_all(some: int, updates: int) -> str:
+    return f"{'all' if some == updates else f'{some} of'} {counted(updates, 'update')}"

@@ -33,6 +33,7 @@ STYLES = ("vendor/uplot.css", "page.css")
 GENERATOR = "maporl report"
 
 
+SCORE = "reward/score"
 REWARDS = {metric.name.removeprefix("reward/"): metric.meaning for metric in ROWS[REWARD] if metric.name.islower()}
 """What the names of the library's own rewards mean."""
 
@@ -93,7 +94,10 @@ def _summary(run: Run) -> dict[str, str]:
     """A run's row in the table of a comparison."""
 
     def last(report: Evaluation | None) -> str:
-        return percent(report.final()) if report is not None and report.final().total else "-"
+        if report is None:
+            return "-"
+        score = report.rewards.get(SCORE)
+        return percent(report.final()) if report.final().total else "-" if score is None else f"score {score:.4g}"
 
     def gain(difference: Difference | None) -> str:
         return "-" if difference is None else difference.brief()
@@ -141,7 +145,7 @@ def _flips(run: Run) -> list[dict[str, Any]]:
     keys = ("stayed_right", "right_to_wrong", "wrong_to_right", "stayed_wrong")
     found = []
     for title, report in (("held out, before training", run.before), ("held out, after training", run.after)):
-        if report is not None and report.flips:
+        if report is not None and any(f.questions for f in report.flips):
             found.append({"title": title, "turns": [{k: vars(f)[k] for k in keys} for f in report.flips]})
     return found
 

@@ -80,18 +80,32 @@ def _training(run: Run) -> str:
         return "No update has been made." if wanted is not None and not run.dialogues else ""
     last = updates[-1]
     each = last["episode"] / last["step"] if finite(last.get("episode")) and last["step"] else 0
-    size = f" of {counted(round(each), 'game' if is_game(run) else 'question')} each" if each else ""
+    size = f" of {counted(round(each), 'game' if is_game(run) else 'question')} each{_times(run)}" if each else ""
     if run.finished or wanted is None:
         told = f"The team was trained for {counted(last['step'], 'update')}{size}."
     else:
         told = f"So far {last['step']} of {counted(wanted, 'update')}{size} have been made."
     ppo, reward = run.section("ppo"), run.section("reward")
     if ppo.get("objective"):
-        told += f" The objective is {ppo['objective']}."
+        told += f" The objective is {ppo['objective']}{_compared(run)}."
     if reward.get("sources"):
         terms = [name if weight == 1 else f"{weight:g} {name}" for name, weight in reward["sources"].items()]
         told += f" The reward is {' + '.join(terms)}."
     return told + _warm_start(run)
+
+
+def _times(run: Run) -> str:
+    """How often each question is played in an update, where it is more than once."""
+    branching = run.section("branching")
+    group = branching.get("group", 1)
+    return f", each played {group} times" if branching.get("how") == "independent" and group != 1 else ""
+
+
+def _compared(run: Run) -> str:
+    """What advantages are compared with, in the words of the options."""
+    own = run.section("advantage")
+    known = own.get("baseline") and own.get("scale")
+    return f", with the baseline {own['baseline']} and the scale {own['scale']}" if known else ""
 
 
 def _warm_start(run: Run) -> str:

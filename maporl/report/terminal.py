@@ -64,7 +64,8 @@ def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool 
 
 
 def _dialogue(when: int, shown: dict[str, Any]) -> Panel:
-    known = f"   ({shown['outcome']})" if shown["game"] else f"   (right: {_cut(shown['label'])})"
+    label = f"   (right: {_cut(shown['label'])})" if shown["label"] else ""
+    known = f"   ({shown['outcome']})" if shown["game"] else label
     lines = Text(f"{_cut(shown['question'])}{known}\n", style="bold")
     words = ("won", "did not win") if shown["game"] else ("right", "wrong")
     for u in shown["said"]:

@@ -31,6 +31,10 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         ValueError: an option is out of its range, or is for a trainer of one policy.
     """
 
+    may_change = PPOv2Config.may_change | {
+        *("eval_questions", "eval_temperature", "eval_top_p", "eval_top_k", "dialogues_logged", "placement"),
+    }
+
     eval_questions: int = option(
         EvaluationSection.questions, "Number of questions of the evaluation split that evaluate() plays."
     )

@@ -49,14 +49,14 @@ def play_teacher(
 
 
 REMEDY = (
-    "define write_reply(example, rng, right, role) of the task for this role, or give the protocol's Ask the texts (taught), "
-    "or set warm_start.steps to 0"
+    "define write_answer(example, rng, right) of the task, or write_reply(example, rng, right, role) where roles say different "
+    "things, or give the protocol's Ask the texts (taught), or set warm_start.steps to 0"
 )
 """What to do if nothing says what an agent is taught."""
 
 
 def _whose(task: Task, agent: str, role: str | None) -> str:
-    return f"task {task.name!r} does not write what agent {agent!r} says" + (f" as {role!r}" if role else "")
+    return f"task {type(task).__name__} does not write what agent {agent!r} says" + (f" as {role!r}" if role else "")
 
 
 def _written(task: Task, request: Request, pupil: PupilSection, role: str | None, rng: random.Random) -> str:

@@ -21,7 +21,7 @@ from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
 from maporl.config.imports import unknown
-from maporl.config.schema import AgentSection, Config, TrainingOptions
+from maporl.config.schema import AgentSection, Config, RewardSection, TrainingOptions
 from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError, install_command
 from maporl.protocols import build_protocol, speakers
@@ -36,10 +36,14 @@ from maporl.validation import memory
 from maporl.validation.credited import credit_lines
 from maporl.validation.model_checks import check_alphabets, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
+from maporl.validation.task_checks import check_own_task, label_warnings
 from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.ppo_options import GREEDY, Decoding
+
+LARGE_RATE = 0.1
+"""A learning rate above it is a slip: no language model learns with it."""
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:
@@ -122,6 +126,7 @@ def check_run(config: Config) -> list[str]:
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
     check_lora(config)
+    own_warnings = check_own_task(config, splits)
     check_alphabets(config, splits)
     check_taught(config, task)
     warnings, longest, steps, played = _check_lengths(config, splits, tokenizers)
@@ -136,7 +141,10 @@ def check_run(config: Config) -> list[str]:
         *_narrow_sampling(config),
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
         *warnings,
+        *own_warnings,
+        *label_warnings(config, splits),
         *check_questions(config, task),
+        *_small_data(config, task),
         *check_groups(config, task),
         *check_hearing(config, task),
         *method_warnings(config),
@@ -197,6 +205,21 @@ def method_warnings(config: Config) -> list[str]:
             "warning: evaluation: top_p and top_k change nothing at temperature 0, which always takes the likeliest token; set "
             "evaluation.temperature above 0, or remove them"
         )
+    if config.training.learning_rate > LARGE_RATE:
+        found.append(
+            f"warning: training.learning_rate: AdamW moves each weight by up to {config.training.learning_rate:g} in one step; "
+            "1e-6 to 1e-3 is usual"
+        )
+    if config.reward.sources.get("label", 1.0) < 0:
+        found.append(
+            f"warning: reward.sources: label has the weight {config.reward.sources['label']:g}, so right answers cost"
+        )
+    plain = RewardSection()
+    inert = [n for n in ("horizon", "share", "discount") if getattr(config.reward, n) != getattr(plain, n)]
+    if config.reward.rules and inert:
+        found.append(
+            f"warning: reward: {' and '.join(inert)} change nothing beside reward.rules; remove one or the other"
+        )
     hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
     if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:
         found.append(
@@ -204,6 +227,16 @@ def method_warnings(config: Config) -> list[str]:
             "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
         )
     return found
+
+
+def _small_data(config: Config, task: Task) -> list[str]:
+    questions = config.questions_per_update()
+    if questions <= len(task):
+        return []
+    return [
+        f"warning: an update has {questions} questions, and the training split {len(task)}, so some are asked several times; "
+        "set a smaller training.per_device_train_batch_size or gradient_accumulation_steps"
+    ]
 
 
 def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:

@@ -150,7 +150,7 @@
     const verdict = u.correct == null ? (game ? "not decided" : "not graded") : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
       <h4><bdi>${u.agent}</bdi>${u.role && u.role !== u.agent && html` (<bdi>${u.role}</bdi>)`} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
-      <div class="quiet">${u.answer == null ? "no answer could be read" : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${u.reason ? `: ${u.reason}` : ""}${u.stop === "length" ? "; cut off at the length limit" : ""}</div>
+      <div class="quiet">${u.answer == null ? (u.correct == null ? "" : "no answer could be read") : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${[u.reason, u.stop === "length" && "cut off at the length limit"].filter(Boolean).map((told, i) => (i ? "; " : u.answer == null && u.correct == null ? "" : ": ") + told)}</div>
       <${Answer} text=${u.text} trace=${u.trace} shade=${shade} />
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
       <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
@@ -161,7 +161,7 @@
   function Detail({ d, shade, twin, open, many, rewards }) {
     const turns = [...new Set(d.said.map((u) => u.turn))].sort((a, b) => a - b), agents = [...new Set(d.said.map((u) => u.agent))];
     return html`<div class="question"><div class="quiet">${many ? many[d.run].name + ", " : ""}${place(d.when)}${d.kind && html`, <bdi>${d.kind}</bdi>`}, <bdi>${d.id}</bdi></div>
-        <div class="text" dir="auto">${d.question}</div><div>${!d.game && html`right answer: <strong dir="auto">${d.label || "–"}</strong> `}${d.outcome ? html`<span class=${d.game ? "" : "quiet"}>${d.game ? "ended: " : "("}${d.outcome}${d.game ? "" : ")"}</span>` : ""}</div>
+        <div class="text" dir="auto">${d.question}</div><div>${!d.game && d.label && html`right answer: <strong dir="auto">${d.label}</strong> `}${d.outcome ? html`<span class=${d.game ? "" : "quiet"}>${d.game ? "ended: " : "("}${d.outcome}${d.game ? "" : ")"}</span>` : ""}</div>
         ${twin && html`<button onClick=${() => open(twin)}>the same question ${twin.when === "before" ? "before" : "after"} training</button>`}</div>
       <div class="turns">${turns.map((turn) => html`<section class="scroll"><h3>Turn ${turn}</h3><div class="seats" style=${{ "--seats": agents.length }}>
         ${agents.map((agent) => { const own = d.said.filter((u) => u.turn === turn && u.agent === agent); return own.length ? html`<div>${own.map((u) => html`<${Said} u=${u} shade=${shade} game=${d.game} rewards=${rewards} />`)}</div>` : html`<div class="quiet">${agent} was not asked</div>`; })}</div></section>`)}</div>`;
@@ -218,9 +218,10 @@
     const select = (d) => { setView({ ...view, open: d.key }, true); if (matchMedia("(max-width: 760px)").matches) requestAnimationFrame(() => detail.current.scrollIntoView()); };
     const none = { flags: [], when: "all", kind: "", words: "", line: "", run: "" };
     const offered = Object.entries(data.flags).filter(([name]) => data.dialogues.some((d) => d.flags.includes(name)));
+    const marked = data.dialogues.some((d) => d.said.some((u) => u.correct != null)), scored = data.dialogues.some((d) => d.said.some((u) => u.rewards.score != null));
     const traced = current?.said.some((u) => u.trace);
     return html`<section id="dialogues" aria-label="Dialogues" tabindex="-1"><h2>Dialogues</h2>
-      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}<span class="keys">Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. </span>The marks in the list are the answers in the order in which they were given: ✓ right, ✗ wrong. The address of the page keeps the filters and the open dialogue.</p>
+      <p class="quiet">${data.dialogues.length < data.recorded ? `${data.dialogues.length} of ${data.recorded} recorded dialogues. ` : ""}<span class="keys">Keys: <kbd>j</kbd> next, <kbd>k</kbd> previous, <kbd>/</kbd> search. </span>${marked ? "The marks in the list are the answers in the order in which they were given: ✓ right, ✗ wrong. " : scored ? "The numbers in the list are the scores of the answers in the order in which they were given. " : ""}The address of the page keeps the filters and the open dialogue.</p>
       <div class="tools" role="search"><label>Search <input type="search" ref=${search} value=${words} onInput=${(e) => change({ words: e.target.value })} placeholder="question, answer, words" /></label>
         <label>From <select value=${when} onChange=${(e) => change({ when: e.target.value }, true)}><option value="all">everywhere</option><option value="after">held out, after</option><option value="before">held out, before</option><option value="train">training</option></select></label>
         ${data.runs.length > 1 && html`<label>Run <select value=${run} onChange=${(e) => change({ run: e.target.value }, true)}><option value="">all</option>${data.runs.map((r, i) => html`<option value=${String(i)}>${r.name}</option>`)}</select></label>`}
@@ -232,7 +233,7 @@
       <p role="status" id="count">${chosen.length} ${chosen.length === 1 ? "dialogue" : "dialogues"}${chosen.length === 0 && data.dialogues.length > 0 ? html` <button onClick=${() => change(none, true)}>clear the filters</button>` : ""}</p>
       ${data.dialogues.length === 0 ? html`<p>No dialogue has been recorded yet.</p>` : html`<div class="dialogues">
         <ul class="list" ref=${list}>${chosen.slice(0, most).map((d) => html`<li key=${d.key}><button aria-current=${String(d === current)} onClick=${() => select(d)}>
-          <span class="what" dir="auto">${d.question.slice(0, 200) || d.id}</span><span class="quiet">${data.runs.length > 1 ? data.runs[d.run].name + ", " : ""}${place(d.when)} ${d.game ? d.outcome : html`<span class="marks" aria-label=${d.flags.join(", ")}>${d.said.filter((u) => u.correct != null).map((u) => html`<span class=${u.correct ? "right" : "wrong"}>${mark(u.correct)}</span>`)}</span>`}</span></button></li>`)}
+          <span class="what" dir="auto">${d.question.slice(0, 200) || d.id}</span><span class="quiet">${data.runs.length > 1 ? data.runs[d.run].name + ", " : ""}${place(d.when)} ${d.game ? d.outcome : html`<span class="marks" aria-label=${d.flags.join(", ")}>${d.said.filter((u) => u.correct != null).map((u) => html`<span class=${u.correct ? "right" : "wrong"}>${mark(u.correct)}</span>`)}</span>${!marked && scored && d.said.filter((u) => u.rewards.score != null).map((u) => short(u.rewards.score)).join(" ")}`}</span></button></li>`)}
           ${chosen.length > most && html`<li><button onClick=${() => setMost(most + PAGE)}>show more of ${chosen.length}</button></li>`}</ul>
         <div class="detail" ref=${detail}>${current && html`<${Detail} key=${current.key} d=${current} shade=${shade} twin=${twin} open=${select} many=${data.runs.length > 1 ? data.runs : null} rewards=${data.rewards} />`}</div></div>`}
     </section>`;
@@ -328,11 +329,11 @@
         ${data.seat && html`<${Seat} />`}
         ${data.summary.length > 0 && html`<section><h2>Side by side</h2><div class="scroll"><table><thead><tr><th scope="col">run</th>${["task", "protocol", "updates"].map((k) => html`<th scope="col">${k}</th>`)}<th scope="col">right before</th><th scope="col">right after</th><th scope="col">points by training</th><th scope="col">points by talking</th></tr></thead>
           <tbody>${data.summary.map((row, i) => html`<tr><th scope="row">${data.runs[i].name}</th>${Object.values(row).map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
-          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${data.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
+          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${data.summary.some((row) => `${row.before} ${row.after}`.includes("score")) ? " A score is a mean reward; that run has no labels." : ""}${data.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
         ${one ? html`<${Run} run=${data.runs[0]} number="0" level="h2" show=${show}>${data.charts.slice(0, 1).map(drawn)}<//>` : data.runs.map((run, i) => html`<section><h2>${run.name}</h2><${Run} run=${run} number=${i} level="h3" show=${show} /></section>`)}
         ${data.differences.length > 0 && html`<section><h2>What differs in the configurations</h2><details open=${data.differences.length <= 20}><summary>${data.differences.length} keys</summary><div class="scroll"><table><thead><tr><th scope="col">key</th>${data.runs.map((r) => html`<th scope="col">${r.name}</th>`)}</tr></thead>
           <tbody>${data.differences.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></details></section>`}
-        <section id="charts" aria-label="Charts"><h2>Over the updates</h2>${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${of("learning").map(drawn)}</div></section>
+        <section id="charts" aria-label="Charts">${(of("learning").length > 0 || data.charts.length === 0) && html`<h2>Over the updates</h2>`}${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${of("learning").map(drawn)}</div></section>
         ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changed answers"><h2>Answers that changed between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
         ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 0 && html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>`}<div class="charts">${of("health").map(drawn)}</div></section>`}
         ${of("machine").length > 0 && html`<section><h2>The machine</h2><${Folded} title="Speed, memory, and how exactly sampler and trainer agree"><div class="charts">${of("machine").map(drawn)}</div><//></section>`}

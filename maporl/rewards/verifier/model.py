@@ -56,7 +56,10 @@ class Verifier:
             tokenizer = read_pretrained(AutoTokenizer, source)
             outputs = read_pretrained(AutoConfig, source).num_labels
             if outputs != 1:
-                raise VerifierError(f"{source!r} has {outputs} outputs; expected a model with one")
+                raise VerifierError(
+                    f"{source!r} has {outputs} outputs; expected a sequence-classification model with one (num_labels=1), such as "
+                    "'maporl verifier train' makes; a causal language model cannot score"
+                )
             model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype)
         except WeightsError as error:
             raise VerifierError(

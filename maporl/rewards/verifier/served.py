@@ -14,6 +14,9 @@ from maporl.types import Message
 class ServedReward:
     """Scores completions by asking servers: ``maporl serve``, or vLLM with a reward model.
 
+    A score is the sigmoid of the model's output for a chat of a user and an assistant. The same model as ``reward_model=`` of
+    :class:`trl_ext.PPOv2Trainer` gives its output itself, for prompt and completion without a chat template.
+
     It is a reward function with the signature of TRL's trainers: pass it as ``reward_funcs`` to
     :class:`trl_ext.PPOv2Trainer` or to ``trl.GRPOTrainer``. A failed request is sent again, to the next server, and ends the
     run if no server answers. A failure is never a score.

@@ -1,0 +1,114 @@
+"""Check, before a model loads, that a task of the user's own keeps its contract. Imports no torch."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from maporl.config.imports import is_import, told
+from maporl.config.schema import Config
+from maporl.errors import ConfigError, UserError
+from maporl.protocols import speakers
+from maporl.tasks import Task
+from maporl.types import Example, Grade
+
+LOOKED_AT = 1_000
+"""The examples of a split that are looked at."""
+GRADED = 4
+"""The examples of a split whose right answers are graded. Grading may be slow."""
+
+
+def check_own_task(config: Config, splits: Sequence[Task]) -> list[str]:
+    """Check that a task of the user's own (``MODULE:OBJECT``) gives examples and grades. Return its warnings.
+
+    Raises:
+        ConfigError: it gives something else, repeats an id, or raises an error.
+    """
+    if not is_import(config.task["name"]):
+        return []
+    return [warning for task in splits for warning in _check_split(config, task)]
+
+
+def label_warnings(config: Config, splits: Sequence[Task]) -> list[str]:
+    """Return a warning for each tiny model whose alphabet lacks characters of the right answers."""
+    labelled = (task for task in splits if task.labelled and task.has_questions)
+    used = {c for task in labelled for i in range(min(LOOKED_AT, len(task))) for c in task[i].answer}
+    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
+    missing = {name: used - set(tiny.alphabet) for name, tiny in players if tiny is not None}
+    return [
+        f"warning: agents.{name}.tiny.alphabet: right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so "
+        f"{name} can never write those answers; add them"
+        for name, lacking in missing.items()
+        if lacking
+    ]
+
+
+def _check_split(config: Config, task: Task) -> list[str]:
+    """Check the first examples of a split, and grade the right answers of a few."""
+    where = f"task {config.task['name']}"
+    seen: dict[str, int] = {}
+    examples: list[Example] = []
+    for index in range(min(LOOKED_AT, len(task))):
+        with _own_code(config, f"{where}: example {index}"):
+            example = task[index]
+        _must_be_example(example, f"{where}: __getitem__({index})")
+        if example.id in seen:
+            raise ConfigError(
+                f"{where}: examples {seen[example.id]} and {index} have the same id {example.id!r:.60}; give each its own"
+            )
+        seen[example.id] = index
+        with _own_code(config, f"{where}: question of example {index}"):
+            question = task.question(example)
+        if not isinstance(question, str):
+            raise ConfigError(f"{where}: question returned {_kind(question)} for example {index}; expected a text")
+        examples.append(example)
+    graded = islice(examples, GRADED if task.labelled and task.has_questions else 0)
+    return [warning for example in graded for warning in _grade(config, task, example, where)][:1]
+
+
+def _must_be_example(example: object, where: str) -> None:
+    wanted = "maporl.Example(id, question, answer), whose fields are texts"
+    if not isinstance(example, Example):
+        raise ConfigError(f"{where} returned {_kind(example)}; expected {wanted}")
+    for name, value in (("id", example.id), ("question", example.question), ("answer", example.answer)):
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} returned an Example whose {name} is {_kind(value)}; expected {wanted}")
+
+
+def _grade(config: Config, task: Task, example: Example, where: str) -> list[str]:
+    """Grade the solution and the bare label of an example. Return a warning if the task calls its right answer wrong."""
+    verdicts = []
+    with _own_code(config, f"{where}: solution"):
+        solution = task.solution(example)
+    for text in (solution, example.answer):
+        with _own_code(config, f"{where}: grade"):
+            grade = task.grade(example, text)
+        if not isinstance(grade, Grade) or not (grade.correct is None or isinstance(grade.correct, bool)):
+            got = f"a Grade whose correct is {_kind(grade.correct)}" if isinstance(grade, Grade) else _kind(grade)
+            raise ConfigError(
+                f"{where}: grade returned {got}; expected maporl.Grade(answer, correct, reason), where answer is a text or None, "
+                "correct is True, False or None, and reason is a text"
+            )
+        verdicts.append(grade.correct)
+    own_solution = type(task).solution is not Task.solution
+    if verdicts[0] is not False or not (own_solution or verdicts[1] is False):
+        return []
+    return [
+        f"warning: {where}: it grades its own right answer {solution!r:.60} to question {example.id} as wrong; change "
+        "grade or solution"
+    ]
+
+
+@contextmanager
+def _own_code(config: Config, where: str) -> Iterator[None]:
+    """Turn an error of the user's code into one line with its file and line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{where}: {told(error, [Path(folder) for folder in config.pythonpath])}") from None
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
