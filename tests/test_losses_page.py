@@ -103,7 +103,8 @@ def test_a_column_is_what_its_options_compute(rows, head):
 def test_every_choice_of_a_loss_has_a_column_with_numbers():
     shown = [yaml.safe_load(head.strip("`")) for _, head in columns()]
     options = {name: {str(entry[name]) for entry in shown if name in entry} for entry in shown for name in entry}
-    assert options["objective"] == set(losses.OBJECTIVES)
+    ours = {name for name, f in losses.OBJECTIVES.items() if f.__module__ == "trl_ext.losses"}  # other tests add some
+    assert ours and options["objective"] == ours
     for name in ("ratio", "aggregation", "kl_estimator", "value_loss"):
         choices = set(re.findall(r"'(\w+)'", str(PPOOptions.__dataclass_fields__[name].type)))
         assert choices and options[name] == choices, name
