@@ -5,12 +5,11 @@ that many parts raise.
 """
 
 import json
-import traceback
 from pathlib import Path
 
 from trl_ext.errors import UserError
 
-__all__ = ["ConfigError", "RunError", "UserError", "install_command", "place_of"]
+__all__ = ["ConfigError", "RunError", "UserError", "install_command"]
 
 
 class ConfigError(UserError, ValueError):
@@ -44,12 +43,3 @@ def install_command(extra: str) -> str:
         return f"pip install {editable}'{unquote(urlsplit(source['url']).path)}[{extra}]'"
     vcs = f"{source['vcs_info']['vcs']}+" if "vcs_info" in source else ""
     return f"pip install 'maporl[{extra}]{f' @ {vcs}' + source['url'] if source else ''}'"
-
-
-def place_of(error: BaseException) -> str:
-    """Return the file and line at which ``error`` arose: the last line that is not maporl's own, if there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = str(Path(__file__).parent)
-    outside = [frame for frame in frames if not frame.filename.startswith(own)]
-    last = (outside or frames)[-1]
-    return f"{last.filename}:{last.lineno}"

@@ -141,7 +141,7 @@ class TextForMessages(Protocol):
 class Unpacks(Protocol):
     def play(self, example, agents):
         first, second, third = agents
-        yield [_asked(first)]
+        yield [_asked(first), _asked(second), _asked(third)]
 
 
 @dataclass
@@ -158,7 +158,7 @@ class _Task:
         (YieldsAnAsk, "its play yielded Ask.*expected a list of Ask"),
         (ReturnsAList, "its play returned list, expected a generator"),
         (TextForMessages, "messages='a text', expected a list of messages"),
-        (Unpacks, r"its play failed at .*test_own_mistakes.py:\d+: ValueError: not enough values to unpack"),
+        (Unpacks, r"its play failed: .*test_own_mistakes.py, line \d+: ValueError: not enough values to unpack"),
     ],
 )
 def test_a_protocol_that_breaks_its_contract_is_named(protocol, message):

@@ -13,6 +13,7 @@ from maporl.advantages.returns import RETURNS, return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.slots import Return, find
 from maporl.advantages.transforms import Transform, build_transforms
+from maporl.config.imports import told
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError, UserError
@@ -62,6 +63,7 @@ def estimate_all(
 
     Raises:
         ValueError: as for :func:`estimate`; or the return runs over tokens.
+        ConfigError: a transform fails, or returns anything but one finite number for each row.
     """
     slot, baseline, scale = return_of(config), baseline_of(config), scale_of(config)
     if slot.compute is None:
@@ -97,7 +99,12 @@ def estimate_all(
             if bool((returns[kept] == returns[kept[0]]).all()):
                 advantages[rows] = 0.0
     for transform, entry in zip(transforms, config.post, strict=True):
-        advantages = _must_be_advantages(transform.apply(advantages, batch, config), advantages, entry_name(entry))
+        name = entry_name(entry)
+        try:
+            result = transform.apply(advantages, batch, config)
+        except (TypeError, LookupError, AttributeError, RuntimeError) as error:
+            raise ConfigError(f"advantage.post: {name}: apply failed: {told(error, [])}") from error
+        advantages = _must_be_advantages(result, advantages, name)
     for transform in transforms:
         weights = transform.weigh_after(advantages, weights)
     return Estimates(advantages, targets, _loss_weights(batch, transforms, weights))

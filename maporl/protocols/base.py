@@ -146,7 +146,9 @@ def must_be_asks(asks: Any, where: str) -> list[Ask]:
         ConfigError: it is something else. ``where`` names the protocol.
     """
     if not isinstance(asks, list | tuple) or not asks or any(not isinstance(ask, Ask) for ask in asks):
-        raise ConfigError(f"{where}: its play yielded {asks!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]")
+        raise ConfigError(
+            f"{where}: its play yielded {asks!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"
+        )
     for ask in asks:
         messages = ask.messages
         if not isinstance(messages, list | tuple) or not all(_is_message(message) for message in messages):
@@ -159,9 +161,7 @@ def must_be_asks(asks: Any, where: str) -> list[Ask]:
 
 def _is_message(message: Any) -> bool:
     return (
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
     )
 
 

@@ -67,7 +67,9 @@ class PlayGame(Protocol):
             raise ValueError(str(error)) from None
         longest = inspect.getattr_static(game, "longest", None)
         if longest is None or (isinstance(longest, int) and longest < 1):
-            raise ValueError(f"game: {self.game} has no longest; set it to the most moves of one player, as longest = 7")
+            raise ValueError(
+                f"game: {self.game} has no longest; set it to the most moves of one player, as longest = 7"
+            )
         return game
 
     @property
@@ -162,7 +164,9 @@ class PlayGame(Protocol):
     def _ask(self, game: Game, agent: str, player: int, seed: str) -> Ask:
         observation, moves = game.observe(player), game.moves(player)
         if not isinstance(moves, tuple | list) or any(not isinstance(move, str) for move in moves):
-            raise ConfigError(f"game {self.game}: moves returned {moves!r:.80}, expected a tuple of texts, as ('0', '1')")
+            raise ConfigError(
+                f"game {self.game}: moves returned {moves!r:.80}, expected a tuple of texts, as ('0', '1')"
+            )
         text = self.prompt.format(observation=observation, moves=", ".join(moves))
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
         return Ask(

@@ -1,13 +1,16 @@
 """Play many dialogues in lockstep, so that each policy answers one batch at each step, and fork them."""
 
 import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from maporl.config.imports import told
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transcript import Transcript
-from maporl.errors import ConfigError, UserError, place_of
+from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_asks, must_be_play
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
@@ -226,9 +229,8 @@ class RolloutDriver:
         except UserError:
             raise
         except Exception as error:
-            raise ConfigError(
-                f"protocol {self.protocol.label}: its play failed at {place_of(error)}: {type(error).__name__}: {error}"
-            ) from error
+            folder = Path(inspect.getfile(type(self.protocol))).parent
+            raise ConfigError(f"protocol {self.protocol.label}: its play failed: {told(error, [folder])}") from error
         episode.asks = must_be_asks(asks, f"protocol {self.protocol.label}")
         for ask in episode.asks:
             if ask.agent not in self.specs:
