@@ -119,7 +119,7 @@ class PlayGame(Protocol):
         """Return the players to move, and count their moves.
 
         Raises:
-            ConfigError: they are no tuple of players, or one of them has moved more often than ``longest`` allows.
+            ConfigError: ``to_move`` returns anything but a tuple of players, or one of them has moved more often than ``longest`` allows.
         """
         movers = game.to_move()
         if not isinstance(movers, tuple | list) or any(player not in range(game.players) for player in movers):
