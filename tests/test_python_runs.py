@@ -36,6 +36,7 @@ from maporl import (
 )  # fmt: skip
 from maporl.cli.main import app
 from maporl.config import parse_config, read_yaml
+from maporl.config.imports import FINGERPRINTS
 from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.report.read import read_run
@@ -46,6 +47,7 @@ from maporl.schedules import Freeze, Schedule
 from maporl.storage.run_folder import RunExists
 from maporl.team import pretrained
 from maporl.types import Ask
+from trl_ext.fingerprint import DataChanged
 from trl_ext.interruptions import Interrupted
 
 TASK, HELD_OUT = Arithmetic(largest=9), Arithmetic(largest=9, split="eval")
@@ -417,7 +419,8 @@ def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run
         "reward": RewardSection(sources={"length": 0.5, "format": 1.0}, rules=("own", {"half": {"share": 0.25}})),
     }
     talk = mine.Talk(turns=2, later="{others};{question}", quote="{text}", loud=True)
-    trainer = trainer_of(run, team(), mine.Sums(largest=9), talk, mine.Sums(largest=9, split="eval"), more)
+    parts = (mine.Sums(largest=9), talk, mine.Sums(largest=9, split="eval"), more)
+    trainer = trainer_of(run, team(), *parts, save_strategy="steps")
     trainer.train()
     written = config_of(run)
     assert written["only_in_python"] == {} and written["pythonpath"] == [str(folder)]
@@ -430,6 +433,11 @@ def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run
     )
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert json.loads(elsewhere.stdout.splitlines()[-1])["turns"] == trainer.after.to_json()["turns"]
+    assert list(json.loads((run / FINGERPRINTS).read_text())) == ["my_parts"]
+    (folder / "my_parts.py").write_text(MINE + "# changed\n")
+    again = trainer_of(run, team(), *parts, save_strategy="steps")
+    with pytest.raises(DataChanged, match="the module 'my_parts' has changed since the run began"):
+        again.train(resume_from_checkpoint=True)
 
 
 def test_an_evaluation_of_other_questions_is_described(team, tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +13,10 @@ from maporl.advantages.returns import RETURNS, return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.slots import Return, find
 from maporl.advantages.transforms import Transform, build_transforms
+from maporl.config.imports import told
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig
-from maporl.errors import UserError
+from maporl.errors import ConfigError, UserError
 
 
 class GroupOfOne(UserError, ValueError):
@@ -61,6 +63,7 @@ def estimate_all(
 
     Raises:
         ValueError: as for :func:`estimate`; or the return runs over tokens.
+        ConfigError: a transform fails, or returns anything but one finite number for each row.
     """
     slot, baseline, scale = return_of(config), baseline_of(config), scale_of(config)
     if slot.compute is None:
@@ -95,11 +98,34 @@ def estimate_all(
             kept = [i for i in rows if statistics[i] > 0]
             if bool((returns[kept] == returns[kept[0]]).all()):
                 advantages[rows] = 0.0
-    for transform in transforms:
-        advantages = transform.apply(advantages, batch, config)
+    for transform, entry in zip(transforms, config.post, strict=True):
+        name = entry_name(entry)
+        try:
+            result = transform.apply(advantages, batch, config)
+        except (TypeError, LookupError, AttributeError, RuntimeError) as error:
+            raise ConfigError(f"advantage.post: {name}: apply failed: {told(error, [])}") from error
+        advantages = _must_be_advantages(result, advantages, name)
     for transform in transforms:
         weights = transform.weigh_after(advantages, weights)
     return Estimates(advantages, targets, _loss_weights(batch, transforms, weights))
+
+
+def _must_be_advantages(result: Any, before: Tensor, name: str) -> Tensor:
+    """Return what a transform's ``apply`` returned, if it is a finite tensor like the one before it.
+
+    Raises:
+        ConfigError: it is something else. ``name`` is the transform's name.
+    """
+    if not isinstance(result, Tensor) or result.shape != before.shape:
+        got = f"a tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else f"{result!r:.80}"
+    elif bool(result.isfinite().all()) or not bool(before.isfinite().all()):
+        return result
+    else:
+        got = "NaN or infinite advantages"
+    raise ConfigError(
+        f"advantage.post: {name}: apply returned {got}; expected a tensor of finite numbers of shape {list(before.shape)}, one for "
+        "each row"
+    )
 
 
 def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str = "advantage") -> None:

@@ -18,6 +18,9 @@ from maporl.config.command_line import command
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 
+UNTRAINED = "untrained: the configuration's own models; for a run: maporl {command} runs/NAME"
+"""What is said of a team that comes from a configuration and not from a run."""
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The output_dir of a run.")]
 Port = Annotated[int, typer.Option("--port", help="Port of the page on 127.0.0.1; 0: any that is free.")]
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
@@ -73,6 +76,8 @@ def evaluate(
         echo(json.dumps(evaluation.to_json()))
         return None
     console = Screen(markup=False, highlight=False)
+    if checkpoint is None:
+        console.print(UNTRAINED.format(command="eval"), soft_wrap=True)
     console.print(evaluation_table(evaluation))
     for line in flip_lines(evaluation):
         console.print(line, soft_wrap=True)
@@ -184,6 +189,8 @@ def play(
     if served is not None:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         open_page(served.url, browser)
+    if checkpoint is None:
+        (seat.show if seat else echo)(UNTRAINED.format(command="play"))
     (seat.show if seat else echo)(welcome(game, config))
     played = 0
     try:

@@ -81,7 +81,7 @@ def _explain(kind: type, fault: Any) -> str:
             f'{places[-1]}: "TEXT" in a file, \'{places[-1]}="TEXT"\' on a command line'
         )
     message = fault["msg"].removeprefix("Value error, ")
-    own = "; no part of your own can be named here" if is_import(value) else ""
+    own = "; no part of your own can be named here" if is_import(value) and fault["type"] not in _LISTS else ""
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
         return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{own}" if location else message
     for theirs, ours in _WORDS:
@@ -91,6 +91,10 @@ def _explain(kind: type, fault: Any) -> str:
         if fault["type"] == "dict_type" and location in _BY_NAME:
             message += f", as {{name: {value}}}"
     return f"{location}: {message}, got {value!r:.80}{own}"
+
+
+_LISTS = ("list_type", "tuple_type")
+"""Faults of a single value where a list is expected. Its members may well be parts of the user's own."""
 
 
 def _nearest(kind: type, location: tuple) -> str:

@@ -38,6 +38,8 @@ class HumanEngine(Engine):
         self.show(f"\n[{name}, turn {request.turn + 1}]")
         for message in request.ask.messages:
             self.show(visible(message["content"]))
+        if moves := request.ask.tags.get("moves"):
+            self.show(f"(legal moves: {visible(', '.join(moves))})")
         while True:
             try:
                 text = well_formed(self.read(f"{name}> "))

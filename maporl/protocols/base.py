@@ -126,6 +126,45 @@ def must_be_protocol(part: Any, where: str) -> Protocol:
     return part
 
 
+def must_be_play(play: Any, where: str) -> Play:
+    """Return ``play`` if it is a generator.
+
+    Raises:
+        ConfigError: ``play`` returned something else. ``where`` names the protocol.
+    """
+    if not isinstance(play, Generator):
+        raise ConfigError(
+            f"{where}: its play returned {type(play).__name__}, expected a generator; write: said = yield [Ask(...)]"
+        )
+    return play
+
+
+def must_be_asks(asks: Any, where: str) -> list[Ask]:
+    """Return what a protocol yielded, if it is a list of Ask with messages that can be read.
+
+    Raises:
+        ConfigError: it is something else. ``where`` names the protocol.
+    """
+    if not isinstance(asks, list | tuple) or not asks or any(not isinstance(ask, Ask) for ask in asks):
+        raise ConfigError(
+            f"{where}: its play yielded {asks!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"
+        )
+    for ask in asks:
+        messages = ask.messages
+        if not isinstance(messages, list | tuple) or not all(_is_message(message) for message in messages):
+            raise ConfigError(
+                f"{where}: it asks agent {ask.agent!r} with messages={messages!r:.80}, expected a list of messages, as "
+                '[{"role": "user", "content": "a text"}]'
+            )
+    return list(asks)
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+    )
+
+
 NUMBERS = {1: "one", 2: "two", 3: "three"}
 
 

@@ -3,7 +3,10 @@
 The game pays the reward ``env``. The reward ``legal`` is 1 for a legal move and 0 for any other.
 """
 
+import inspect
+import math
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,12 +59,18 @@ class PlayGame(Protocol):
         """Return the game before its first move.
 
         Raises:
-            ValueError: no game has this name, or an option of it is wrong.
+            ValueError: no game has this name, an option of it is wrong, or it has no ``longest``.
         """
         try:
-            return validated(look_up(self.game, GAMES, "game", Game), self.options, "options")
+            game = validated(look_up(self.game, GAMES, "game", Game), self.options, "options")
         except ConfigError as error:  # the protocol's section is named by the one who reads it
             raise ValueError(str(error)) from None
+        longest = inspect.getattr_static(game, "longest", None)
+        if longest is None or (isinstance(longest, int) and longest < 1):
+            raise ValueError(
+                f"game: {self.game} has no longest; set it to the most moves of one player, as longest = 7"
+            )
+        return game
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
@@ -90,7 +99,8 @@ class PlayGame(Protocol):
         game.reset(random.Random(seed))
         said: list[Utterance] = []
         paid = dict.fromkeys(agents, 0.0)
-        while movers := game.to_move():
+        moved: Counter[int] = Counter()
+        while movers := self._movers(game, moved):
             replies = yield [self._ask(game, agents[player], player, seed) for player in movers]
             said += replies
             moves, wrong = _read(game, dict(zip(movers, replies, strict=True)))
@@ -101,9 +111,49 @@ class PlayGame(Protocol):
                     return "illegal"
                 rng = random.Random(f"{seed}/instead/{len(said)}")
                 moves |= {player: game.instead(player, rng) for player in wrong}
-            self._pay(said, agents, paid, game.step({player: moves[player] for player in movers}))
+            self._pay(said, agents, paid, self._payments(game, {player: moves[player] for player in movers}))
         self._grade(said, agents, game.success)
         return paid
+
+    def _movers(self, game: Game, moved: Counter[int]) -> tuple[int, ...]:
+        """Return the players to move, and count their moves.
+
+        Raises:
+            ConfigError: ``to_move`` returns anything but a tuple of players, or one of them has moved more often than ``longest`` allows.
+        """
+        movers = game.to_move()
+        if not isinstance(movers, tuple | list) or any(player not in range(game.players) for player in movers):
+            raise ConfigError(
+                f"game {self.game}: to_move returned {movers!r:.80}, expected a tuple of players from 0 to "
+                f"{game.players - 1}, such as (0,), or () at the end"
+            )
+        moved.update(movers)
+        for player in movers:
+            if moved[player] > game.longest:
+                raise ConfigError(
+                    f"game {self.game}: player {player} moved {moved[player]} times, but longest is {game.longest}; let "
+                    "to_move return () at the end, or set a larger longest"
+                )
+        return tuple(movers)
+
+    def _payments(self, game: Game, moves: dict[int, str]) -> dict[int, float]:
+        """Make the moves and return what they pay.
+
+        Raises:
+            ConfigError: ``step`` returned no payments to players.
+        """
+        payments = game.step(moves)
+        if not isinstance(payments, dict):
+            raise ConfigError(
+                f"game {self.game}: step returned {payments!r:.80}, expected {{player: payment}}; {{}} pays nobody"
+            )
+        for player, amount in payments.items():
+            if player not in range(game.players) or not isinstance(amount, int | float) or not math.isfinite(amount):
+                raise ConfigError(
+                    f"game {self.game}: step pays {amount!r:.40} to player {player!r:.40}, expected finite numbers for "
+                    f"players from 0 to {game.players - 1}"
+                )
+        return payments
 
     def _fines(self, game: Game, wrong: tuple[int, ...]) -> dict[int, float]:
         """Return what each player is paid after the illegal moves of the players in ``wrong``."""
@@ -113,6 +163,10 @@ class PlayGame(Protocol):
 
     def _ask(self, game: Game, agent: str, player: int, seed: str) -> Ask:
         observation, moves = game.observe(player), game.moves(player)
+        if not isinstance(moves, tuple | list) or any(not isinstance(move, str) for move in moves):
+            raise ConfigError(
+                f"game {self.game}: moves returned {moves!r:.80}, expected a tuple of texts, as ('0', '1')"
+            )
         text = self.prompt.format(observation=observation, moves=", ".join(moves))
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
         return Ask(

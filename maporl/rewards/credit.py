@@ -1,10 +1,13 @@
 """Turns scores into one credit per utterance: penalties, sharing over turns and agents, and the collaboration bonus."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
+from maporl.config.parse import entry_name
 from maporl.config.schema import PenaltySection, RewardSection
+from maporl.errors import ConfigError
 from maporl.rewards.penalties import repeats
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
@@ -59,12 +62,37 @@ def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
         questions.setdefault(dialogue.prompt, []).append(dialogue)
     for siblings in questions.values():
         credits = [{u.id: u.rewards["score"] for u in d.utterances if "score" in u.rewards} for d in siblings]
-        for rule in rules:
-            credits = rule(siblings, credits)
+        for rule, entry in zip(rules, reward.rules, strict=True):
+            credits = _must_be_credits(rule(siblings, credits), siblings, entry_name(entry))
         for dialogue, own in zip(siblings, credits, strict=True):
             for u in dialogue.utterances:
                 if u.id in own:
                     u.rewards["credit"] = own[u.id]
+
+
+def _must_be_credits(credits: Any, dialogues: list[Dialogue], rule: str) -> list[dict[int, float]]:
+    """Return what a rule returned, if it is one mapping of utterances to finite credits for each dialogue.
+
+    Raises:
+        ConfigError: it is something else. ``rule`` is the rule's name.
+    """
+    if not isinstance(credits, list) or any(not isinstance(own, dict) for own in credits):
+        got = f"{credits!r:.80}"
+    elif len(credits) != len(dialogues):
+        got = f"{len(credits)} of them for {len(dialogues)} dialogues"
+    else:
+        wrong = [value for own in credits for value in own.values() if not _finite(value)]
+        if not wrong:
+            return credits
+        got = f"the credit {wrong[0]!r:.40}"
+    raise ConfigError(
+        f"reward.rules: {rule}: returned {got}; expected a list of {{utterance: credit}}, one for each dialogue, with "
+        "finite numbers"
+    )
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
 def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:

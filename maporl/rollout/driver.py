@@ -1,14 +1,17 @@
 """Play many dialogues in lockstep, so that each policy answers one batch at each step, and fork them."""
 
 import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from maporl.config.imports import told
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transcript import Transcript
-from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol
+from maporl.errors import ConfigError, UserError
+from maporl.protocols.base import Play, Protocol, must_be_asks, must_be_play
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
 from maporl.types import Ask, Dialogue, Example, Message, Utterance
@@ -208,22 +211,27 @@ class RolloutDriver:
 
     def _play(self, example: Example, rollout: int) -> Play:
         meta = example.meta | {"rollout": 0 if self.common_seed else rollout}
-        return self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
+        play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
+        return must_be_play(play, f"protocol {self.protocol.label}")
 
     def _advance(self, episode: Episode, utterances: list[Utterance] | None) -> None:
         """Send the protocol its utterances and take its next asks, or mark the dialogue as over.
 
         None starts the protocol.
         """
+        if utterances is not None:
+            episode.sent.append(utterances)
         try:
-            if utterances is None:
-                episode.asks = next(episode.play)
-            else:
-                episode.sent.append(utterances)
-                episode.asks = episode.play.send(utterances)
+            asks = next(episode.play) if utterances is None else episode.play.send(utterances)
         except StopIteration as end:
             episode.dialogue.outcome, episode.over, episode.asks = end.value, True, []
             return
+        except UserError:
+            raise
+        except Exception as error:
+            folder = Path(inspect.getfile(type(self.protocol))).parent
+            raise ConfigError(f"protocol {self.protocol.label}: its play failed: {told(error, [folder])}") from error
+        episode.asks = must_be_asks(asks, f"protocol {self.protocol.label}")
         for ask in episode.asks:
             if ask.agent not in self.specs:
                 raise ConfigError(

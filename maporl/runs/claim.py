@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
-from maporl.config.imports import FINGERPRINTS, module_files
+from maporl.config.imports import FINGERPRINTS
 from maporl.storage.run_folder import RunExists
 from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
-from maporl.training.run_record import AFTER, CONFIG, FINAL, rest_of
+from maporl.training.run_record import AFTER, CONFIG, FINAL, module_fingerprints, rest_of
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import replace_file
-from trl_ext.fingerprint import Fingerprint, check_data, fingerprint, remember_data
+from trl_ext.fingerprint import check_data, fingerprint, remember_data
 from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import holds_something
 
@@ -43,7 +43,7 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     else:
         must_be_free(folder)
     data = {name: fingerprint(task) for name, task in _tasks(config).items()}
-    modules = {name: _lines(file) for name, file in module_files(config).items()}
+    modules = module_fingerprints(config)
     if resume:
         data = check_data(folder, data) | data
         check_data(folder, modules, FINGERPRINTS, "module")
@@ -86,10 +86,6 @@ def must_be_free(folder: Path) -> None:
         other = "choose another folder (--set output_dir=...)"
         remedy = f"Go on with its run (--resume), or {other}" if file.is_file() else other.capitalize()
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. {remedy}")
-
-
-def _lines(file: Path) -> Fingerprint:
-    return fingerprint(file.read_text(encoding="utf-8", errors="replace").split("\n"))
 
 
 def _tasks(config: Config) -> dict:

@@ -118,7 +118,8 @@ def told(dialogue: Dialogue) -> str:
         for u in dialogue.at(turn):
             if u.grade is not None:
                 answer = "nothing that could be read" if u.grade.answer is None else visible(u.grade.answer)
-                lines.append(f"  turn {turn + 1}, {visible(u.agent)}: {answer}: {words[u.grade.correct]}")
+                reason = f" ({visible(u.grade.reason)})" if u.grade.reason and not game else ""
+                lines.append(f"  turn {turn + 1}, {visible(u.agent)}: {answer}: {words[u.grade.correct]}{reason}")
     grades = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None and u.grade.correct is not None]
     if len(grades) > 1 and not game:
         lines.append(

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from maporl.config import Config, parse_config, to_yaml
-from maporl.config.imports import FINGERPRINTS
+from maporl.config.imports import FINGERPRINTS, module_files
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
@@ -25,7 +25,7 @@ from maporl.training.description import RunParts, describe
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext import distributed
 from trl_ext.atomic import new_folder, replace_file
-from trl_ext.fingerprint import DATA
+from trl_ext.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
 from trl_ext.run_lock import LOCK, is_leftover
 from trl_ext.set_aside import ABANDONED, set_aside
 
@@ -67,6 +67,7 @@ class RunRecord:
 
         Raises:
             RunExists: the folder of a new run holds another configuration.
+            DataChanged: a module of the user's that a resumed run names has changed.
         """
         if self.config is None:
             distributed.on_main(lambda: self._write(parts, team, options, resumes))
@@ -77,7 +78,9 @@ class RunRecord:
     def _write(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
         at = str(parts.args.output_dir)
         saved = SavedTeam(team, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options)
-        text, file = _text(describe(parts, saved)), self.folder / CONFIG
+        values = describe(parts, saved)
+        config, file = _parsed(values), self.folder / CONFIG
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if config is None else to_yaml(config)
         known = file.read_text(encoding="utf-8") if file.exists() else ""
         if known and known != text:
             if not resumes:
@@ -92,8 +95,13 @@ class RunRecord:
             for name in (INITIAL, TOKENIZERS, *sorted(UNTRAINED)):
                 if (self.folder / name).exists():
                     set_aside(self.folder / name, ABANDONED)
+        modules = {} if config is None else module_fingerprints(config)
+        if resumes:
+            check_data(self.folder, modules, FINGERPRINTS, "module")
         self._begun = True
         replace_file(file, text)
+        if modules:
+            remember_data(self.folder, modules, FINGERPRINTS)
         if not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
             saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
 
@@ -144,13 +152,21 @@ class RunRecord:
                 print(printable(told), file=sys.stderr)
 
 
-def _text(values: dict) -> str:
-    """Return the YAML of a described run, with all its values."""
+def _parsed(values: dict) -> Config | None:
+    """Return the configuration of a described run. None if it has a name or a value that no configuration may have."""
     try:
-        return to_yaml(parse_config(values))
-    except ConfigError as error:  # a name or a value that no configuration may have
+        return parse_config(values)
+    except ConfigError as error:
         values["only_in_python"] |= {"configuration": str(error)}
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return None
+
+
+def module_fingerprints(config: Config) -> dict[str, Fingerprint]:
+    """Return a fingerprint of each module of the user's that ``config`` names, by its lines."""
+    return {
+        name: fingerprint(file.read_text(encoding="utf-8", errors="replace").split("\n"))
+        for name, file in module_files(config).items()
+    }
 
 
 def release(folder: Path, more: set[str] = frozenset()) -> None:  # type: ignore[assignment]

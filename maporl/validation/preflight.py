@@ -335,6 +335,13 @@ def _check_lengths(
         agent, context = request.ask.agent, contexts[request.ask.agent]
         answers = len(players) * most * (1 if request.ask.fresh else request.turn)
         longest = max(longest, length + answers + most)
+        if not length:
+            heard = [u.agent for u in request.heard]
+            raise ConfigError(
+                f"agents.{agent}: its prompt of turn {request.turn + 1} is empty if "
+                f"{'the answers of ' + ', '.join(heard) if heard else 'earlier answers'} are empty, and a model cannot answer nothing; "
+                f"put a text of its own into what protocol {protocol.label} asks, beside what others said"
+            )
         if context is None:
             continue
         if length + most > context:
