@@ -115,8 +115,8 @@ def test_vllm_is_asked_for_the_same(fake, tmp_path):  # noqa: F811  # a fixture
     engine(tmp_path).generate([request], Decoding(0.7, 0.9, 20))
     bodies = [body for path, body in server.requests if path == "/v1/completions"]
     assert [(body["temperature"], body["top_p"], body["top_k"]) for body in bodies] == [
-        (0.7, 1.0, 0), (0.7, 1.0, 0), (0.7, 0.9, 20),
-    ], "the probes of the two policies compare whole distributions"  # fmt: skip
+        (0.7, 1.0, 0), (0.7, 0.9, 20),
+    ], "the probe of the policy that speaks compares whole distributions"  # fmt: skip
 
 
 def test_vllm_in_this_process_is_asked_for_the_same(monkeypatch):

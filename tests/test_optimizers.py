@@ -104,7 +104,7 @@ def test_other_names_are_refused_with_those_there_are():
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr("maporl.validation.preflight.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"adamw_bnb_8bit needs the package bitsandbytes.*maporl\[quantized\]"):
+    with pytest.raises(ConfigError, match=r"adamw_bnb_8bit needs the package bitsandbytes.*pip install.*\[quantized\]"):
         training_arguments(from_dict(settings("adamw_bnb_8bit")))
 
 

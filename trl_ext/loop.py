@@ -108,8 +108,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             central.prepare(self.accelerator, updates)
         self.learning = Learning(learners, args, self.accelerator.device, central)
         self.episodes = 0
-        self._unfinished = False
-        """Whether an update was made that finish_update has not counted yet."""
+        self._made = 0
+        """The number of the last update that was made. finish_update has counted it if global_step is not below."""
 
     def place(self) -> dict[int, torch.device]:
         """Hook: return devices by the ``id`` of the base model. Other models use the accelerator's device."""
@@ -159,11 +159,11 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         lock = RunLock(self.folder)
         distributed.on_main(lock.acquire)
         try:
-            self._unfinished = False
             self.start_or_resume(resume_from_checkpoint)
+            self._made = self.state.global_step
             self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
             yield
-            if self._unfinished:
+            if self._made > self.state.global_step:
                 raise RuntimeError(
                     "training: the last update was made and not finished; call finish_update(batch) after update(batch)"
                 )
@@ -194,7 +194,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         with clock("update"):
             self.collect_ahead()
             batch = self.update(batch)
-        self._unfinished = True  # also where an override of update() makes the whole of it
+        self._made = self.state.global_step + 1  # also where an override of update() makes the whole of it
         self.finish_update(batch, clock)
         return batch.metrics
 
@@ -247,13 +247,13 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self._check_order(batch)
         metrics, rate = self.learning.update(batch.token_batches, self.state.global_step)
         batch.metrics |= self.named_metrics(metrics) | {"lr": rate}
-        self._unfinished = True
+        self._made = self.state.global_step + 1
         return batch
 
     def _check_order(self, batch: Batch) -> None:
         """Check that ``batch`` is that of the next update, and that the last update was finished."""
         number = self.state.global_step + 1
-        if self._unfinished:
+        if self._made == number:
             raise RuntimeError(
                 f"update: update {number} was made already, and not finished; call finish_update(batch) once after each update(batch)"
             )
@@ -266,8 +266,6 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 f"update: expected the batch of update {number}, got that of update {batch.number}; next_batch() and "
                 "collected() return a new one for each update"
             )
-        if not batch.token_batches:
-            raise RuntimeError("update: the batch has no token_batches; call advantage(batch) before update(batch)")
 
     def finish_update(self, batch: Batch, clock: Clock | None = None) -> None:
         """Hook: count the update, then log, evaluate and save where the callbacks ask for it.
@@ -277,9 +275,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         Raises:
             RuntimeError: the update was not made.
         """
-        if not self._unfinished:
+        if self._made <= self.state.global_step:
             raise RuntimeError("finish_update: no update was made since the last one; call update(batch) before it")
-        self._unfinished = False
         self.state.global_step += 1
         self.episodes += self.args.batch_size
         self.state.epoch = self.episodes / (len(self.train_dataset) * self.args.num_generations)

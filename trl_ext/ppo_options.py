@@ -221,5 +221,5 @@ class LearnerOptions:
 def _at_least(options, smallest: float, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
-        if not isinstance(value, numbers.Real) or not smallest <= float(value) < math.inf:  # also catches NaN
+        if not isinstance(value, numbers.Real) or not smallest <= value < math.inf:  # type: ignore[operator]  # or NaN
             raise ValueError(f"{name}: expected a number of at least {smallest}, got {value!r}")

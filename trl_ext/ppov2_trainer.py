@@ -207,6 +207,17 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._sources.gathered().items()}
         return batch
 
+    def update(self, batch: UpdateBatch) -> UpdateBatch:
+        """Train on the token batch of ``batch``.
+
+        Raises:
+            RuntimeError: a step of the loop was left out before this one.
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
+        if not batch.token_batches:
+            raise RuntimeError("update: the batch has no token_batches; call advantage(batch) before update(batch)")
+        return super().update(batch)
+
     def advantage(self, batch: UpdateBatch) -> UpdateBatch:
         """Fill in the token batch of the policy, with old log-probabilities, values, advantages and returns.
 
