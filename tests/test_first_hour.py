@@ -600,3 +600,12 @@ def test_a_room_of_the_package_is_an_attribute_and_a_text_for_a_number_is_named(
     assert {"Debate", "__version__"} <= set(dir(maporl)) and "import_module" not in dir(maporl)
     with pytest.raises(ValueError, match="kl_coef: expected a number of at least 0, got 'a'"):
         maporl.MultiAgentPPOConfig(output_dir="unused", kl_coef="a", use_cpu=True)
+
+
+def test_a_file_may_extend_a_recipe_by_its_name(tmp_path):
+    (tmp_path / "grpo.yaml").write_text("extends: grpo\nupdates: 7\n")
+    values = read_values(tmp_path / "grpo.yaml")
+    assert values["updates"] == 7 and values["branching"] == read_values("grpo")["branching"]
+    (tmp_path / "other.yaml").write_text("extends: gropo\n")
+    with pytest.raises(ConfigError, match="gropo: no such configuration file"):
+        read_values(tmp_path / "other.yaml")

@@ -351,3 +351,9 @@ def test_a_run_with_a_constant_learning_rate_may_be_made_longer(tiny, tmp_path):
     whole.train()
     for one, other in zip(longer.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_recomputing_activations_warns_of_nothing(tiny, tmp_path, recwarn):
+    """Transformers warned of the old name of the option at the start, and twice in every update."""
+    trainer_of(tiny, tmp_path, gradient_checkpointing=True, total_episodes=16).train()
+    assert [str(w.message) for w in recwarn if "checkpointing" in str(w.message)] == []

@@ -49,6 +49,7 @@ from maporl.team import pretrained
 from maporl.types import Ask
 from trl_ext.fingerprint import DataChanged
 from trl_ext.interruptions import Interrupted
+from trl_ext.manifest import CheckpointError
 
 TASK, HELD_OUT = Arithmetic(largest=9), Arithmetic(largest=9, split="eval")
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -434,6 +435,17 @@ def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert json.loads(elsewhere.stdout.splitlines()[-1])["turns"] == trainer.after.to_json()["turns"]
     assert list(json.loads((run / FINGERPRINTS).read_text())) == ["my_parts"]
+    for other, section in (
+        (
+            {"reward": RewardSection(sources={"length": 0.5, "format": 2.0}, rules=more["reward"].rules)},
+            "reward.sources",
+        ),
+        ({"branching": BranchingSection(group=2)}, "branching.group"),
+        ({"advantage": AdvantageConfig(returns="utterance", baseline="mean", key=("prompt",))}, "advantage.returns"),
+    ):
+        again = trainer_of(run, team(), *parts[:3], more | other, save_strategy="steps")
+        with pytest.raises(CheckpointError, match=f"its run had another {section} "):
+            again.train(resume_from_checkpoint=True)
     (folder / "my_parts.py").write_text(MINE + "# changed\n")
     again = trainer_of(run, team(), *parts, save_strategy="steps")
     with pytest.raises(DataChanged, match="the module 'my_parts' has changed since the run began"):

@@ -26,6 +26,7 @@ from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
 from trl_ext.model_checks import check_steps_all
 from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.recomputation import set_recomputation
 from trl_ext.sharding import HALF_PRECISION, Replicated, build_optimizer, strategy_of
 from trl_ext.token_batch import TokenBatch, placeholder
 from trl_ext.value_head import ValueHead
@@ -193,7 +194,7 @@ class Learner:
         if self.args.gradient_checkpointing:
             kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
             for module in filter(None, (self.model, self.value_model)):
-                base_of(module).gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+                set_recomputation(base_of(module), kwargs)
                 base_of(module).enable_input_require_grads()
                 base_of(module).train()  # transformers recomputes in training mode only; dropout is off everywhere
         _narrow_adapters(self.model, [self.adapter, self.critic_adapter, self.ref_adapter])

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -64,7 +65,9 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     def __post_init__(self):
         PPOOptions.__post_init__(self)
         LearnerOptions.__post_init__(self)
-        TrainingArguments.__post_init__(self)
+        with warnings.catch_warnings():  # gradient_checkpointing is an option of every version of transformers here
+            warnings.filterwarnings("ignore", message="`gradient_checkpointing", category=FutureWarning)
+            TrainingArguments.__post_init__(self)
         check_training_arguments(self)
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         unset_hf_deepspeed_config()  # models are loaded whole, and each engine shards its own afterwards

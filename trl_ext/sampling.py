@@ -21,6 +21,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Stoppi
 from trl_ext.chat import Tokenizer
 from trl_ext.forward import accepts, base_of
 from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
+from trl_ext.recomputation import recomputes, set_recomputation
 from trl_ext.stop_strings import StopStrings, ended
 from trl_ext.token_batch import PADDING
 
@@ -402,26 +403,20 @@ def _ends_by_string(stop_strings: StopStrings, width: int) -> Any:
     return ends
 
 
-def _checkpoints(model: Any) -> bool:
-    """Return whether the model recomputes activations. Transformers 6 renames the attribute."""
-    new = getattr(model, "is_activation_checkpointing", None)
-    return bool(getattr(model, "is_gradient_checkpointing", False) if new is None else new)
-
-
 @contextmanager
 def _clean_generation(model: Any) -> Iterator[None]:
     """Switch off training mode, gradient checkpointing and the model's own sampling defaults, such as top_k."""
     base = base_of(model)
     kept_config, was_training = base.generation_config, base.training
-    checkpointing = _checkpoints(base)
+    checkpointing = recomputes(base)
     base.generation_config = GenerationConfig()
     model.eval()
     if checkpointing:
-        base.gradient_checkpointing_disable()
+        set_recomputation(base, None)
     try:
         yield
     finally:
         base.generation_config = kept_config
         if checkpointing:
-            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            set_recomputation(base, {"use_reentrant": False})
         model.train(was_training)

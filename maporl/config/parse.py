@@ -80,7 +80,10 @@ def json_schema() -> dict[str, Any]:
     agent = dict(found["$defs"]["AgentSection"])
     agent.pop("required", None)
     found["properties"] |= {
-        "extends": {"type": "string", "description": "A file beside this one, whose values this file overrides."},
+        "extends": {
+            "type": "string",
+            "description": "A file beside this one, or a recipe's name, whose values this file overrides.",
+        },
         "agent_defaults": {**agent, "description": "Merged into every agent."},
         "recipe": {"type": "object", "description": "Where a method comes from."},
         "pythonpath": {
@@ -254,7 +257,14 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
         )
     if "pythonpath" in values:
         values["pythonpath"] = _absolute(values["pythonpath"], path.parent)
-    return [(path, values), *(_read_files(path.parent / parent, (*overlays, path.resolve())) if parent else [])]
+    return [(path, values), *(_read_files(_extended(path, parent), (*overlays, path.resolve())) if parent else [])]
+
+
+def _extended(path: Path, parent: str) -> Path:
+    """Return the file that ``path`` extends: one beside it, or that of a recipe, whose name has no ending."""
+    beside = path.parent / parent
+    coming = {} if beside.suffix or beside.exists() else recipe_files() | configuration_files()
+    return coming.get(parent, beside)
 
 
 def _absolute(folders: Any, root: Path) -> Any:

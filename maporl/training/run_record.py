@@ -9,11 +9,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from maporl.config import Config, parse_config, to_yaml
 from maporl.config.imports import FINGERPRINTS, module_files
+from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
@@ -26,11 +28,14 @@ from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext import distributed
 from trl_ext.atomic import new_folder, replace_file
 from trl_ext.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
+from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import LOCK, is_leftover
 from trl_ext.set_aside import ABANDONED, set_aside
 
 CONFIG, INITIAL, TOKENIZERS, FINAL = "config.yaml", "initial", "tokenizers", "final"
 BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"
+PARTS = ("task", "protocol", "reward", "advantage", "branching", "schedule")
+"""The sections of a configuration that decide what is learned, besides the options that checkpoints compare."""
 UNTRAINED = {BEFORE, "evaluation_before.jsonl"}
 """What a run writes before it trains anything, besides its configuration, its data's fingerprints and ``initial/``."""
 logger = logging.getLogger(__name__)
@@ -67,6 +72,7 @@ class RunRecord:
 
         Raises:
             RunExists: the folder of a new run holds another configuration.
+            CheckpointError: a resumed run has another task, protocol, reward, advantage, branching or schedule.
             DataChanged: a module of the user's that a resumed run names has changed.
         """
         if self.config is None:
@@ -88,6 +94,7 @@ class RunRecord:
                     f"{file}: is the configuration of another run, and nothing is overwritten; choose another output_dir, or "
                     "remove the folder if nothing in it is needed"
                 )
+            self._must_be_same(parse_yaml(known, str(file)), parse_yaml(text, str(file)))
             logger.warning(
                 "%s: resumes with other options; the earlier ones are in %s", self.folder, set_aside(file, ABANDONED)
             )
@@ -104,6 +111,18 @@ class RunRecord:
             remember_data(self.folder, modules, FINGERPRINTS)
         if not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
             saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
+
+    def _must_be_same(self, was: Any, now: dict[str, Any]) -> None:
+        """Check that a resumed run has the parts that decide what is learned, as far as both descriptions have them."""
+        both = [name for name in PARTS if isinstance(was, dict) and name in was and name in now]
+        for name in both:
+            old, new = was[name] or {}, now[name] or {}
+            if changed := [key for key in old if key in new and old[key] != new[key]]:
+                raise CheckpointError(
+                    f"{self.folder}: its run had another {name}.{changed[0]} ({old[changed[0]]!r:.80}, and now "
+                    f"{new[changed[0]]!r:.80}); resume with the same, or begin another run from its weights "
+                    f"({self.folder / FINAL}) in another output_dir"
+                )
 
     def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
         """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.

@@ -260,8 +260,8 @@ def _idle_cores(config: Config) -> list[str]:
     if not on_cpu or tiny or distributed.size() > 1 or not threads.isdigit() or int(threads) >= cores:
         return []
     return [
-        f"warning: OMP_NUM_THREADS={threads} leaves some of {cores} cores unused; `accelerate launch` sets it by "
-        f"default: give it --num_cpu_threads_per_process {cores}, or start with `maporl train`"
+        f"warning: OMP_NUM_THREADS={threads} leaves some of {cores} cores unused; unset it, or if `accelerate launch` has set "
+        f"it, give that --num_cpu_threads_per_process {cores}"
     ]
 
 
