@@ -194,7 +194,7 @@ class Learner:
         if self.args.gradient_checkpointing:
             kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
             for module in filter(None, (self.model, self.value_model)):
-                set_recomputation(base_of(module), kwargs)
+                set_recomputation(base_of(module), kwargs)  # type: ignore[arg-type]  # a text was parsed
                 base_of(module).enable_input_require_grads()
                 base_of(module).train()  # transformers recomputes in training mode only; dropout is off everywhere
         _narrow_adapters(self.model, [self.adapter, self.critic_adapter, self.ref_adapter])
