@@ -243,7 +243,7 @@ class Workshop(Protocol):
             plan.rewards["tidy"] = self.pay
         (answer,) = yield [Ask(solver, user(plan.text + example.question), parents=(plan.id,) if self.told else ())]
         for checker in checkers:
-            yield [Ask(checker, user(answer.text), role="check", parents=(answer.id,), answers=False)]
+            yield [Ask(checker, user(f"{answer.text}="), role="check", parents=(answer.id,), answers=False)]
 
 
 def user(text):
