@@ -263,8 +263,8 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
 def _extended(path: Path, parent: str) -> Path:
     """Return the file that ``path`` extends: one beside it, or that of a recipe, whose name has no ending."""
     beside = path.parent / parent
-    coming = {} if beside.suffix or beside.exists() else recipe_files() | configuration_files()
-    return coming.get(parent, beside)
+    coming = {} if beside.suffix else recipe_files() | configuration_files()
+    return coming[parent] if parent in coming and not beside.exists() else beside
 
 
 def _absolute(folders: Any, root: Path) -> Any:
