@@ -48,7 +48,8 @@ def tree_limits(model: Any) -> TreeLimits | None:
         model: the Hugging Face model itself, without a PEFT wrapper.
     """
     config = model.config.get_text_config()
-    kinds = set(config.to_dict().get("layer_types") or ["full_attention"])
+    # to_dict() would copy the whole configuration, and this is asked for each micro-batch
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     declared = (
         model._supports_attention_backend
         and not model._is_stateful
@@ -59,7 +60,7 @@ def tree_limits(model: Any) -> TreeLimits | None:
     )
     if not declared:
         return None
-    window = config.to_dict().get("sliding_window")
+    window = getattr(config, "sliding_window", None)
     # per layer, linear layers take about 12 H^2 multiplications a token, and attention takes 2 H of them a key
     free = 6 * config.hidden_size / ATTENTION_PER_PRODUCT
     return TreeLimits(float("inf") if window is None else window, free, config._attn_implementation == "sdpa")
