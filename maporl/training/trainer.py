@@ -332,8 +332,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         self._ahead.settle()  # the background batch must not mix two sets of weights
         self.player.sync_engines(self.learners, self._whole_policy)
-        batch.metrics |= evaluate_everywhere(batch.dialogues).metrics()
-        batch.metrics |= mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
+        found = evaluate_everywhere(batch.dialogues)  # without labels it has the rewards already
+        batch.metrics |= found.metrics()
+        batch.metrics |= found.rewards or mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
         for source in self.player.scorer.sources.values():
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():

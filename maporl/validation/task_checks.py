@@ -31,10 +31,13 @@ def check_own_task(config: Config, splits: Sequence[Task]) -> list[str]:
 
 def label_warnings(config: Config, splits: Sequence[Task]) -> list[str]:
     """Return a warning for each tiny model whose alphabet lacks characters of the right answers."""
+    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
+    tinies = {name: tiny for name, tiny in players if tiny is not None}
+    if not tinies:
+        return []
     labelled = (task for task in splits if task.labelled and task.has_questions)
     used = {c for task in labelled for i in range(min(LOOKED_AT, len(task))) for c in task[i].answer}
-    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
-    missing = {name: used - set(tiny.alphabet) for name, tiny in players if tiny is not None}
+    missing = {name: used - set(tiny.alphabet) for name, tiny in tinies.items()}
     return [
         f"warning: agents.{name}.tiny.alphabet: right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so "
         f"{name} can never write those answers; add them"
