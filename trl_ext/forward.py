@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,13 @@ def trunk_of(model: Any) -> nn.Module:
 
 def accepts(model: Any, name: str) -> bool:
     """Return whether the model's ``forward`` has a parameter ``name``."""
-    return name in inspect.signature(model.forward).parameters
+    return name in _parameters(type(model).forward)
+
+
+@cache
+def _parameters(function: Callable) -> frozenset[str]:
+    """Return the names of a function's parameters. They are asked for in every step of decoding."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def tree_limits(model: Any) -> TreeLimits | None:
