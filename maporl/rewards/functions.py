@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from maporl.config.imports import told
 from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values
 from maporl.tasks.base import Task
@@ -66,7 +67,9 @@ class CompletionReward(RewardSource):
                 [self.function], prompts, completions, ids, columns, self.state()
             ).values()
         except RewardError as error:
-            raise RewardFailure(str(error)) from error
+            cause = error.__cause__  # what the function raised itself
+            what = f"reward {reward_name(self.function)!r} failed: {told(cause)}" if cause else str(error)
+            raise RewardFailure(what) from error
         if any(isinstance(value, list) for value in values):
             raise RewardFailure(
                 f"reward {reward_name(self.function)!r}: gave a list of numbers for one answer; a team is paid one number for "
