@@ -13,6 +13,7 @@ import sys
 from contextlib import contextmanager
 
 import torch
+from accelerate.state import AcceleratorState
 from torch.library import Library, fallthrough_kernel
 from torch.utils import backend_registration
 
@@ -89,6 +90,12 @@ class SimTensor(torch.Tensor):
     def data(self, value):
         torch.Tensor.data.__set__(self, value)
         self.inner = value.inner
+
+    def __deepcopy__(self, memo):
+        made = SimTensor(self.inner.detach().clone())
+        made = torch.nn.Parameter(made) if isinstance(self, torch.nn.Parameter) else made
+        memo[id(self)] = made
+        return made.requires_grad_(self.requires_grad)
 
     def untyped_storage(self):
         return self.inner.untyped_storage()
@@ -312,9 +319,7 @@ def _register():
 
 @contextmanager
 def second_device(count=1):
-    """Make ``sim`` the accelerator of torch, accelerate and transformers."""
-    from accelerate.state import AcceleratorState
-
+    """Make ``sim`` the accelerator of torch, accelerate and transformers. ``count``: how many there seem to be."""
     _register()
     before = os.environ.get("ACCELERATE_TORCH_DEVICE")
     AcceleratorState._reset_state(True)
@@ -324,8 +329,13 @@ def second_device(count=1):
     try:
         yield torch.device("sim", 0)
     finally:
-        _State.here = False
-        AcceleratorState._reset_state(True)
-        os.environ.pop("ACCELERATE_TORCH_DEVICE")
+        leave()
         if before is not None:
             os.environ["ACCELERATE_TORCH_DEVICE"] = before
+
+
+def leave():
+    """Let the device disappear, as on a machine without one."""
+    _State.here = False
+    AcceleratorState._reset_state(True)
+    os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
