@@ -71,8 +71,12 @@ class SimTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    @property
     def __tensor_flatten__(self):
-        return ["inner"], None
+        """What makes ``Module.to`` swap a new tensor into its parameter. A parameter that is here already stays."""
+        if isinstance(self, torch.nn.Parameter):
+            raise AttributeError
+        return lambda: (["inner"], None)
 
     @staticmethod
     def __tensor_unflatten__(inner, context, size, stride):

@@ -91,7 +91,7 @@ RUNS = {
     "one base": ({"agent_defaults": LORA, "agents": {"ann": {"policy": "one"}, "bob": {"policy": "one"}}}, {}),
     "opponents": ({"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, {}),
     "checkpointing": ({}, {"gradient_checkpointing": True}),
-    "trajectories": ({"ppo": {"response_length": 3, "ratio": "trajectory", "entropy_coef": 0.01, "kl_in": "loss"}}, {}),
+    "trajectories": ({"ppo": {"response_length": 3, "ratio": "trajectory", "entropy_coef": 0.01, "kl_in": "loss", "kl_estimator": "k3"}}, {}),
 }
 
 
