@@ -25,7 +25,9 @@ def serve(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            "--device", help="Give it several times for several copies. Default: the accelerator, else cpu.", show_default=False
+            "--device",
+            help="Give it several times for several copies. Default: the accelerator, else cpu.",
+            show_default=False,
         ),
     ] = None,
     workers: Annotated[int, typer.Option("--workers", help="Copies on each device.", min=1)] = 1,

@@ -6,11 +6,18 @@ import json
 import pytest
 import second_device
 import torch
+from peft import LoraConfig, get_peft_model
 from second_device import waits
+from test_update_layouts import Plain
 from tiny_run import config_of, end_of
 
 from maporl.runs.train import train
 from maporl.validation.preflight import check_run
+from trl_ext.learner import Learner
+from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.sampling import Sampling, sample
+from trl_ext.token_advantages import assign_advantages
+from trl_ext.token_batch import Completion, build_token_batch
 
 pytestmark = pytest.mark.skipif(not second_device.AVAILABLE, reason="this torch takes no backend written in Python")
 UPDATES = 2
@@ -91,7 +98,18 @@ RUNS = {
     "one base": ({"agent_defaults": LORA, "agents": {"ann": {"policy": "one"}, "bob": {"policy": "one"}}}, {}),
     "opponents": ({"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}, {}),
     "checkpointing": ({}, {"gradient_checkpointing": True}),
-    "trajectories": ({"ppo": {"response_length": 3, "ratio": "trajectory", "entropy_coef": 0.01, "kl_in": "loss", "kl_estimator": "k3"}}, {}),
+    "trajectories": (
+        {
+            "ppo": {
+                "response_length": 3,
+                "ratio": "trajectory",
+                "entropy_coef": 0.01,
+                "kl_in": "loss",
+                "kl_estimator": "k3",
+            }
+        },
+        {},
+    ),
 }
 
 
@@ -125,3 +143,80 @@ def test_a_team_trains_as_on_the_cpu(sim, tmp_path, name):
     found = run_of(tmp_path / "sim", False, *RUNS[name])
     second_device.leave()
     assert_near(found, run_of(tmp_path / "cpu", True, *RUNS[name]))
+
+
+# -- how often the host waits for the device ----------------------------------------------------------------------------
+
+CONVERSATIONS = [([3, 4 + n], [5, 6 + n % 3, 7, 8][: 2 + n % 3], n // 2) for n in range(8)]
+
+
+def learner_on(device, tiny, folder, critic="head", lora=False, **options):
+    model, tokenizer = tiny("qwen3")
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
+    defaults = {"output_dir": str(folder), "report_to": [], "temperature": 1.0, "kl_coef": 0.1}
+    args = PPOv2Config(**{**defaults, "per_device_train_batch_size": 2, **options})
+    learner = Learner("policy", model, tokenizer, args, critic=critic)
+    learner.prepare(Plain(), updates=1, device=device)
+    completions = [
+        Completion(p, r, True, str(i), score=i % 3, trajectory=(t,)) for i, (p, r, t) in enumerate(CONVERSATIONS)
+    ]
+    return learner, build_token_batch(completions, device)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"critic": "model"}, {"critic": "none"}, {"critic": "adapter", "lora": True}, {"kl_in": "loss", "kl_estimator": "k3"},
+        {"ratio": "trajectory"}, {"entropy_coef": 0.01, "logits_chunk": 4}, {"aggregation": "sequence_mean"},
+        {"objective": "reinforce", "engine_tis_cap": 2.0}, {"optim": "adamw_torch", "max_grad_norm": 0},
+    ],
+    ids=lambda options: " ".join(map(str, options)) or "default",
+)  # fmt: skip
+def test_an_update_waits_at_most_twice_for_a_micro_batch(sim, tiny, tmp_path, options):
+    """Transformers waits once in each forward, to see whether positions are packed. The rest is for the whole minibatch."""
+    learner, rows = learner_on(sim, tiny, tmp_path, **options)
+    with waits() as before:
+        learner.compute_old_logprobs_and_values(rows)
+        assign_advantages(rows, learner.args, learner.critic != "none")
+    parts = rows.microbatches(torch.arange(8), 2)
+    forwards = 2 if options.get("critic") in ("model", "adapter") else 1
+    assert len(parts) == 4
+    with waits() as found:
+        measures = learner.accumulate(rows, torch.arange(8))
+        norm = learner.step()
+    assert measures["loss"] == measures["loss"] and norm > 0
+    assert sum(found.values()) <= forwards * len(parts) + 2, found
+    assert sum(found.values()) <= 2 * forwards * len(parts)
+    reads = forwards + 1  # the reference's too
+    assert sum(before.values()) <= reads * len(parts) + 30, before
+
+
+def test_the_number_of_rows_does_not_matter_to_the_waits_of_advantages(sim, tiny, tmp_path):
+    counts = []
+    for copies in (1, 4):
+        learner, _ = learner_on(sim, tiny, tmp_path)
+        completions = [
+            Completion(p, r, True, str(i), score=float(i)) for i, (p, r, _) in enumerate(CONVERSATIONS * copies)
+        ]
+        rows = build_token_batch(completions, sim)
+        with waits() as found:
+            assign_advantages(rows, learner.args)
+        counts.append(sum(found.values()))
+    assert counts[0] == counts[1] <= 16
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_decoding_waits_once_for_sixteen_tokens(sim, tiny, temperature):
+    """Each step reads what it chose, and transformers reads its attention mask once more."""
+    model, _ = tiny("qwen3")
+    model.to(sim)
+    counts = []
+    for length in (4, 12):
+        options = Sampling(length, temperature, batch_size=32)
+        with waits() as found:
+            rows = sample(model, [[3, 4, 5 + n % 4] for n in range(32)], options, keys=[(n,) for n in range(32)])
+        assert all(len(row.ids) == length for row in rows)
+        counts.append(sum(found.values()))
+    assert counts[1] - counts[0] <= 2 * 8  # eight steps more
+    assert counts[1] <= 12 * 32 / 16, found
