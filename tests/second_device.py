@@ -11,9 +11,10 @@ import collections
 import os
 import sys
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from torch.library import Library, fallthrough_kernel
 from torch.utils import backend_registration
 
@@ -109,6 +110,9 @@ class SimTensor(torch.Tensor):
 
     def data_ptr(self):
         return self.inner.data_ptr()
+
+    def as_subclass(self, kind):
+        return self  # a mask of blocks is then an ordinary mask, which is right too
 
     def tolist(self):
         return self.cpu().tolist()
@@ -325,21 +329,27 @@ def _register():
 def second_device(count=1):
     """Make ``sim`` the accelerator of torch, accelerate and transformers. ``count``: how many there seem to be."""
     _register()
-    before = os.environ.get("ACCELERATE_TORCH_DEVICE")
+    begin = PartialState.__init__
+
+    def choose(self, cpu=False, **options):
+        """Choose the device as accelerate does on a machine with CUDA, which it takes unless it is asked for the CPU."""
+        with patch.dict(os.environ):
+            if cpu:
+                os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
+            begin(self, cpu, **options)
+
     AcceleratorState._reset_state(True)
-    os.environ["ACCELERATE_TORCH_DEVICE"] = "sim"
     _State.here, _State.count = True, count
     torch.manual_seed(0)
     try:
-        yield torch.device("sim", 0)
+        with patch.object(PartialState, "__init__", choose), patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="sim"):
+            yield torch.device("sim", 0)
     finally:
         leave()
-        if before is not None:
-            os.environ["ACCELERATE_TORCH_DEVICE"] = before
 
 
 def leave():
     """Let the device disappear, as on a machine without one."""
     _State.here = False
-    AcceleratorState._reset_state(True)
     os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
+    AcceleratorState._reset_state(True)

@@ -115,16 +115,16 @@ class Totals:
     """The numbers by which sums over a minibatch are divided. They let a minibatch be split into any micro-batches."""
 
     policy: float | Tensor
-    tokens: float | Tensor
-    values: float | Tensor
+    tokens: float
+    values: float
 
     @classmethod
     def of(cls, rows: TokenBatch, index: Tensor, options: PPOOptions) -> "Totals":
         """Return the totals of the minibatch ``index`` of ``rows``, summed over all processes."""
         mask = rows.sampled_mask[index]
         policy: float | Tensor = aggregation_total(mask, rows.weight[index], options.aggregation)
-        tokens: float | Tensor = sum(rows.tree.lengths[row] - rows.first[row] for row in index.tolist())
-        values: float | Tensor = int(rows.value_mask[index.cpu()].sum())
+        tokens: float = sum(rows.tree.lengths[row] - rows.first[row] for row in index.tolist())
+        values: float = int(rows.value_mask[index.cpu()].sum())
         if distributed.size() > 1:
             policy, tokens, values = distributed.all_reduce_sum([float(policy), tokens, values], mask.device)
         if options.aggregation == "per_main_rollout" and rows.rollouts is not None:

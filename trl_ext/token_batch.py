@@ -220,11 +220,11 @@ class TokenBatch:
             read = self.input_ids[torch.tensor(rows, device=row.device), :-1]
             lines = torch.tensor([line[chain] for chain in chains], device=row.device)
             return ToRead(read, lines[row] * read.shape[1] + column - 1, rows)
-        rows, columns, place = (
+        held, columns, place = (
             torch.from_numpy(found).to(row.device) for found in (layout.row, layout.column, layout.place)
         )
         first = layout.row[:, 0].tolist()
-        return ToRead(self.input_ids[rows, columns], place[row, column - 1], first, columns, layout)
+        return ToRead(self.input_ids[held, columns], place[row, column - 1], first, columns, layout)
 
 
 @dataclass
