@@ -227,7 +227,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def place(self) -> dict[int, torch.device]:
         """Return a device for every base model if ``placement`` is split. Otherwise all share one device."""
-        self._places = split_bases(self.team.policies) if self.args.placement == "split" else {}
+        self._places = split_bases(self.team.policies, self.args.use_cpu) if self.args.placement == "split" else {}
         return self._places
 
     # -- the run ------------------------------------------------------------------------------------------------------
