@@ -17,8 +17,8 @@ from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import ColocateSection, VLLMSection
-from maporl.engines.vllm.colocated import HERE
-from maporl.engines.vllm.engine import PROBE, VLLMEngine
+from maporl.engines.vllm.checks import PROBE
+from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.loading import load_tokenizers
@@ -217,7 +217,7 @@ def test_servers_of_whole_weights_meet_the_trainer_at_ports_of_their_own(tiny, t
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(vllm_client, "VLLMClient", Client)
-    monkeypatch.setattr(VLLMEngine, "_introduce", lambda self, server, name, policy: None)
+    monkeypatch.setattr(VLLMEngine, "_introduce", lambda *arguments: None)
     team = Team([Agent(n, *tiny(seed=s), engine="vllm") for s, n in enumerate(("ann", "bob"))])
     sections = {"ann": VLLMSection(urls=["http://a:1", "http://b:1"]), "bob": VLLMSection(urls=["http://c:1"])}
     engine = VLLMEngine(team.policies, sections, 4, 1.0, tmp_path)
@@ -320,7 +320,7 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     prompt = tokenizer.encode("What is 3*4?", add_special_tokens=False)
     sampled = {}
     for name, policy in policies.items():
-        server = engine._servers[URL if where == "server" else HERE]
+        server = engine._servers[engine._places[name][0]]
         [sampled[name]] = server.answer(
             [Asked("test", engine._model(name, server), prompt, 16, Decoding(0.8), frozenset())]
         )

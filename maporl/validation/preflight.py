@@ -26,7 +26,8 @@ from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError, install_command
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.branching import BRANCHINGS
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, context_length, load_tokenizers
