@@ -277,7 +277,7 @@ ENCODERS = {
     "trl_ext/plain_text.py": "encodes the pieces",
     "trl_ext/chat.py": "renders the template",
     "trl_ext/prompts.py": "a prompt that is a text is taken as it is",
-    "maporl/engines/vllm/engine.py": "a fixed text",
+    "maporl/engines/vllm/checks.py": "a fixed text",
     "maporl/engines/vllm/colocated.py": "the same fixed text",
 }
 

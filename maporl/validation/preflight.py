@@ -381,4 +381,8 @@ def _describe(agent: AgentSection) -> str:
     if not agent.weights:
         return agent.engine if agent.api is None else f"{agent.api.model} by API"
     what = f"tiny {agent.tiny.architecture}" if agent.tiny else str(agent.model)
-    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")
+    here = agent.vllm is not None and agent.vllm.colocate is not None
+    engine = (
+        "" if agent.engine == AgentSection.engine else f", engine {agent.engine}{' in this process' if here else ''}"
+    )
+    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen") + engine

@@ -46,7 +46,10 @@ class ColocatedServer(Server):
     def __init__(self, section: ColocateSection, policies: Sequence[Policy], share: int = 1):
         self.url = f"{HERE} ({', '.join(policy.name for policy in policies)})"
         if find_spec("vllm") is None:
-            raise ConfigError(f"vllm.colocate needs the package vllm; install it with: {install_command('vllm')}")
+            raise ConfigError(
+                f"vllm.colocate needs the package vllm; install it with: {install_command('vllm')}, or give engine: transformers "
+                "and vllm: null"
+            )
         if distributed.size() > 1:
             raise ConfigError(
                 f"vllm.colocate: expected a single process, got {distributed.size()}; start servers and give their urls instead"
@@ -65,7 +68,7 @@ class ColocatedServer(Server):
         except Exception as error:  # whatever vLLM raises
             raise VLLMFailure(
                 f"{self.url}: does not start ({type(error).__name__}: {error}); vllm.colocate.gpu_memory_utilization "
-                f"is {section.gpu_memory_utilization}, for {share} of them together"
+                f"is {section.gpu_memory_utilization}, for {share} of them together; give more, or engine: transformers"
             ) from error
         self._base: str = options["model"]
         self._asleep = False
@@ -96,9 +99,12 @@ class ColocatedServer(Server):
             name, future = str(next(self._numbers)), Future[Sampled]()
             future.set_running_or_notify_cancel()  # nothing but release ends a request early
             adapter = self._adapters.get(request.model)
-            self._llm.llm_engine.add_request(
-                name, {"prompt_token_ids": request.prompt}, parameters, lora_request=adapter
-            )
+            try:
+                self._llm.llm_engine.add_request(
+                    name, {"prompt_token_ids": request.prompt}, parameters, lora_request=adapter
+                )
+            except ValueError as error:  # for example, the prompt is longer than vllm.colocate.max_model_len
+                raise VLLMFailure(f"{self.url}: {request.label}: {error}") from error
             self._running[name] = future
             futures.append(future)
         return futures
@@ -195,11 +201,12 @@ def llm_options(section: ColocateSection, base: Any, policies: Sequence[Policy],
         "logprobs_mode": "processed_logprobs",
         "gpu_memory_utilization": section.gpu_memory_utilization / share,
         "enable_lora": bool(ranks),
+        "max_model_len": section.max_model_len or -1,  # -1: as long as the model allows and the memory has room for
     }
     if ranks:
         room = next((rank for rank in RANKS if rank >= highest), highest)
         options |= {"max_loras": len(policies), "max_lora_rank": room}
-    return options | ({"max_model_len": section.max_model_len} if section.max_model_len is not None else {})
+    return options
 
 
 def compare(held: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> tuple[int, list[str]]:
