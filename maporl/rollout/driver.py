@@ -5,7 +5,8 @@ Each policy answers one batch at each step. Engines that take requests as they c
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,9 @@ class RolloutDriver:
             ConfigError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
                 parents that nobody has said.
         """
-        steps = self._ask(episodes)
-        self._answered(steps, every=True)
+        with self._released_if_it_fails():
+            steps = self._ask(episodes)
+            self._answered(steps, every=True)
         return self._take(steps)
 
     def put(self, episode: Episode, said: list[tuple[Episode, Utterance]]) -> None:
@@ -140,8 +142,9 @@ class RolloutDriver:
         steps: list[Step] = []
         ready = [episode for episode in episodes if not episode.over]
         while ready or steps:
-            steps += self._ask(ready)
-            done = self._answered(steps, every)
+            with self._released_if_it_fails():
+                steps += self._ask(ready)
+                done = self._answered(steps, every)
             taken = [steps[number] for number in done]
             steps = [step for number, step in enumerate(steps) if number not in set(done)]
             self._take(taken)
@@ -252,10 +255,15 @@ class RolloutDriver:
             busy = [engine.advance() for engine in self.engines.values()]
             return any(busy)
 
+        return wait_for([[one.future for one in step.pending] for step in steps], advance, every)
+
+    @contextmanager
+    def _released_if_it_fails(self) -> Iterator[None]:
+        """Let engines give up what is left if an answer fails, because nobody will read it."""
         try:
-            return wait_for([[one.future for one in step.pending] for step in steps], advance, every)
+            yield
         except BaseException:
-            self.release()  # no engine goes on with what nobody will read
+            self.release()
             raise
 
     def _take(self, steps: list[Step]) -> list[list[Utterance]]:

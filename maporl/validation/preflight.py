@@ -306,6 +306,14 @@ class _Silent(Engine):
         return [Reply("") for _ in requests]
 
 
+def _context(name: str, agent: AgentSection) -> int | None:
+    """Return the most tokens that the agent's model reads, and vLLM in this process if it samples. None has no limit."""
+    limits = [context_length(name, agent)]
+    if agent.vllm is not None and agent.vllm.colocate is not None:
+        limits.append(agent.vllm.colocate.max_model_len)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _check_lengths(
     config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]
 ) -> tuple[list[str], int, list[int], list[Dialogue]]:
@@ -328,7 +336,7 @@ def _check_lengths(
         played += RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:])
     for dialogue in played:
         steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
-    contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
+    contexts = {name: _context(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length
     longer: dict[str, int] = {}
     longest = 0
@@ -349,8 +357,8 @@ def _check_lengths(
             which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
             raise ConfigError(
                 f"agents.{agent}: {which} {length} tokens and answers may have {most} (ppo.response_length), but its "
-                f"model reads at most {context}; shorten the protocol's texts or ppo.response_length, or use another "
-                f"model; question: {request.example.question!r:.80}"
+                f"model reads at most {context} (with vllm.colocate.max_model_len, if that is set); shorten the protocol's texts "
+                f"or ppo.response_length, or use another model; question: {request.example.question!r:.80}"
             )
         if length + answers + most > context:
             longer[agent] = max(longer.get(agent, 0), length + answers + most)

@@ -67,8 +67,9 @@ class ColocatedServer(Server):
                 self._llm = LLM(**options)
         except Exception as error:  # whatever vLLM raises
             raise VLLMFailure(
-                f"{self.url}: does not start ({type(error).__name__}: {error}); vllm.colocate.gpu_memory_utilization "
-                f"is {section.gpu_memory_utilization}, for {share} of them together; give more, or engine: transformers"
+                f"{self.url}: does not start ({_words(error)}); check vllm.colocate (options {section.options}, gpu_memory_utilization "
+                f"{section.gpu_memory_utilization} for all {share} of them, max_model_len {section.max_model_len}), or use engine: "
+                "transformers and vllm: null"
             ) from error
         self._base: str = options["model"]
         self._asleep = False
@@ -103,8 +104,8 @@ class ColocatedServer(Server):
                 self._llm.llm_engine.add_request(
                     name, {"prompt_token_ids": request.prompt}, parameters, lora_request=adapter
                 )
-            except ValueError as error:  # for example, the prompt is longer than vllm.colocate.max_model_len
-                raise VLLMFailure(f"{self.url}: {request.label}: {error}") from error
+            except Exception as error:  # for example, the prompt is longer than vLLM's max_model_len
+                raise VLLMFailure(f"{self.url}: {request.label}: {_words(error)}") from error
             self._running[name] = future
             futures.append(future)
         return futures
@@ -149,7 +150,7 @@ class ColocatedServer(Server):
         try:
             self._llm.llm_engine.add_lora(request)
         except Exception as error:  # whatever vLLM raises
-            raise VLLMFailure(f"{self.url}: {what}: {type(error).__name__}: {error}") from error
+            raise VLLMFailure(f"{self.url}: {what}: {_words(error)}") from error
         self._adapters[name] = request
 
     def unload(self, name: str, what: str) -> None:
@@ -175,7 +176,7 @@ class ColocatedServer(Server):
             forgotten = self._llm.reset_prefix_cache()
             found = self._llm.apply_model(lambda own: compare(dict(own.named_parameters()), state))
         except Exception as error:  # whatever vLLM raises
-            raise VLLMFailure(f"{self.url}: did not take {what}: {type(error).__name__}: {error}") from error
+            raise VLLMFailure(f"{self.url}: did not take {what}: {_words(error)}") from error
         if not forgotten:
             raise VLLMFailure(f"{self.url}: still uses prefixes of earlier weights, because requests are running")
         for compared, different in found:
@@ -226,6 +227,11 @@ def compare(held: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) 
             if not torch.equal(own[: len(given)], given.to(own.device, own.dtype)):
                 different.append(name)
     return compared, different
+
+
+def _words(error: Exception) -> str:
+    """Return an error of vLLM in one line. Its own may have pages."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
 
 
 @contextmanager
