@@ -8,6 +8,7 @@ import importlib.util
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
@@ -50,6 +51,7 @@ def saved(tiny, tmp_path):
             model.tie_weights()
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        save_file({"linear.weight": torch.zeros(1, 128)}, folder / "value_head.safetensors")  # as a run saves it
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer
 
     return save
@@ -163,6 +165,6 @@ def test_a_team_trains_all_its_weights_with_vllm_in_its_process(saved, tmp_path)
     records = trainer.run.read_metrics()
     assert len(records) == 3
     for name, policy in team.policies.items():
-        moved = [float((a - b).abs().max()) for a, b in zip(policy.model.parameters(), before[name], strict=True)]
+        moved = [float((a - b).detach().abs().max()) for a, b in zip(policy.model.parameters(), before[name], strict=True)]
         assert max(moved) > 1e-3
         assert all(record[f"{name}/policy/engine_gap"] < EXACT for record in records)

@@ -23,15 +23,21 @@ from maporl.team.team import Policy
 from trl_ext import distributed
 from trl_ext.forward import base_of
 from trl_ext.sampling import Sampled
+from trl_ext.weights import plain_state
 
 HERE = "vLLM in this process"
 """The beginning of the name of such a server in messages, where other servers have a URL."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM has room for. It takes adapters up to the one that it is told."""
+DUMMY = "dummy"
+"""How vLLM loads weights that :meth:`ColocatedServer.load_weights` will replace. It reads no file: a folder of a trained
+policy also has its critic's head, which vLLM would take for a part of the model."""
 
 
 class ColocatedServer(Server):
-    """One ``vllm.LLM`` for the base of ``policies``. It takes adapters from folders, and whole weights from the model.
+    """One ``vllm.LLM`` for the base of ``policies``. It takes adapters from folders, and other weights from the model.
+
+    A quantised base is read from its folder, and all others are copied.
 
     Args:
         section: the options of vLLM.
@@ -73,6 +79,8 @@ class ColocatedServer(Server):
             ) from error
         self._base: str = options["model"]
         self._asleep = False
+        self.has_weights = options["load_format"] != DUMMY
+        """Whether vLLM has the weights of the base. If not, :meth:`load_weights` comes first."""
         self._adapters: dict[str, Any] = {}
         self._numbers = itertools.count(1)
         self._running: dict[str, Future[Sampled]] = {}
@@ -158,7 +166,7 @@ class ColocatedServer(Server):
         self._llm.llm_engine.remove_lora(self._adapters.pop(name).lora_int_id)
 
     def load_weights(self, model: Any, what: str) -> None:
-        """Copy all weights of ``model`` into vLLM, and check that they have arrived.
+        """Copy all weights of ``model`` but its adapters into vLLM, and check that they have arrived.
 
         vLLM also forgets the prefixes that it has cached, because the old weights computed them. ``what`` describes
         the weights in errors.
@@ -169,8 +177,9 @@ class ColocatedServer(Server):
         from transformers.core_model_loading import revert_weight_conversion
 
         self._wake()
+        base: Any = base_of(model)
         # vLLM reads the names and shapes of files, which are not always those in memory
-        state = revert_weight_conversion(model, dict(model.state_dict()))
+        state = revert_weight_conversion(base, plain_state(base))
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
             forgotten = self._llm.reset_prefix_cache()
@@ -183,8 +192,9 @@ class ColocatedServer(Server):
             if different or not compared:
                 raise VLLMFailure(
                     f"{self.url}: was sent {what}, and holds other ones: {', '.join(different[:3]) or 'no tensor can be compared'}; "
-                    "this version of vLLM does not take the weights of such a model: use engine: transformers"
+                    "this version of vLLM does not take the weights of such a model: use engine: transformers and vllm: null"
                 )
+        self.has_weights = True
 
     def _wake(self) -> None:
         if self._asleep:
@@ -202,6 +212,7 @@ def llm_options(section: ColocateSection, base: Any, policies: Sequence[Policy],
         "logprobs_mode": "processed_logprobs",
         "gpu_memory_utilization": section.gpu_memory_utilization / share,
         "enable_lora": bool(ranks),
+        "load_format": "auto" if policies[0].is_quantized else DUMMY,
         "max_model_len": section.max_model_len or -1,  # -1: as long as the model allows and the memory has room for
     }
     if ranks:
@@ -213,16 +224,18 @@ def llm_options(section: ColocateSection, base: Any, policies: Sequence[Policy],
 def compare(held: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> tuple[int, list[str]]:
     """Compare the tensors that vLLM holds with those that it was sent.
 
-    Tensors can be compared that have the same name and shape in both. vLLM joins some matrices, packs others, and adds rows
-    to embeddings.
+    Tensors can be compared that have the same name and shape in both. vLLM joins some matrices, packs or quantises others,
+    and adds rows to embeddings.
 
     Returns:
         How many tensors were compared, and the names of those that differ.
     """
     compared, different = 0, []
+    held = {name.replace(".base_layer.", "."): tensor for name, tensor in held.items()}
     for name in sorted(held.keys() & sent.keys()):
         own, given = held[name].detach(), sent[name].detach()
-        if own.dim() and own.shape[1:] == given.shape[1:] and len(own) >= len(given):
+        precise = own.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if precise and own.dim() and own.shape[1:] == given.shape[1:] and len(own) >= len(given):
             compared += 1
             if not torch.equal(own[: len(given)], given.to(own.device, own.dtype)):
                 different.append(name)

@@ -178,11 +178,13 @@ class VLLMEngine(Engine):
         self._introduced.add(policy)
 
     def _send(self, name: str, policy: Policy, old: str | None) -> None:
-        if isinstance(policy.model, PeftModel):
+        adapter = isinstance(policy.model, PeftModel)
+        for server, names in self._here:
+            if name in names and not policy.is_quantized and not (adapter and server.has_weights):
+                server.load_weights(policy.model, f"the weights of policy {name!r}")
+        if adapter:
             self._send_adapter(name, policy, old)
-        elif self.sections[name].colocate is not None and not policy.is_quantized:
-            self._copy_weights(name, policy)
-        elif policy.trainable:
+        elif policy.trainable and self.sections[name].colocate is None:
             self._send_weights(name, policy)
         copied = self.sections[name].colocate is not None
         for url in self._places[name] if copied or name not in self._introduced else ():
@@ -256,11 +258,6 @@ class VLLMEngine(Engine):
     def _introduce(self, server: Server, name: str, policy: Policy) -> None:
         base = self.sections[name].base or server.base
         check_server(server, base, self._model(name, server), policy, self.temperature)
-
-    def _copy_weights(self, name: str, policy: Policy) -> None:
-        for server, names in self._here:
-            if name in names:
-                server.load_weights(policy.model, f"the weights of policy {name!r}")
 
     def _send_weights(self, name: str, policy: Policy) -> None:
         """Send full weights over a GPU group with TRL's client. This was written without a GPU and has not been run."""
