@@ -91,7 +91,11 @@ class ColocatedServer(Server):
         return self._base
 
     def submit(self, asked: Sequence[Asked]) -> list[Future[Sampled]]:
-        """Begin to sample one completion for each request. :meth:`advance` does the work."""
+        """Begin to sample one completion for each request. :meth:`advance` does the work.
+
+        Raises:
+            VLLMFailure: vLLM does not take a request, for example because its prompt is too long.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
