@@ -14,7 +14,7 @@ from maporl.config import to_yaml
 from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines.base import Engine, Pending, Reply
 from maporl.engines.vllm.engine import VLLMEngine
-from maporl.engines.vllm.server import VLLMFailure
+from maporl.engines.vllm.server import Asked, VLLMFailure
 from maporl.protocols import Debate
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -154,6 +154,23 @@ def test_vllm_sleeps_after_the_dialogues_and_wakes_for_weights_and_requests(fake
     awake = fake_vllm(team, sleep=False)
     awake.release()
     assert awake._llm.told == [] and awake._llm.options["enable_sleep_mode"] is False
+
+
+def test_a_thread_gives_up_its_own_requests_and_vllm_sleeps_when_all_are_answered(fake_vllm, tiny):  # noqa: F811
+    server = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
+    asked = [Asked("one", "base", [1], 5, Decoding(0.7), frozenset())]
+    found = []
+    other = threading.Thread(target=lambda: found.extend(server.submit(asked)))
+    other.start()
+    other.join()
+    [mine] = server.submit(asked)
+    server.release()
+    assert not found[0].done() and ("sleep", 1) not in server._llm.told
+    with pytest.raises(VLLMFailure, match="the request was given up"):
+        mine.result()
+    assert server.advance() is False and found[0].result().ids == [5]
+    server.release()
+    assert server._llm.told[-1] == ("sleep", 1)
 
 
 def test_every_base_has_a_vllm_of_its_own_and_they_share_the_memory(fake_vllm, tiny, tmp_path, monkeypatch):  # noqa: F811

@@ -165,6 +165,8 @@ def test_a_team_trains_all_its_weights_with_vllm_in_its_process(saved, tmp_path)
     records = trainer.run.read_metrics()
     assert len(records) == 3
     for name, policy in team.policies.items():
-        moved = [float((a - b).detach().abs().max()) for a, b in zip(policy.model.parameters(), before[name], strict=True)]
+        moved = [
+            float((a - b).detach().abs().max()) for a, b in zip(policy.model.parameters(), before[name], strict=True)
+        ]
         assert max(moved) > 1e-3
         assert all(record[f"{name}/policy/engine_gap"] < EXACT for record in records)

@@ -6,6 +6,7 @@ Where vLLM's sleep mode works, vLLM gives its memory back after the dialogues, a
 import itertools
 import os
 import random
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -83,7 +84,9 @@ class ColocatedServer(Server):
         """Whether vLLM has the weights of the base. If not, :meth:`load_weights` comes first."""
         self._adapters: dict[str, Any] = {}
         self._numbers = itertools.count(1)
-        self._running: dict[str, Future[Sampled]] = {}
+        self._running: dict[str, tuple[int, Future[Sampled]]] = {}
+        # with async_depth, dialogues are played in one thread, while a judge speaks in another
+        self._lock = threading.RLock()
 
     @property
     def base(self) -> str:
@@ -96,54 +99,59 @@ class ColocatedServer(Server):
         Raises:
             VLLMFailure: vLLM does not take a request, for example because its prompt is too long.
         """
+        with self._lock:
+            self._wake()
+            return [self._begin(request) for request in asked]
+
+    def _begin(self, request: Asked) -> Future[Sampled]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        self._wake()
-        futures: list[Future[Sampled]] = []
-        for request in asked:
-            parameters = SamplingParams(
-                max_tokens=request.most, temperature=request.decoding.temperature, top_p=request.decoding.top_p,
-                top_k=request.decoding.top_k, stop_token_ids=sorted(request.stop_ids),
-                ignore_eos=True, logprobs=0, seed=request.seed, detokenize=bool(request.stop_strings),
-                stop=list(request.stop_strings), include_stop_str_in_output=True,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )  # fmt: skip
-            name, future = str(next(self._numbers)), Future[Sampled]()
-            future.set_running_or_notify_cancel()  # nothing but release ends a request early
-            adapter = self._adapters.get(request.model)
-            try:
-                self._llm.llm_engine.add_request(
-                    name, {"prompt_token_ids": request.prompt}, parameters, lora_request=adapter
-                )
-            except Exception as error:  # for example, the prompt is longer than vLLM's max_model_len
-                raise VLLMFailure(f"{self.url}: {request.label}: {_words(error)}") from error
-            self._running[name] = future
-            futures.append(future)
-        return futures
+        parameters = SamplingParams(
+            max_tokens=request.most, temperature=request.decoding.temperature, top_p=request.decoding.top_p,
+            top_k=request.decoding.top_k, stop_token_ids=sorted(request.stop_ids),
+            ignore_eos=True, logprobs=0, seed=request.seed, detokenize=bool(request.stop_strings),
+            stop=list(request.stop_strings), include_stop_str_in_output=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        name, future = str(next(self._numbers)), Future[Sampled]()
+        future.set_running_or_notify_cancel()  # nothing but release ends a request early
+        adapter = self._adapters.get(request.model)
+        prompt = {"prompt_token_ids": request.prompt}
+        try:
+            self._llm.llm_engine.add_request(name, prompt, parameters, lora_request=adapter)
+        except Exception as error:  # for example, the prompt is longer than vLLM's max_model_len
+            raise VLLMFailure(f"{self.url}: {request.label}: {_words(error)}") from error
+        self._running[name] = threading.get_ident(), future
+        return future
 
     def advance(self) -> bool:
         """Sample one more token of every running completion. Return whether some are still running."""
-        if not self._running:
-            return False
-        for output in self._llm.llm_engine.step():
-            if output.finished:
-                [completion] = output.outputs
-                ids = list(completion.token_ids)
-                logprobs = [by_id[token].logprob for token, by_id in zip(ids, completion.logprobs, strict=True)]
-                self._running.pop(output.request_id).set_result(Sampled(ids, logprobs))
-        return bool(self._running)
+        with self._lock:
+            for output in self._llm.llm_engine.step() if self._running else ():
+                if output.finished and output.request_id in self._running:
+                    [completion] = output.outputs
+                    ids = list(completion.token_ids)
+                    logprobs = [by_id[token].logprob for token, by_id in zip(ids, completion.logprobs, strict=True)]
+                    self._running.pop(output.request_id)[1].set_result(Sampled(ids, logprobs))
+            return bool(self._running)
 
     def release(self) -> None:
-        """End the requests that are still running, and give vLLM's memory back until the next request."""
-        if self._running:
-            self._llm.llm_engine.abort_request(list(self._running))
-            self._running = {}
-        if self._sleeps and not self._asleep:
-            self._llm.sleep(
-                level=1
-            )  # the weights move to main memory; level 2 would lose those of the base of adapters
-            self._asleep = True
+        """End the requests of this thread that are still running, and give vLLM's memory back until the next request.
+
+        While requests of another thread are running, vLLM keeps its memory.
+        """
+        with self._lock:
+            left = [name for name, (thread, _) in self._running.items() if thread == threading.get_ident()]
+            if left:
+                self._llm.llm_engine.abort_request(left)
+            for name in left:
+                self._running.pop(name)[1].set_exception(VLLMFailure(f"{self.url}: the request was given up"))
+            if self._sleeps and not self._asleep and not self._running:
+                self._llm.sleep(
+                    level=1
+                )  # the weights move to main memory; level 2 would lose those of the base of adapters
+                self._asleep = True
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of ``text`` by vLLM's own tokenizer."""

@@ -1,6 +1,7 @@
 """The client of one ``vllm serve``, and the interface that the engine needs of any vLLM."""
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ class Server:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Give up what is left of submitted requests, and free memory until the next one."""
+        """Give up what is left of this thread's requests, and free memory until the next one."""
 
 
 class RemoteServer(Server):
@@ -118,7 +119,7 @@ class RemoteServer(Server):
         self.url, self.section = self._client.url, section
         self._base: str | None = None
         self._pool = ThreadPoolExecutor(section.concurrency, thread_name_prefix="vllm")
-        self._running: list[Future[Sampled]] = []
+        self._running: dict[int, list[Future[Sampled]]] = {}
 
     @property
     def base(self) -> str:
@@ -144,16 +145,15 @@ class RemoteServer(Server):
 
         A future raises a VLLMFailure if the server gave no answer, or an answer without token ids.
         """
-        self._running = [one for one in self._running if not one.done()]
         futures = [self._pool.submit(self._complete, one) for one in asked]
-        self._running += futures
+        left = [one for one in self._running.get(threading.get_ident(), ()) if not one.done()]
+        self._running[threading.get_ident()] = left + futures
         return futures
 
     def release(self) -> None:
-        """Send no more of the submitted requests. Those that were sent are answered, and nobody reads the answers."""
-        for one in self._running:
+        """Send no more of this thread's requests. Those that were sent are answered, and nobody reads the answers."""
+        for one in self._running.pop(threading.get_ident(), ()):
             one.cancel()
-        self._running = []
 
     def _complete(self, asked: Asked) -> Sampled:
         body = {
