@@ -15,6 +15,7 @@ from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines.base import Engine, Pending, Reply
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
+from maporl.errors import ConfigError
 from maporl.protocols import Debate
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -23,6 +24,7 @@ from maporl.tasks.arithmetic import Arithmetic
 from maporl.types import Stop
 from maporl.validation import engine_choice
 from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
 from trl_ext.ppo_options import Decoding
 
 
@@ -238,6 +240,26 @@ def test_vllm_is_chosen_where_it_is_installed_and_there_is_an_accelerator(tmp_pa
 def test_an_engine_that_is_named_stays_and_so_do_agents_that_vllm_cannot_hold(tmp_path, gpu, change, monkeypatch):
     monkeypatch.setattr("maporl.team.checks.find_spec", lambda name: True, raising=False)
     assert set(engines(from_dict(values(tmp_path, **change))).values()) == {"transformers"}
+
+
+def test_the_check_prints_the_engine_that_was_chosen(tmp_path, gpu, tiny):
+    model, tokenizer = tiny()
+    model.save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    plain = values(tmp_path / "run", model=str(tmp_path / "m"))
+    [line] = [line for line in check_run(from_dict(plain)) if line.startswith("agents: ")]
+    assert line.count("engine vllm in this process") == 2
+    [line] = [line for line in check_run(from_dict(plain | {"training": {"use_cpu": True}})) if line[:8] == "agents: "]
+    assert "engine" not in line
+
+
+def test_vllm_in_this_process_limits_the_context_before_it_starts(tmp_path, fake_vllm, tiny):  # noqa: F811
+    model, tokenizer = tiny()
+    model.save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    short = {"engine": "vllm", "vllm": {"colocate": {"max_model_len": 4}}}
+    with pytest.raises(ConfigError, match=r"reads at most 4 \(with vllm.colocate.max_model_len"):
+        check_run(from_dict(values(tmp_path / "run", model=str(tmp_path / "m"), **short)))
 
 
 def test_agent_defaults_name_the_engine_too(tmp_path, gpu):
