@@ -243,7 +243,7 @@ def test_an_engine_that_is_named_stays_and_so_do_agents_that_vllm_cannot_hold(tm
 
 
 def test_the_check_prints_the_engine_that_was_chosen(tmp_path, gpu, tiny):
-    model, tokenizer = tiny()
+    model, tokenizer = tiny(context=1024)
     model.save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
     plain = values(tmp_path / "run", model=str(tmp_path / "m"))
@@ -258,7 +258,7 @@ def test_vllm_in_this_process_limits_the_context_before_it_starts(tmp_path, fake
     model.save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
     short = {"engine": "vllm", "vllm": {"colocate": {"max_model_len": 4}}}
-    with pytest.raises(ConfigError, match=r"reads at most 4 \(with vllm.colocate.max_model_len"):
+    with pytest.raises(ConfigError, match=r"reads at most 4 \(vllm.colocate.max_model_len\)"):
         check_run(from_dict(values(tmp_path / "run", model=str(tmp_path / "m"), **short)))
 
 

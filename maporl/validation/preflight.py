@@ -356,9 +356,10 @@ def _check_lengths(
             continue
         if length + most > context:
             which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
+            by = "" if context == context_length(agent, config.agents[agent]) else " (vllm.colocate.max_model_len)"
             raise ConfigError(
                 f"agents.{agent}: {which} {length} tokens and answers may have {most} (ppo.response_length), but its "
-                f"model reads at most {context} (with vllm.colocate.max_model_len, if that is set); shorten the protocol's texts "
+                f"model reads at most {context}{by}; shorten the protocol's texts "
                 f"or ppo.response_length, or use another model; question: {request.example.question!r:.80}"
             )
         if length + answers + most > context:
