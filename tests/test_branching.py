@@ -10,7 +10,8 @@ from maporl.config.schema import BranchingSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.protocols import Chain, Forum, PlayGame
 from maporl.rollout.branching import play_branched
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
 from trl_ext.ppo_options import Decoding

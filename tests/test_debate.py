@@ -6,7 +6,8 @@ from maporl import Arithmetic, Debate
 from maporl.engines.scripted import ScriptedEngine
 from maporl.protocols.debate import Consensus, Feedback
 from maporl.rewards import fill_in, grade_answers, label, score_dialogues
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
 from maporl.rollout.restate import restate
 from maporl.types import Dialogue, Example, Grade, Utterance

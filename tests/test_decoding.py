@@ -1,18 +1,15 @@
 """Sampling with top-p and top-k, and the learning rate of AT-GRPO, through the trainer's own steps."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from scripted_training import played, recipe_values
-from test_vllm_engine import fake  # noqa: F401  # a fixture
+from test_vllm_engine import fake, fake_vllm  # noqa: F401  # fixtures
 
+from maporl import Agent, Team
 from maporl.config.schema import ApiSection
 from maporl.engines.base import Request
 from maporl.engines.openai import OpenAIEngine
 from maporl.engines.transcript import Transcript
-from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import Asked
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer
@@ -119,14 +116,11 @@ def test_vllm_is_asked_for_the_same(fake, tmp_path):  # noqa: F811  # a fixture
     ], "the probe of the policy that speaks compares whole distributions"  # fmt: skip
 
 
-def test_vllm_in_this_process_is_asked_for_the_same(monkeypatch):
-    asked = []
-    engine = SimpleNamespace(generate=lambda prompts, parameters, **options: asked.extend(parameters) or [])
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
-    server = ColocatedServer.__new__(ColocatedServer)  # without vLLM itself
-    server._engine, server._adapters = engine, {}
+def test_vllm_in_this_process_is_asked_for_the_same(fake_vllm, tiny):  # noqa: F811  # a fixture
+    server = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
     server.answer([Asked("one", "base", [1], 5, Decoding(0.7, 0.9, 20), frozenset())])
-    assert [(a["temperature"], a["top_p"], a["top_k"]) for a in asked] == [(0.7, 0.9, 20)]
+    [(_, asked)] = server._llm.told
+    assert (asked.temperature, asked.top_p, asked.top_k) == (0.7, 0.9, 20)
 
 
 def test_an_api_gets_top_p_and_has_no_top_k(monkeypatch):

@@ -19,7 +19,8 @@ from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
 from maporl.rewards import assign_credit, label, score_dialogues
 from maporl.rewards.base import RewardFailure
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.storage.run_folder import RunExists
 from maporl.types import Ask, Example, Grade, from_json, to_json
 from trl_ext import PPOv2Config, PPOv2Trainer

@@ -16,7 +16,8 @@ from maporl.engines.transformers import reply_of
 from maporl.protocols import Debate
 from maporl.rewards.verifier.encoding import answer_start, chat_of
 from maporl.rewards.verifier.encoding import encode as encode_for_verifier
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.training.samples import _critic_prompt
@@ -276,7 +277,7 @@ ENCODERS = {
     "trl_ext/plain_text.py": "encodes the pieces",
     "trl_ext/chat.py": "renders the template",
     "trl_ext/prompts.py": "a prompt that is a text is taken as it is",
-    "maporl/engines/vllm/engine.py": "a fixed text",
+    "maporl/engines/vllm/checks.py": "a fixed text",
     "maporl/engines/vllm/colocated.py": "the same fixed text",
 }
 

@@ -8,7 +8,8 @@ from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Refine
 from maporl.rewards import assign_credit, build_sources, score_dialogues
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
 from maporl.validation.load import from_dict

@@ -1,14 +1,14 @@
 """Stop strings: where they end a completion, in every way of sampling, and what is trained on."""
 
 import random
-import sys
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 import torch
 from chat_tokenizers import FAMILIES
 from test_ppov2_trainer import QUESTIONS, config
-from test_vllm_engine import fake  # noqa: F401  # a fixture
+from test_vllm_engine import fake, fake_vllm  # noqa: F401  # fixtures
 from transformers import MambaConfig, MambaForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
@@ -17,7 +17,6 @@ from maporl.engines.base import Request
 from maporl.engines.openai import OpenAIEngine
 from maporl.engines.transcript import Transcript
 from maporl.engines.transformers import reply_of
-from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import Asked
 from maporl.types import Ask, Example, Stop
 from maporl.validation.load import from_dict
@@ -136,27 +135,25 @@ def test_vllm_is_asked_to_stop_and_what_it_says_after_that_is_cut(fake, tmp_path
     engine.generate([REQUEST], Decoding(0.7))
     voice.stop_strings = StopStrings.of(voice.tokenizer, ["46", "ox"])
     ids = voice.tokenizer.encode("a fox 46", add_special_tokens=False)
-    engine._servers[next(iter(engine._servers))].answer = lambda asked: [Sampled(ids, [-0.5] * len(ids))]
+    said = Future()
+    said.set_result(Sampled(ids, [-0.5] * len(ids)))
+    engine._servers[next(iter(engine._servers))].submit = lambda asked: [said]
     [reply] = engine.generate([REQUEST], Decoding(0.7))
     assert (reply.text, reply.stop, reply.logprobs) == ("a fox", Stop.EOS, [-0.5] * 5)
     assert reply.response_ids == ids[:5]
 
 
-def test_requests_to_vllm_have_the_strings(fake, tmp_path, monkeypatch):  # noqa: F811  # a fixture
+def test_requests_to_vllm_have_the_strings(fake, fake_vllm, tmp_path, tiny):  # noqa: F811  # a fixture
     server, engine, team = fake
     team.policies["ann"].voice.stop_strings = StopStrings.of(team.policies["ann"].tokenizer, ["46"])
     engine(tmp_path).generate([REQUEST], Decoding(0.7))
     asked = [body for path, body in server.requests if path == "/v1/completions"]
     assert [body.get("stop") for body in asked] == [None, ["46"]], "the probe has none"
     assert asked[-1]["include_stop_str_in_output"] is True
-    parameters = []
-    here = SimpleNamespace(generate=lambda prompts, found, **options: parameters.extend(found) or [])
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
-    colocated = ColocatedServer.__new__(ColocatedServer)  # without vLLM itself
-    colocated._engine, colocated._adapters = here, {}
+    colocated = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
     for strings in ((), ("46",)):
         colocated.answer([Asked("one", "base", [1], 5, Decoding(0.7), frozenset(), stop_strings=strings)])
-    assert [(p["stop"], p["detokenize"]) for p in parameters] == [([], False), (["46"], True)]
+    assert [(p.stop, p.detokenize) for _, p in colocated._llm.told] == [([], False), (["46"], True)]
 
 
 def test_an_api_is_asked_to_stop(monkeypatch):

@@ -10,7 +10,8 @@ from maporl import PROTOCOLS, TASKS, Arithmetic, Ask, Protocol
 from maporl.config.schema import WarmStartSection
 from maporl.errors import ConfigError
 from maporl.protocols import CallReturn, PlayGame, Refine
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.runs.build import build_trainer
 from maporl.tasks import Episodes
 from maporl.training.teacher import play_teacher

@@ -5,11 +5,14 @@ is tested where it is installed beside maporl, with MAPORL_TEST_VLLM_MODEL alone
 VLLM_ENABLE_V1_MULTIPROCESSING=0 and VLLM_CPU_KVCACHE_SPACE=2).
 """
 
+import importlib.machinery
 import importlib.util
 import json
 import os
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +20,9 @@ from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import ColocateSection, VLLMSection
-from maporl.engines.vllm.colocated import HERE
-from maporl.engines.vllm.engine import PROBE, VLLMEngine
+from maporl.engines.vllm.checks import PROBE
+from maporl.engines.vllm.colocated import ColocatedServer
+from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.loading import load_tokenizers
@@ -35,6 +39,60 @@ def team_of(model, tokenizer, r=4):
     shared = get_peft_model(model, lora, adapter_name="ann", autocast_adapter_dtype=False)
     shared.add_adapter("bob", lora, autocast_adapter_dtype=False)
     return Team([Agent(n, shared, tokenizer, adapter=n, engine="vllm") for n in ("ann", "bob")])
+
+
+class FakeLLM:
+    """A ``vllm.LLM`` that keeps what it is told in ``told``, and answers every request with token 5 at the next step."""
+
+    def __init__(self, **options):
+        self.told, self.waiting, self.options, self.llm_engine = [], [], options, self
+        self.holds = None
+
+    def add_request(self, name, prompt, parameters, lora_request=None):
+        self.waiting.append(name)
+        self.told.append(("asked", parameters))
+
+    def step(self):
+        answered, self.waiting = self.waiting, []
+        completion = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-1.0)}])
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[completion]) for name in answered]
+
+    def abort_request(self, names):
+        self.waiting = [name for name in self.waiting if name not in names]
+
+    def sleep(self, level):
+        self.told.append(("sleep", level))
+
+    def wake_up(self):
+        self.told.append(("wake",))
+
+    def collective_rpc(self, method, kwargs):
+        self.holds = {name: tensor.clone() for name, tensor in kwargs["weights_iterator"]}
+        self.told.append((method,))
+
+    def reset_prefix_cache(self):
+        self.told.append(("forget",))
+        return True
+
+    def apply_model(self, function):
+        return [function(SimpleNamespace(named_parameters=lambda: self.holds.items()))]
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch):
+    """A package ``vllm`` whose models sleep, as on a GPU. ``colocated(team, **section)`` starts one for the whole team."""
+    parts = {
+        "vllm": {"LLM": FakeLLM, "SamplingParams": lambda **options: SimpleNamespace(**options)},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_sleep_mode_available=lambda: True)},
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
+    }
+    for name, content in parts.items():
+        module = ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    return lambda team, **section: ColocatedServer(ColocateSection(**section), list(team.policies.values()))
 
 
 def inform(engine):
@@ -217,7 +275,7 @@ def test_servers_of_whole_weights_meet_the_trainer_at_ports_of_their_own(tiny, t
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(vllm_client, "VLLMClient", Client)
-    monkeypatch.setattr(VLLMEngine, "_introduce", lambda self, server, name, policy: None)
+    monkeypatch.setattr(VLLMEngine, "_introduce", lambda *arguments: None)
     team = Team([Agent(n, *tiny(seed=s), engine="vllm") for s, n in enumerate(("ann", "bob"))])
     sections = {"ann": VLLMSection(urls=["http://a:1", "http://b:1"]), "bob": VLLMSection(urls=["http://c:1"])}
     engine = VLLMEngine(team.policies, sections, 4, 1.0, tmp_path)
@@ -320,7 +378,7 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     prompt = tokenizer.encode("What is 3*4?", add_special_tokens=False)
     sampled = {}
     for name, policy in policies.items():
-        server = engine._servers[URL if where == "server" else HERE]
+        server = engine._servers[engine._places[name][0]]
         [sampled[name]] = server.answer(
             [Asked("test", engine._model(name, server), prompt, 16, Decoding(0.8), frozenset())]
         )

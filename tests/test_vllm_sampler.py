@@ -12,7 +12,7 @@ from test_ppov2_trainer import QUESTIONS, config, count_a
 from test_vllm_engine import FakeVLLM
 
 from maporl import ConfigError, VLLMSampler
-from maporl.engines.vllm.engine import PROBE
+from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.server import VLLMFailure
 from trl_ext import PPOv2Trainer
 from trl_ext.sampling import Sampling, number_of, sample

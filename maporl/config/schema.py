@@ -101,11 +101,13 @@ def check_urls(urls: Iterable[str]) -> None:
 class ColocateSection:
     """vLLM in the trainer's process: its share of the GPU's memory, its longest conversation, and its other options.
 
-    ``options`` are keyword arguments of ``vllm.LLM``.
+    Agents whose policies have different bases share ``gpu_memory_utilization`` in equal parts. With ``sleep``, vLLM gives
+    its memory back between rollouts where the device allows this. ``options`` are keyword arguments of ``vllm.LLM``.
     """
 
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
     max_model_len: Positive | None = None
+    sleep: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 

@@ -1,6 +1,10 @@
 """The contract of an engine, which answers for agents. Imports no torch."""
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Stop, Utterance
@@ -45,15 +49,46 @@ class Reply:
     logprobs: list[float] | None = None
 
 
+@dataclass
+class Pending:
+    """An answer that an engine is working on.
+
+    Args:
+        future: the work, which may be done in another thread or on another machine.
+        read: turns the result of the work into the reply. It runs in the thread that plays the dialogues.
+    """
+
+    future: Future[Any]
+    read: Callable[[Any], Reply]
+
+
 class Engine:
     """The base class of engines. A subclass defines :meth:`generate`, and may override the hooks."""
 
     remote: bool = False
     """Whether the engine samples from its own copy of the weights, while those of this process are being updated."""
+    continuous: bool = False
+    """Whether answers come one by one (:meth:`submit`), so that a dialogue can go on before others have their answers."""
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order. ``decoding`` says how its tokens are drawn."""
         raise NotImplementedError(f"{type(self).__name__}: an engine defines generate(requests, decoding)")
+
+    def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
+        """Begin to answer, and return one pending answer for each request, in order.
+
+        This implementation answers all requests at once, by :meth:`generate`.
+        """
+        pending = []
+        for reply in self.generate(requests, decoding):
+            done: Future[Reply] = Future()
+            done.set_result(reply)
+            pending.append(Pending(done, lambda result: result))
+        return pending
+
+    def advance(self) -> bool:
+        """Hook: work for a moment on what was submitted, if this is done in this thread. Return whether there is more to do."""
+        return False
 
     def sync(self, policy: str) -> None:
         """Hook: take over the weights of ``policy``, which are new or have changed.
@@ -64,8 +99,31 @@ class Engine:
         """
 
     def release(self) -> None:
-        """Hook: drop what was kept of dialogues, because they have ended."""
+        """Hook: drop what was kept of dialogues and what is left of submitted requests, because the dialogues have ended."""
 
     def metrics(self) -> dict[str, float]:
         """Hook: return metrics to log after every update."""
         return {}
+
+
+def wait_for(groups: Sequence[Sequence[Future[Any]]], advance: Callable[[], bool], every: bool = True) -> list[int]:
+    """Wait until all futures of a group are done, or those of every group. Return the numbers of the groups that are done.
+
+    Args:
+        groups: the futures, for example those of each dialogue.
+        advance: does a part of the work that is done in this thread, and returns whether there is more to do.
+        every: whether to wait for every group.
+
+    Raises:
+        Exception: what a future raised. The others are not waited for.
+    """
+    while True:
+        for future in chain.from_iterable(groups):
+            if future.done():
+                future.result()
+        done = [number for number, group in enumerate(groups) if all(future.done() for future in group)]
+        if len(done) == len(groups) or (done and not every):
+            return done
+        if not advance():
+            left = [future for future in chain.from_iterable(groups) if not future.done()]
+            wait(left, return_when=FIRST_COMPLETED)

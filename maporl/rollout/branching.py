@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from maporl.config.schema import BranchingSection
-from maporl.rollout.driver import Episode, RolloutDriver
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import Episode
 from maporl.types import Dialogue, Example, Utterance
 
 Numbers = defaultdict[int, "itertools.count[int]"]

@@ -1,71 +1,26 @@
-"""Play many dialogues in lockstep, so that each policy answers one batch at each step, and fork them."""
+"""Play many dialogues at once, and fork them.
+
+Each policy answers one batch at each step. Engines that take requests as they come let each dialogue go on by itself.
+"""
 
 import copy
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
-from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.base import Engine, Reply, Request, wait_for
 from maporl.engines.transcript import Transcript
 from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_asks, must_be_play
+from maporl.rollout.episode import Episode, SpeakerSpec, Step
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
-from maporl.types import Ask, Dialogue, Example, Message, Utterance
+from maporl.types import Dialogue, Example, Message, Utterance
 from trl_ext.ppo_options import Decoding
-
-
-@dataclass(frozen=True)
-class SpeakerSpec:
-    """What the driver needs to know about an agent.
-
-    Args:
-        engine: the name of the engine that answers for the agent.
-        policies: the policy of each turn. The last one also speaks in all later turns.
-        learning: the policies that are trained.
-        system: the system prompt.
-        role: the agent's role, which its utterances record.
-    """
-
-    engine: str
-    policies: tuple[str, ...]
-    learning: frozenset[str] = frozenset()
-    system: str | None = None
-    role: str | None = None
-
-    def policy(self, turn: int) -> str:
-        """Return the name of the policy that speaks at ``turn``."""
-        return self.policies[min(turn, len(self.policies) - 1)]
-
-
-@dataclass
-class Episode:
-    """A dialogue in progress.
-
-    Args:
-        dialogue: the record so far.
-        play: the protocol's generator.
-        seed: the rollout number from which the protocol takes its random numbers.
-        asks: what the protocol asks for next.
-        sent: the utterances that the protocol was sent, for each step.
-        transcripts: the conversation of each agent.
-        turns: the number of turns that each agent has had.
-        over: whether the dialogue has ended.
-        state: the name of the state from which several forks take their next step.
-    """
-
-    dialogue: Dialogue
-    play: Play
-    seed: int = 0
-    asks: list[Ask] = field(default_factory=list)
-    sent: list[list[Utterance]] = field(default_factory=list)
-    transcripts: dict[str, Transcript] = field(default_factory=dict)
-    turns: dict[str, int] = field(default_factory=dict)
-    over: bool = False
-    state: str | None = None
 
 
 class RolloutDriver:
@@ -158,23 +113,10 @@ class RolloutDriver:
             ConfigError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
                 parents that nobody has said.
         """
-        requests = [request for episode in episodes for request in self._requests(episode)]
-        pairs = iter(zip(requests, self._replies(requests), strict=True))
-        new = []
-        for episode in episodes:
-            utterances = [self._utterance(*next(pairs), len(episode.sent)) for _ in episode.asks]
-            for u in utterances:
-                if episode.state is not None:
-                    u.tags.setdefault("state", episode.state)
-            episode.state = None
-            episode.dialogue.utterances += utterances
-            new.append(utterances)
-        for episode, utterances in zip(episodes, new, strict=True):
-            self.referee.see(replace(episode.dialogue, utterances=utterances))
-        self.referee.settle()
-        for episode, utterances in zip(episodes, new, strict=True):
-            self._advance(episode, utterances)
-        return new
+        with self._released_if_it_fails():
+            steps = self._ask(episodes)
+            self._answered(steps, every=True)
+        return self._take(steps)
 
     def put(self, episode: Episode, said: list[tuple[Episode, Utterance]]) -> None:
         """Give ``episode`` copies of other episodes' utterances as its next step.
@@ -191,9 +133,22 @@ class RolloutDriver:
         self._advance(episode, copies)
 
     def finish(self, episodes: list[Episode]) -> None:
-        """Play all ``episodes`` to their ends."""
-        while episodes := [episode for episode in episodes if not episode.over]:
-            self.step(episodes)
+        """Play all ``episodes`` to their ends.
+
+        An episode takes its next step as soon as its own answers are there, if all engines answer continuously. If an
+        engine answers in batches, or the referee works on them, all episodes take their steps together.
+        """
+        every = self.referee.batches or not all(self.engines[s.engine].continuous for s in self.specs.values())
+        steps: list[Step] = []
+        ready = [episode for episode in episodes if not episode.over]
+        while ready or steps:
+            with self._released_if_it_fails():
+                steps += self._ask(ready)
+                done = self._answered(steps, every)
+            taken = [steps[number] for number in done]
+            steps = [step for number, step in enumerate(steps) if number not in set(done)]
+            self._take(taken)
+            ready = [step.episode for step in taken if not step.episode.over]
 
     def release(self) -> None:
         """Let engines drop what they keep of dialogues in progress."""
@@ -276,15 +231,63 @@ class RolloutDriver:
             )
         return requests
 
-    def _replies(self, requests: list[Request]) -> list[Reply]:
-        """Return the replies in order. Each engine is called once."""
-        replies: list[Any] = [None] * len(requests)
-        for engine in dict.fromkeys(self.specs[r.ask.agent].engine for r in requests):
+    def _ask(self, episodes: list[Episode]) -> list[Step]:
+        """Submit what the episodes ask for. Each engine is called once."""
+        steps = [Step(episode, self._requests(episode), []) for episode in episodes]
+        requests = [request for step in steps for request in step.requests]
+        pending: list[Any] = [None] * len(requests)
+        names = dict.fromkeys(self.specs[r.ask.agent].engine for r in requests)
+        # an engine that answers at once keeps this thread, while the servers of others can work already
+        for engine in sorted(names, key=lambda name: not self.engines[name].continuous):
             rows = [i for i, r in enumerate(requests) if self.specs[r.ask.agent].engine == engine]
-            generated = self.engines[engine].generate([requests[i] for i in rows], self.decoding)
-            for row, reply in zip(rows, generated, strict=True):
-                replies[row] = reply
-        return replies
+            submitted = self.engines[engine].submit([requests[i] for i in rows], self.decoding)
+            for row, one in zip(rows, submitted, strict=True):
+                pending[row] = one
+        left = iter(pending)
+        for step in steps:
+            step.pending.extend(next(left) for _ in step.requests)
+        return steps
+
+    def _answered(self, steps: list[Step], every: bool) -> list[int]:
+        """Wait for a step that is answered, or for every one. Return the numbers of the answered ones."""
+
+        def advance() -> bool:
+            busy = [engine.advance() for engine in self.engines.values()]
+            return any(busy)
+
+        return wait_for([[one.future for one in step.pending] for step in steps], advance, every)
+
+    @contextmanager
+    def _released_if_it_fails(self) -> Iterator[None]:
+        """Let engines give up what is left if an answer fails, because nobody will read it."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, steps: list[Step]) -> list[list[Utterance]]:
+        """Give answered steps to their episodes and to the referee. Return the new utterances of each."""
+        new = []
+        for step in steps:
+            episode = step.episode
+            replies = [one.read(one.future.result()) for one in step.pending]
+            utterances = [
+                self._utterance(request, reply, len(episode.sent))
+                for request, reply in zip(step.requests, replies, strict=True)
+            ]
+            for u in utterances:
+                if episode.state is not None:
+                    u.tags.setdefault("state", episode.state)
+            episode.state = None
+            episode.dialogue.utterances += utterances
+            new.append(utterances)
+        for step, utterances in zip(steps, new, strict=True):
+            self.referee.see(replace(step.episode.dialogue, utterances=utterances))
+        self.referee.settle()
+        for step, utterances in zip(steps, new, strict=True):
+            self._advance(step.episode, utterances)
+        return new
 
     def _utterance(self, request: Request, reply: Reply, step: int) -> Utterance:
         ask = request.ask

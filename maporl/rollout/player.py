@@ -20,7 +20,8 @@ from maporl.rewards.base import RewardSource, as_source
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.scorer import Scorer
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
 from maporl.rollout.restate import UntrainedWeights, restate
 from maporl.tasks.base import Task
@@ -53,6 +54,7 @@ class ScoringReferee(Referee):
         untrained: UntrainedWeights | None,
     ):
         self.task, self.scorer, self.sources, self.score, self.untrained = task, scorer, sources, score, untrained
+        self.batches = bool(sources) or score or untrained is not None
         self._seen: list[Dialogue] = []
 
     def see(self, dialogue: Dialogue) -> None:

@@ -9,6 +9,9 @@ class Referee:
     This base class does nothing. :class:`maporl.rollout.player.ScoringReferee` grades, scores and restates answers.
     """
 
+    batches: bool = False
+    """Whether it does work that takes batches, so that all dialogues should take their steps together."""
+
     def see(self, dialogue: Dialogue) -> None:
         """Receive a dialogue that holds only its new utterances."""
 

@@ -8,7 +8,8 @@ from maporl.engines.base import Request
 from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Example
 from trl_ext.ppo_options import GREEDY

@@ -309,6 +309,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def score(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
         """Grade and score every answer, and assign credit to the utterances."""
         self.player.scorer.credit(batch.dialogues, batch.task)
+        for engine in self.engines.values():
+            engine.release()  # judges may have spoken, and the update needs the memory
         return batch
 
     def advantage(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:

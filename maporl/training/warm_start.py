@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from maporl.config.schema import WarmStartSection
 from maporl.engines.transcript import conversations
 from maporl.protocols.base import Protocol
-from maporl.rollout.driver import SpeakerSpec
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.training.teacher import play_teacher

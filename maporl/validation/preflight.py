@@ -26,7 +26,8 @@ from maporl.engines import Engine, Reply, Request
 from maporl.errors import ConfigError, install_command
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.branching import BRANCHINGS
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, context_length, load_tokenizers
@@ -306,6 +307,14 @@ class _Silent(Engine):
         return [Reply("") for _ in requests]
 
 
+def _context(name: str, agent: AgentSection) -> int | None:
+    """Return the most tokens that the agent's model reads, and vLLM in this process if it samples. None has no limit."""
+    limits = [context_length(name, agent)]
+    if agent.vllm is not None and agent.vllm.colocate is not None:
+        limits.append(agent.vllm.colocate.max_model_len)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _check_lengths(
     config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]
 ) -> tuple[list[str], int, list[int], list[Dialogue]]:
@@ -328,7 +337,7 @@ def _check_lengths(
         played += RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:])
     for dialogue in played:
         steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
-    contexts = {name: context_length(name, config.agents[name]) for name in players if name in tokenizers}
+    contexts = {name: _context(name, config.agents[name]) for name in players if name in tokenizers}
     most = config.ppo.response_length
     longer: dict[str, int] = {}
     longest = 0
@@ -347,10 +356,11 @@ def _check_lengths(
             continue
         if length + most > context:
             which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
+            by = "" if context == context_length(agent, config.agents[agent]) else " (vllm.colocate.max_model_len)"
             raise ConfigError(
                 f"agents.{agent}: {which} {length} tokens and answers may have {most} (ppo.response_length), but its "
-                f"model reads at most {context}; shorten the protocol's texts or ppo.response_length, or use another "
-                f"model; question: {request.example.question!r:.80}"
+                f"model reads at most {context}{by}; shorten the protocol's texts "
+                f"or ppo.response_length, or use another model; question: {request.example.question!r:.80}"
             )
         if length + answers + most > context:
             longer[agent] = max(longer.get(agent, 0), length + answers + most)
@@ -381,4 +391,8 @@ def _describe(agent: AgentSection) -> str:
     if not agent.weights:
         return agent.engine if agent.api is None else f"{agent.api.model} by API"
     what = f"tiny {agent.tiny.architecture}" if agent.tiny else str(agent.model)
-    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen")
+    here = agent.vllm is not None and agent.vllm.colocate is not None
+    engine = (
+        "" if agent.engine == AgentSection.engine else f", engine {agent.engine}{' in this process' if here else ''}"
+    )
+    return what + (f" + LoRA r={agent.lora.r}" if agent.lora else "") + ("" if agent.trainable else ", frozen") + engine

@@ -17,7 +17,8 @@ from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
 from maporl.rewards.credit import assign_credit
 from maporl.rollout.branching import BRANCHINGS, play_branched
-from maporl.rollout.driver import RolloutDriver, SpeakerSpec
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.schedules import Plan
 from maporl.tasks import Task
 from maporl.training.samples import samples_by_policy, turn_batch, untrained_columns

@@ -4,7 +4,7 @@ import random
 
 from maporl.config.schema import Config
 from maporl.protocols import build_protocol, speakers
-from maporl.rollout.driver import SpeakerSpec
+from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.training.teacher import play_teacher
 

@@ -5,13 +5,14 @@
 
 If a policy is a LoRA, only its adapter is sent, through a folder that the trainer and the servers share. It gets a new
 name after every update, because vLLM caches prefixes by the adapter's name. Full weights are sent over a GPU group with
-TRL's client. With ``colocate`` instead of ``urls``, vLLM runs in this process (:mod:`maporl.engines.vllm.colocated`).
+TRL's client. With ``colocate`` instead of ``urls``, vLLM runs in this process (:mod:`maporl.engines.vllm.colocated`), and
+full weights are copied.
 """
 
 import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,22 @@ import torch
 from peft import PeftModel
 
 from maporl.config.schema import VLLMSection
-from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.base import Engine, Pending, Reply, Request, wait_for
 from maporl.engines.build import EngineSetup
 from maporl.engines.transformers import reply_of
-from maporl.engines.vllm.colocated import HERE, ColocatedServer
+from maporl.engines.vllm.checks import check_server, check_sharing
+from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
 from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
-from trl_ext import distributed, maths
+from trl_ext import distributed
 from trl_ext.checkpoint import save_policy_weights
+from trl_ext.forward import base_of
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, number_of
 
-PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 FIRST_GROUP_PORT = 51216
 """The port at which the first server's GPU group meets this process, which is TRL's default. The next server has the next."""
-MOST_NATS_APART = 1.0
-"""How far the log-probability of the probe's next token may differ from this process's. Other weights differ more."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class VLLMEngine(Engine):
 
     remote = True
     """The servers sample from their own copy of the weights."""
+    continuous = True
+    """vLLM begins with new requests while it works on others."""
 
     def __init__(
         self,
@@ -79,13 +81,11 @@ class VLLMEngine(Engine):
         self.folder = Path(folder).resolve()
         urls = dict.fromkeys(url for section in self.sections.values() for url in section.urls)
         self._servers: dict[str, Server] = {url: RemoteServer(url, self._section_of(url)) for url in urls}
-        here = {name: s.colocate for name, s in self.sections.items() if s.colocate is not None}
-        if len(set(here.values())) > 1:
-            raise ConfigError(
-                f"policies {', '.join(here)}: vllm.colocate differs, and there is one vLLM in this process"
-            )
-        if here:
-            self._servers[HERE] = ColocatedServer(next(iter(here.values())), [self.policies[name] for name in here])
+        self._places = {name: list(section.urls) for name, section in self.sections.items()}
+        self._here = self._start_here()
+        for server, names in self._here:
+            self._servers[server.url] = server
+            self._places |= {name: [server.url] for name in names}
         self._names: dict[str, str] = {}
         self._versions = 0
         self._introduced: set[str] = set()
@@ -100,6 +100,17 @@ class VLLMEngine(Engine):
             VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
             PromptTooLong: a prompt and its completion do not fit the model's context.
         """
+        pending = self.submit(requests, decoding)
+        wait_for([[one.future for one in pending]], self.advance)
+        return [one.read(one.future.result()) for one in pending]
+
+    def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
+        """Begin to answer. A policy's requests take its servers in turn.
+
+        Raises:
+            VLLMFailure: a server is not what the configuration needs, or has not got the weights.
+            PromptTooLong: a prompt and its completion do not fit the model's context.
+        """
         speaking = [self.policies[r.policy] for r in requests]
         prompts = [
             r.transcript.add_messages(r.ask.messages, p.tokenizer, p.stop_ids)
@@ -108,8 +119,22 @@ class VLLMEngine(Engine):
         for request, policy, ids in zip(requests, speaking, prompts, strict=True):
             policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
         wanted = [Wanted(r.label, r.policy, ids, r.rng_key) for r, ids in zip(requests, prompts, strict=True)]
-        completions = self.complete(wanted, decoding)
-        return [reply_of(*parts) for parts in zip(requests, speaking, prompts, completions, strict=True)]
+        futures = self._begin(wanted, decoding)
+
+        def pending(future: Future[Sampled], request: Request, policy: Policy, prompt: list[int]) -> Pending:
+            return Pending(future, lambda sampled: reply_of(request, policy, prompt, _until_stop(sampled, policy)))
+
+        return list(map(pending, futures, requests, speaking, prompts))
+
+    def advance(self) -> bool:
+        """Let every vLLM in this process sample one more token of its completions. Return whether some are running."""
+        running = [server.advance() for server, _ in self._here]  # all of them, and not up to the first
+        return any(running)
+
+    def release(self) -> None:
+        """Give up the requests that are left, and let every vLLM in this process give its memory back."""
+        for server in self._servers.values():
+            server.release()
 
     def complete(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Sampled]:
         """Sample one completion for each of ``wanted``, in order. A policy's requests take its servers in turn.
@@ -117,21 +142,22 @@ class VLLMEngine(Engine):
         Raises:
             VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
         """
+        futures = self._begin(wanted, decoding)
+        wait_for([futures], self.advance)
+        return [_until_stop(f.result(), self.policies[one.policy]) for f, one in zip(futures, wanted, strict=True)]
+
+    def _begin(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Future[Sampled]]:
         self._check_weights({one.policy for one in wanted})
         by_server: dict[str, list[int]] = {}
         for number, one in enumerate(wanted):
-            urls = places_of(self.sections[one.policy])
+            urls = self._places[one.policy]
             by_server.setdefault(urls[number % len(urls)], []).append(number)
-
-        def ask(url: str) -> list[Sampled]:
+        futures: dict[int, Future[Sampled]] = {}
+        for url, numbers in by_server.items():
             server = self._servers[url]
-            return server.answer([self._asked(wanted[i], server, decoding) for i in by_server[url]])
-
-        completions: dict[int, Sampled] = {}
-        with ThreadPoolExecutor(max(1, len(by_server))) as pool:
-            for url, sampled in zip(by_server, pool.map(ask, by_server), strict=True):
-                completions |= dict(zip(by_server[url], sampled, strict=True))
-        return [_until_stop(completions[i], self.policies[one.policy]) for i, one in enumerate(wanted)]
+            asked = [self._asked(wanted[i], server, decoding) for i in numbers]
+            futures |= dict(zip(numbers, server.submit(asked), strict=True))
+        return [futures[i] for i in range(len(wanted))]
 
     def sync(self, policy: str) -> None:
         """Send the weights of ``policy`` to its servers. All processes call this together, and one of them sends.
@@ -152,11 +178,16 @@ class VLLMEngine(Engine):
         self._introduced.add(policy)
 
     def _send(self, name: str, policy: Policy, old: str | None) -> None:
-        if isinstance(policy.model, PeftModel):
+        adapter = isinstance(policy.model, PeftModel)
+        for server, names in self._here:
+            if name in names and not policy.is_quantized and not (adapter and server.has_weights):
+                server.load_weights(policy.model, f"the weights of policy {name!r}")
+        if adapter:
             self._send_adapter(name, policy, old)
-        elif policy.trainable:
+        elif policy.trainable and self.sections[name].colocate is None:
             self._send_weights(name, policy)
-        for url in places_of(self.sections[name]) if name not in self._introduced else ():
+        copied = self.sections[name].colocate is not None
+        for url in self._places[name] if copied or name not in self._introduced else ():
             self._introduce(self._servers[url], name, policy)
 
     def _check_weights(self, policies: Collection[str]) -> None:
@@ -189,6 +220,24 @@ class VLLMEngine(Engine):
     def _model(self, policy: str, server: Server) -> str:
         return self._names.get(policy) or self.sections[policy].base or server.base
 
+    def _start_here(self) -> list[tuple[ColocatedServer, list[str]]]:
+        """Start a vLLM in this process for each base of the policies that want one. Return each with its policies."""
+        bases: dict[int, list[str]] = {}
+        for name in self.sections:
+            if self.sections[name].colocate is not None:
+                bases.setdefault(id(base_of(self.policies[name].model)), []).append(name)
+        for names in bases.values():
+            if len({self.sections[name].colocate for name in names}) > 1:
+                raise ConfigError(
+                    f"policies {', '.join(names)}: vllm.colocate differs, and they have one base, for which there is one vLLM"
+                )
+        found = []
+        for names in bases.values():
+            section = self.sections[names[0]].colocate
+            assert section is not None
+            found.append((ColocatedServer(section, [self.policies[name] for name in names], len(bases)), names))
+        return found
+
     def _section_of(self, url: str) -> VLLMSection:
         return next(section for section in self.sections.values() if url in section.urls)
 
@@ -199,20 +248,19 @@ class VLLMEngine(Engine):
         folder = Path(section.folder or self.folder).resolve() / new
         save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder)
         rank = getattr(policy.model.peft_config[str(policy.adapter)], "r", "unknown")
-        for url in places_of(section):
+        for url in self._places[name]:
             server = self._servers[url]
             if old is not None:
                 server.unload(old, f"taking back policy {name!r}")
             server.load(new, folder, f"loading policy {name!r} (a LoRA of rank {rank})")
         shutil.rmtree(folder)  # servers have read it
 
+    def _introduce(self, server: Server, name: str, policy: Policy) -> None:
+        base = self.sections[name].base or server.base
+        check_server(server, base, self._model(name, server), policy, self.temperature)
+
     def _send_weights(self, name: str, policy: Policy) -> None:
         """Send full weights over a GPU group with TRL's client. This was written without a GPU and has not been run."""
-        if self.sections[name].colocate is not None:
-            raise VLLMFailure(
-                f"policy {name!r} trains all its weights, and vLLM in this process takes adapters only; give it a LoRA "
-                "(agents.NAME.lora), or a server (agents.NAME.vllm.urls)"
-            )
         if not torch.cuda.is_available():
             raise VLLMFailure(
                 f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a GPU group "
@@ -241,67 +289,12 @@ class VLLMEngine(Engine):
         self._senders[url].update_model_params(policy.model)
         self._senders[url].reset_prefix_cache()
 
-    # -- who is there ---------------------------------------------------------------------------------------------
-
-    def _introduce(self, server: Server, name: str, policy: Policy) -> None:
-        """Check that the server has the policy's tokenizer and gives the policy's probabilities."""
-        model = self._model(name, server)
-        ids = policy.tokenizer.encode(PROBE, add_special_tokens=False)
-        theirs = server.tokenize(self.sections[name].base or server.base, PROBE)
-        if theirs != ids:
-            raise VLLMFailure(
-                f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; serve "
-                "the model that the policy was built from"
-            )
-        [completion] = server.answer(
-            [Asked(f"policy {name!r}", model, ids, 1, Decoding(self.temperature), frozenset())]
-        )
-        with torch.no_grad(), policy.active() as local:
-            logits = local(input_ids=torch.tensor([ids], device=local.device)).logits[0, -1:].float()
-        token = torch.tensor(completion.ids, device=logits.device)
-        here = float(maths.token_logprobs(logits, token, self.temperature))
-        there = (completion.logprobs or [float("nan")])[0]
-        if abs(here - there) <= MOST_NATS_APART:
-            return
-        raw = float(maths.token_logprobs(logits, token, 1.0))
-        if self.temperature != 1.0 and abs(raw - there) <= MOST_NATS_APART / 4:
-            raise VLLMFailure(
-                f"{server.url}: gives log-probabilities before the temperature ({there:.2f}; at {self.temperature} it would be "
-                f"{here:.2f}); start it with --logprobs-mode processed_logprobs"
-            )
-        raise VLLMFailure(
-            f"{server.url}: model {model!r} gives a token the log-probability {there:.2f}, policy {name!r} here {here:.2f}; it serves "
-            "other weights than agents.NAME.model"
-        )
-
 
 def _until_stop(completion: Sampled, policy: Policy) -> Sampled:
     """Return a completion without the tokens after the one that completes a stop string. A server may send some."""
     length = None if policy.stop_strings is None else policy.stop_strings.length(completion.ids)
     logprobs = completion.logprobs
     return Sampled(completion.ids[:length], None if logprobs is None else logprobs[:length])
-
-
-def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection]) -> None:
-    """Check that policies of different bases use different servers.
-
-    Raises:
-        ConfigError: two policies of different bases use one server.
-    """
-    owners: dict[str, tuple[str, int]] = {}
-    for policy in policies:
-        base = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
-        for url in places_of(sections[policy.name]):
-            name, known = owners.setdefault(url, (policy.name, id(base)))
-            if known != id(base):
-                raise ConfigError(
-                    f"policies {name!r} and {policy.name!r} have different bases and name one server, {url}; a server has one base"
-                )
-
-
-def places_of(section: VLLMSection) -> list[str]:
-    """Return the servers of a policy: their URLs, or :data:`~maporl.engines.vllm.colocated.HERE` for this process."""
-    return section.urls if section.colocate is None else [HERE]
 
 
 def build(setup: EngineSetup) -> VLLMEngine:

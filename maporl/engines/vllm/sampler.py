@@ -56,7 +56,9 @@ class VLLMSampler(Sampler):
             for number, (ids, key) in enumerate(zip(prompts, keys, strict=True))
         ]
         decoding = Decoding(sampling.temperature, sampling.top_p, sampling.top_k)
-        return self.engine.complete(wanted, decoding)
+        sampled = self.engine.complete(wanted, decoding)
+        self.engine.release()
+        return sampled
 
     def sync(self) -> None:
         """Send the policy's new weights. All processes call this together.

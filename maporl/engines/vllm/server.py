@@ -1,13 +1,15 @@
 """The client of one ``vllm serve``, and the interface that the engine needs of any vLLM."""
 
 import os
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from maporl.config.schema import VLLMSection
+from maporl.engines.base import wait_for
 from maporl.errors import UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
 from trl_ext.ppo_options import Decoding
@@ -48,7 +50,7 @@ class Asked:
     stop_strings: tuple[str, ...] = ()
 
 
-class Server(Protocol):
+class Server:
     """Where vLLM runs: at a URL, or in this process."""
 
     url: str
@@ -56,24 +58,51 @@ class Server(Protocol):
     @property
     def base(self) -> str:
         """Return the server's name of the base model."""
+        raise NotImplementedError
+
+    def submit(self, asked: Sequence[Asked]) -> list[Future[Sampled]]:
+        """Begin to sample one completion for each request. Its ids include the stop id."""
+        raise NotImplementedError
+
+    def advance(self) -> bool:
+        """Work for a moment on what was submitted, if vLLM runs in this thread. Return whether there is more to do."""
+        return False
 
     def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
-        """Sample one completion for each request, in order. Its ids include the stop id."""
+        """Sample one completion for each request, in order, and wait for them.
+
+        Raises:
+            VLLMFailure: the server gave no answer, or a broken one.
+        """
+        sampled = self.submit(asked)
+        try:
+            wait_for([sampled], self.advance)
+        except BaseException:
+            for one in sampled:
+                one.cancel()
+            raise
+        return [one.result() for one in sampled]
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of ``text``, without special tokens."""
+        raise NotImplementedError
 
     def load(self, name: str, folder: Path, what: str) -> None:
         """Load the adapter in ``folder`` as ``name``. The folder may be removed afterwards.
 
         ``what`` describes the request in errors.
         """
+        raise NotImplementedError
 
     def unload(self, name: str, what: str) -> None:
         """Remove the adapter ``name``. ``what`` describes the request in errors."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Give up what is left of this thread's requests, and free memory until the next one."""
 
 
-class RemoteServer:
+class RemoteServer(Server):
     """One ``vllm serve`` at a URL. Failed requests are sent again where that may help.
 
     Args:
@@ -89,6 +118,8 @@ class RemoteServer:
         self._client = HttpClient(url, section.timeout, key, section.key_variable)
         self.url, self.section = self._client.url, section
         self._base: str | None = None
+        self._pool = ThreadPoolExecutor(section.concurrency, thread_name_prefix="vllm")
+        self._running: dict[int, list[Future[Sampled]]] = {}
 
     @property
     def base(self) -> str:
@@ -109,14 +140,20 @@ class RemoteServer:
             self._base = wanted or bases[0]
         return self._base
 
-    def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
-        """Sample one completion for each request, in order. At most ``concurrency`` requests run at a time.
+    def submit(self, asked: Sequence[Asked]) -> list[Future[Sampled]]:
+        """Begin to sample one completion for each request. At most ``concurrency`` requests run at a time.
 
-        Raises:
-            VLLMFailure: the server gave no answer, or an answer without token ids.
+        A future raises a VLLMFailure if the server gave no answer, or an answer without token ids.
         """
-        with ThreadPoolExecutor(self.section.concurrency) as pool:
-            return list(pool.map(self._complete, asked))
+        futures = [self._pool.submit(self._complete, one) for one in asked]
+        left = [one for one in self._running.get(threading.get_ident(), ()) if not one.done()]
+        self._running[threading.get_ident()] = left + futures
+        return futures
+
+    def release(self) -> None:
+        """Send no more of this thread's requests. Those that were sent are answered, and nobody reads the answers."""
+        for one in self._running.pop(threading.get_ident(), ()):
+            one.cancel()
 
     def _complete(self, asked: Asked) -> Sampled:
         body = {

@@ -1,0 +1,75 @@
+"""Check that vLLM has the tokenizer and the weights of the policies that it answers for."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from maporl.config.schema import VLLMSection
+from maporl.engines.vllm.server import Asked, Server, VLLMFailure
+from maporl.errors import ConfigError
+from maporl.team.agents import Policy
+from trl_ext import maths
+from trl_ext.forward import base_of
+from trl_ext.ppo_options import Decoding
+
+PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
+MOST_NATS_APART = 1.0
+"""How far the log-probability of the probe's next token may differ from this process's. Other weights differ more."""
+
+
+def check_server(server: Server, base: str, model: str, policy: Policy, temperature: float) -> None:
+    """Check that the server has the policy's tokenizer and gives the policy's probabilities.
+
+    Args:
+        server: the server.
+        base: the server's name of the base model.
+        model: the server's name of the policy's weights.
+        policy: the policy, with its weights in this process.
+        temperature: the temperature of training, at which the server must compute log-probabilities.
+
+    Raises:
+        VLLMFailure: the tokenizer or a probability differs.
+    """
+    name = policy.name
+    ids = policy.tokenizer.encode(PROBE, add_special_tokens=False)
+    theirs = server.tokenize(base, PROBE)
+    if theirs != ids:
+        raise VLLMFailure(
+            f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; serve "
+            "the model that the policy was built from"
+        )
+    [completion] = server.answer([Asked(f"policy {name!r}", model, ids, 1, Decoding(temperature), frozenset())])
+    with torch.no_grad(), policy.active() as local:
+        logits = local(input_ids=torch.tensor([ids], device=local.device)).logits[0, -1:].float()
+    token = torch.tensor(completion.ids, device=logits.device)
+    here = float(maths.token_logprobs(logits, token, temperature))
+    there = (completion.logprobs or [float("nan")])[0]
+    if abs(here - there) <= MOST_NATS_APART:
+        return
+    raw = float(maths.token_logprobs(logits, token, 1.0))
+    if temperature != 1.0 and abs(raw - there) <= MOST_NATS_APART / 4:
+        raise VLLMFailure(
+            f"{server.url}: gives log-probabilities before the temperature ({there:.2f}; at {temperature} it would be "
+            f"{here:.2f}); start it with --logprobs-mode processed_logprobs"
+        )
+    raise VLLMFailure(
+        f"{server.url}: model {model!r} gives a token the log-probability {there:.2f}, policy {name!r} here {here:.2f}; it serves "
+        "other weights than agents.NAME.model"
+    )
+
+
+def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection]) -> None:
+    """Check that policies of different bases use different servers. In this process each base has its own.
+
+    Raises:
+        ConfigError: two policies of different bases use one server.
+    """
+    owners: dict[str, tuple[str, int]] = {}
+    for policy in policies:
+        base = id(base_of(policy.model))
+        for url in sections[policy.name].urls:
+            name, known = owners.setdefault(url, (policy.name, base))
+            if known != base:
+                raise ConfigError(
+                    f"policies {name!r} and {policy.name!r} have different bases and name one server, {url}; a server has one base"
+                )

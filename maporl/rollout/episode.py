@@ -1,0 +1,67 @@
+"""What a rollout consists of: who speaks, the dialogues in progress, and the steps that they wait for. Imports no torch."""
+
+from dataclasses import dataclass, field
+
+from maporl.engines.base import Pending, Request
+from maporl.engines.transcript import Transcript
+from maporl.protocols.base import Play
+from maporl.types import Ask, Dialogue, Utterance
+
+
+@dataclass(frozen=True)
+class SpeakerSpec:
+    """What the driver needs to know about an agent.
+
+    Args:
+        engine: the name of the engine that answers for the agent.
+        policies: the policy of each turn. The last one also speaks in all later turns.
+        learning: the policies that are trained.
+        system: the system prompt.
+        role: the agent's role, which its utterances record.
+    """
+
+    engine: str
+    policies: tuple[str, ...]
+    learning: frozenset[str] = frozenset()
+    system: str | None = None
+    role: str | None = None
+
+    def policy(self, turn: int) -> str:
+        """Return the name of the policy that speaks at ``turn``."""
+        return self.policies[min(turn, len(self.policies) - 1)]
+
+
+@dataclass
+class Episode:
+    """A dialogue in progress.
+
+    Args:
+        dialogue: the record so far.
+        play: the protocol's generator.
+        seed: the rollout number from which the protocol takes its random numbers.
+        asks: what the protocol asks for next.
+        sent: the utterances that the protocol was sent, for each step.
+        transcripts: the conversation of each agent.
+        turns: the number of turns that each agent has had.
+        over: whether the dialogue has ended.
+        state: the name of the state from which several forks take their next step.
+    """
+
+    dialogue: Dialogue
+    play: Play
+    seed: int = 0
+    asks: list[Ask] = field(default_factory=list)
+    sent: list[list[Utterance]] = field(default_factory=list)
+    transcripts: dict[str, Transcript] = field(default_factory=dict)
+    turns: dict[str, int] = field(default_factory=dict)
+    over: bool = False
+    state: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an episode has asked for, and the answers that engines are working on."""
+
+    episode: Episode
+    requests: list[Request]
+    pending: list[Pending]

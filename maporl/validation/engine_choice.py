@@ -1,0 +1,65 @@
+"""Choose the engine of agents whose configuration names none. Imports torch only where vLLM is installed."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from maporl.config import Config, parse_config, read_yaml
+from maporl.config.schema import AgentSection, ColocateSection, VLLMSection
+
+CONFIG = "config.yaml"
+SHARE, MOST_SHARE = 0.3, 0.6
+"""The share of the accelerator's memory for each base that vLLM holds, and the most for all of them."""
+
+
+def choose_engines(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return ``config`` with ``engine: vllm`` for the agents that vLLM can answer for in this process.
+
+    These are agents with the weights of a model that is not quantised, in a run of one process on an accelerator, where
+    vLLM is installed. An agent whose engine is named in ``values``, the plain values of the configuration, keeps it. A
+    run that has begun keeps the engines that its folder records.
+    """
+    named = values.get("agent_defaults") or {}
+    own = {name: section or {} for name, section in values["agents"].items()}
+    free = [
+        name
+        for name, agent in config.agents.items()
+        if "engine" not in named and "engine" not in own[name] and _is_served(agent)
+    ]
+    if not free or not vllm_runs_here(config):
+        return config
+    file = Path(config.output_dir) / CONFIG
+    if file.is_file() and file.stat().st_size:
+        begun = parse_config(read_yaml(file), str(file)).agents
+        kept = {name: begun[name] for name in free if name in begun}
+        chosen = {name: replace(config.agents[name], engine=a.engine, vllm=a.vllm) for name, a in kept.items()}
+    else:
+        bases = {_base_of(name, config.agents[name]) for name in free}
+        share = min(MOST_SHARE, SHARE * len(bases))
+        section = VLLMSection(colocate=ColocateSection(gpu_memory_utilization=share))
+        chosen = {name: replace(config.agents[name], engine="vllm", vllm=section) for name in free}
+    return replace(config, agents={**config.agents, **chosen})
+
+
+def vllm_runs_here(config: Config) -> bool:
+    """Return whether vLLM is installed and can share an accelerator with this run, which must be a single process."""
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and config.training.placement == "shared"
+    if config.training.use_cpu or not alone or find_spec("vllm") is None:
+        return False
+    import torch
+
+    return torch.accelerator.is_available()
+
+
+def _is_served(agent: AgentSection) -> bool:
+    """Return whether vLLM in this process can hold the agent's weights."""
+    quantised = agent.load_in_4bit or agent.load_in_8bit
+    return agent.model is not None and not quantised and agent.api is None and agent.vllm is None
+
+
+def _base_of(name: str, agent: AgentSection) -> str:
+    """Return a name of the base: agents with adapters share the one of their model, and others have their own."""
+    return str(agent.model) if agent.lora is not None or agent.adapter is not None else f"{agent.policy or name}'s own"
