@@ -21,6 +21,7 @@ from trl_ext.forward import base_of, read_states
 from trl_ext.learner import NonFiniteError
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sharding import Replicated, build_optimizer, strategy_of
+from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch
 from trl_ext.value_head import ValueHead
 
@@ -55,7 +56,7 @@ class CentralCritic:
                 "critic: central cannot be sharded by DeepSpeed or FSDP; start without them, or use critic: head"
             )
         args = self.args
-        self.model.to(accelerator.device)
+        place(self.model, accelerator.device)
         self.head.to(accelerator.device)
         rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
         parameters = [*self.model.parameters(), *self.head.parameters()]

@@ -236,12 +236,12 @@ def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
 def load_learner(learner: Learner, folder: Path) -> None:
     """Load what :func:`save_learner` wrote into ``learner``, whose models are already in memory."""
     with learner.strategy.whole(write=True):
-        load_weights(learner.model, learner.adapter, folder)
+        _load_everywhere(learner.model, learner.adapter, folder)
         if learner.critic == "adapter":
-            load_weights(learner.model, learner.critic_adapter, folder / "critic")
+            _load_everywhere(learner.model, learner.critic_adapter, folder / "critic")
         if learner.value_model is not None:
             active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
-            load_weights(learner.value_model, active, folder / "critic")
+            _load_everywhere(learner.value_model, active, folder / "critic")
         if learner.value_head is not None:
             load_head(learner.value_head, folder)
     state, record = read_optimizer(folder)
@@ -253,6 +253,15 @@ def load_learner(learner: Learner, folder: Path) -> None:
     scheduler = record["scheduler"]
     rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
     learner.scheduler.load_state_dict({**scheduler, **rates})
+
+
+def _load_everywhere(model: Any, adapter: Any, folder: Path) -> None:
+    """Load weights into the model of every process. Only the main process reads a whole model, and sends it."""
+    if isinstance(model, PeftModel):
+        load_weights(model, adapter, folder)
+        return
+    distributed.on_main(lambda: load_weights(model, adapter, folder))
+    distributed.broadcast_weights(model.state_dict().values())
 
 
 def load_weights(model: Any, adapter: Any, folder: Path) -> None:

@@ -353,7 +353,6 @@ class Zero(Replicated):
         with gathered_by_zero(self.engine, parameters, write) if self.stage == 3 else nullcontext():
             yield
             if write:
-                distributed.broadcast_weights(parameters)
                 for parameter in self.own:  # the optimizer's float32 copies
                     self._set(parameter, parameter.detach().float())
 

@@ -79,7 +79,7 @@ def _from_main(value: Tensor, device: torch.device) -> Tensor:
     Raises:
         WorldError: the main process has no value.
     """
-    if value.is_meta and device.type != "meta" and distributed.is_main():
+    if value.is_meta and device.type != "meta" and distributed.rank() == 0:
         raise distributed.WorldError("a model's weights are on the meta device in the main process; load them there")
     own = torch.empty_like(value, device=device) if value.is_meta else value.to(device).contiguous()
     distributed.broadcast_weights([own])

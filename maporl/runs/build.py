@@ -27,6 +27,7 @@ from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
+from trl_ext.forward import base_of
 from trl_ext.manifest import MANIFEST, DamagedCheckpoint, verify, write_manifest
 
 
@@ -48,7 +49,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
     check_taught(config, task)
-    team = team or Team.from_config(config)
+    team = team or Team.from_config(config, receives=distributed.rank() > 0)
     if config.warm_start.steps:
         _warm_start_once(config, team, quiet)
     else:
@@ -189,7 +190,7 @@ def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
     if initial.is_dir():
         _check_warm_start(initial)
         for policy in team.policies.values():
-            load_weights(policy.model, policy.adapter, initial / policy.name)
+            _load_unless_received(policy, initial / policy.name)
         if distributed.is_main():
             distributed.barrier()
         return
@@ -205,7 +206,13 @@ def _load_initial(team: Team, initial: Path) -> None:
     """Load the weights with which a run made in Python began, if this is its folder."""
     for policy in team.policies.values():
         if has_weights(initial / policy.name):
-            load_weights(policy.model, policy.adapter, initial / policy.name)
+            _load_unless_received(policy, initial / policy.name)
+
+
+def _load_unless_received(policy: Policy, folder: Path) -> None:
+    """Load the weights of ``policy``, unless the main process loads them and sends them to this one later."""
+    if base_of(policy.model).device.type != "meta":
+        load_weights(policy.model, policy.adapter, folder)
 
 
 def _check_warm_start(initial: Path) -> None:
