@@ -96,7 +96,7 @@ class CentralCritic:
         self.model.save_pretrained(folder / "model")
         save_file(self.head.state_dict(), folder / "value_head.safetensors")
         more = {"scheduler": self.scheduler.state_dict()}
-        save_optimizer(self.strategy.optimizer_state(), self.strategy.optimizer_groups(), folder, more)
+        save_optimizer(self.strategy.optimizer_entries(), self.strategy.optimizer_groups(), folder, more)
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote into ``folder``.

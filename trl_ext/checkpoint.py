@@ -15,7 +15,7 @@ import copy
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,9 @@ from trl_ext.learner import Learner
 from trl_ext.manifest import CheckpointError, verify, write_manifest
 from trl_ext.sharding import State
 from trl_ext.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
+
+LARGEST = 2**30
+"""Bytes of an optimizer's state after which another file begins."""
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
@@ -187,27 +190,38 @@ def save_learner(learner: Learner, folder: Path) -> None:
 
     All processes call this together, and the main process writes.
     """
-    state = learner.strategy.optimizer_state()
     with learner.strategy.whole():
         if distributed.is_main():
             save_policy(learner, folder)
-    if distributed.is_main():
-        more = {"scheduler": learner.scheduler.state_dict()}
-        save_optimizer(state, learner.strategy.optimizer_groups(), folder, more)
+    state, groups = learner.strategy.optimizer_entries(), learner.strategy.optimizer_groups()
+    if not distributed.is_main():
+        for _ in state:
+            pass  # the other processes only help to gather it
+        return
+    try:
+        save_optimizer(state, groups, folder, {"scheduler": learner.scheduler.state_dict()})
+    finally:
+        for _ in state:
+            pass  # the other processes go on to the end, also if the disk is full
 
 
-def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[str, Any]) -> None:
+def save_optimizer(
+    state: Iterable[tuple[int, dict[str, Any]]], groups: list[dict], folder: Path, more: dict[str, Any]
+) -> None:
     """Save an optimizer as ``optimizer.safetensors`` and ``optimizer.json``.
 
+    A larger state goes on in ``optimizer-1.safetensors`` and so on, so that memory holds a part of it only.
+
     Args:
-        state: the optimizer's state by parameter index.
+        state: the index and the optimizer's state of each parameter.
         groups: the options of its parameter groups.
-        folder: where the two files go.
+        folder: where the files go.
         more: further JSON values for ``optimizer.json``.
     """
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, Any] = {}
-    for index, entries in state.items():
+    files = 0
+    for index, entries in state:
         for key, value in entries.items():
             if isinstance(value, dict):  # bitsandbytes nests its tensors, and its parameters share some of them
                 tensors |= {f"{index}.{key}/{name}": entry.clone() for name, entry in value.items()}
@@ -215,15 +229,31 @@ def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[st
                 tensors[f"{index}.{key}"] = value.contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
-    save_file(tensors, folder / "optimizer.safetensors")
+        if sum(tensor.nbytes for tensor in tensors.values()) >= LARGEST:
+            save_file(tensors, folder / _optimizer_file(files))
+            tensors, files = {}, files + 1
+    if tensors or not files:
+        save_file(tensors, folder / _optimizer_file(files))
     (folder / "optimizer.json").write_text(json.dumps({"numbers": numbers, "groups": groups, **more}))
 
 
+def _optimizer_file(number: int) -> str:
+    return f"optimizer-{number}.safetensors" if number else "optimizer.safetensors"
+
+
 def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
-    """Read what :func:`save_optimizer` wrote. Return the state, and the content of ``optimizer.json``."""
+    """Read what :func:`save_optimizer` wrote. Return the state, and the content of ``optimizer.json``.
+
+    Tensors are read from the disk where they are used.
+    """
     record = json.loads((folder / "optimizer.json").read_text())
     state: State = {}
-    for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
+    files = [
+        _optimizer_file(0),
+        *(_optimizer_file(n) for n in range(1, len(list(folder.glob("optimizer-*.safetensors"))) + 1)),
+    ]
+    tensors = [item for file in files for item in load_file(folder / file).items()]
+    for name, value in [*tensors, *record["numbers"].items()]:
         index, key = name.split(".", 1)
         entries = state.setdefault(int(index), {})
         if "/" in key:

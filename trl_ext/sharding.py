@@ -145,23 +145,29 @@ class Replicated:
         return norm
 
     def optimizer_state(self) -> State:
-        """Return the optimizer's whole state by parameter index. All processes call this together.
+        """Return the optimizer's whole state by parameter index (:meth:`optimizer_entries`)."""
+        return {index: entries for index, entries in self.optimizer_entries() if entries}
 
-        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, it is gathered
-        parameter by parameter into the main memory of the main process, and the other processes return nothing.
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the index and the whole state of each parameter. All processes iterate together, to the end.
+
+        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, one parameter
+        at a time is gathered into the main memory of the main process, and the other processes yield no entries.
         """
-        state = {index: dict(entries) for index, entries in self.optimizer.state_dict()["state"].items()}
-        parameters = self._parameters()
-        for index in self.half:
-            state.setdefault(index, {})["master"] = parameters[index].detach()
-        return state
+        state = self.optimizer.state_dict()["state"]
+        for index, parameter in enumerate(self._parameters()):
+            master = {"master": parameter.detach()} if index in self.half else {}
+            yield index, state.get(index, {}) | master
 
     def optimizer_groups(self) -> list[dict]:
         """Return the options of the optimizer's groups, each with the indices of its parameters."""
         return self.optimizer.state_dict()["param_groups"]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        """Load what :meth:`optimizer_state` and :meth:`optimizer_groups` returned, after the weights were loaded."""
+        """Load what :meth:`optimizer_state` and :meth:`optimizer_groups` returned, after the weights were loaded.
+
+        ``state`` is used up.
+        """
         parameters = self._parameters()
         with torch.no_grad():
             for parameter, master in self.masters:
@@ -267,33 +273,29 @@ class Sharded(Replicated):
     def backward(self, loss: Tensor, last: bool) -> None:
         (loss * distributed.size()).backward()  # FSDP divides by the number of processes
 
-    def optimizer_state(self) -> State:
-        found: State = {}
-        for index, entries in super().optimizer_state().items():
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index, entries in super().optimizer_entries():
+            found: dict[str, Any] = {}
             for key, value in entries.items():
-                _keep_on_main(found, index, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
-        return found
+                _keep_on_main(found, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
+            yield index, found
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
         from torch.distributed.tensor import distribute_tensor
 
         parameters: list[Any] = self._parameters()
-        state = {
-            index: {
-                key: distribute_tensor(v, self.mesh, parameters[index].placements)
-                if isinstance(v, Tensor) and v.shape == parameters[index].shape
-                else v
-                for key, v in entries.items()
-            }
-            for index, entries in state.items()
-        }
+        for index, entries in state.items():
+            own = parameters[index]
+            for key, value in entries.items():  # each whole tensor is forgotten at once, which only the main process reads
+                if isinstance(value, Tensor) and value.shape == own.shape:
+                    entries[key] = distribute_tensor(value, self.mesh, own.placements)
         super().load_optimizer_state(state, groups)
 
 
-def _keep_on_main(found: State, index: int, key: str, value: Any) -> None:
+def _keep_on_main(found: dict[str, Any], key: str, value: Any) -> None:
     """Copy a part of the optimizer's state to the main memory of the main process. The other processes keep nothing."""
     if distributed.is_main():
-        found.setdefault(index, {})[key] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        found[key] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 class Zero(Replicated):
@@ -364,21 +366,21 @@ class Zero(Replicated):
         self.engine.step()
         return float(self.engine.get_global_grad_norm() or 0.0)
 
-    def optimizer_state(self) -> State:
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
         if not steps:
-            return {}
+            return
         self._link()
-        found: State = {}
         for index, parameter in enumerate(self.own):
+            found: dict[str, Any] = {}
             for key in MOMENTS:
-                _keep_on_main(found, index, key, safe_get_full_optimizer_state(parameter, key))
-            _keep_on_main(found, index, "step", copy.deepcopy(steps[0]))
-        for index in self.half:
-            _keep_on_main(found, index, "master", safe_get_full_fp32_param(self.own[index]))
-        return found
+                _keep_on_main(found, key, safe_get_full_optimizer_state(parameter, key))
+            _keep_on_main(found, "step", copy.deepcopy(steps[0]))
+            if index in self.half:
+                _keep_on_main(found, "master", safe_get_full_fp32_param(parameter))
+            yield index, found
 
     def optimizer_groups(self) -> list[dict]:
         groups = self.optimizer.param_groups
@@ -393,8 +395,8 @@ class Zero(Replicated):
             zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
             self.optimizer.state[flat] = zeros | {"step": copy.deepcopy(state[0]["step"])}
         self._link()
-        for index, entries in state.items():
-            own = self.own[index]
+        for index in list(state):
+            own, entries = self.own[index], state.pop(index)  # memory need not hold the whole state
             for key in MOMENTS:
                 self._set(own, entries[key].to(own.device), key)
             if "master" in entries:

@@ -88,7 +88,7 @@ class CoTraining:
         self.verifier.model.save_pretrained(folder)
         self.verifier.tokenizer.save_pretrained(folder)
         state = self.optimizer.state_dict()
-        save_optimizer(state["state"], state["param_groups"], folder, {"pairs": self.pairs})
+        save_optimizer(state["state"].items(), state["param_groups"], folder, {"pairs": self.pairs})
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote.
