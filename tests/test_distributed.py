@@ -176,6 +176,8 @@ def test_past_opponents_speak_with_whole_weights(tmp_path, name):
         for file in ("snapshot-0.safetensors", "snapshot-1.safetensors")
         for part in ("one", "two")
     ]
+    kept = [json.loads((tmp_path / f"two/snapshots{rank}").read_text()) for rank in (0, 1)]
+    assert kept == [[len(snapshots[1]), len(snapshots[3])], [0, 0]], "only the main process keeps whole models"
     for expected, found in ((one, two), snapshots[:2], snapshots[2:]):
         assert found.keys() == expected.keys()
         for key, value in expected.items():

@@ -286,7 +286,10 @@ class Sharded(Replicated):
         parameters: list[Any] = self._parameters()
         for index, entries in state.items():
             own = parameters[index]
-            for key, value in entries.items():  # each whole tensor is forgotten at once, which only the main process reads
+            for (
+                key,
+                value,
+            ) in entries.items():  # each whole tensor is forgotten at once, which only the main process reads
                 if isinstance(value, Tensor) and value.shape == own.shape:
                     entries[key] = distribute_tensor(value, self.mesh, own.placements)
         super().load_optimizer_state(state, groups)
