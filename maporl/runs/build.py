@@ -16,6 +16,7 @@ from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
 from maporl.team.agents import Policy
+from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import has_weights
 from maporl.team.team import Team
 from maporl.training.run_record import INITIAL
@@ -49,7 +50,8 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
     check_taught(config, task)
-    team = team or Team.from_config(config, receives=distributed.rank() > 0)
+    if team is None:  # learners send the main process's weights to the others
+        team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
     if config.warm_start.steps:
         _warm_start_once(config, team, quiet)
     else:

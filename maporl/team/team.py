@@ -174,19 +174,18 @@ class Team:
         save_team(self, Path(folder))
 
     @classmethod
-    def from_config(cls, config: Config, weights: bool = True, receives: bool = False) -> "Team":
+    def from_config(cls, config: Config, weights: bool = True) -> "Team":
         """Load or build the agents of a configuration. All tokenizers are checked before any model is loaded.
 
         Adapters of the same model share one base. ``weights=False`` builds the models on the meta device without
-        reading weights, for counting parameters. ``receives`` leaves models without adapters there too, because a trainer
-        of several processes sends this process the main process's weights.
+        reading weights, for counting parameters.
 
         Raises:
             ConfigError: a model or tokenizer cannot be loaded, or they do not fit each other.
         """
         tokenizers = load_tokenizers(config)
         with nullcontext() if weights else torch.device("meta"):
-            return cls(load_agents(config, tokenizers, weights, receives=receives))
+            return cls(load_agents(config, tokenizers, weights))
 
     @classmethod
     def from_pretrained(cls, name: str | Path, overrides: Sequence[str] = ()) -> "Team":
