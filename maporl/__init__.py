@@ -26,6 +26,7 @@ _EXPORTS = {
     "FANToM": "maporl.tasks",
     "GSM8K": "maporl.tasks",
     "Mathematics": "maporl.tasks",
+    "PromptDataset": "maporl.tasks",
     "Prompts": "maporl.tasks",
     "Skills": "maporl.tasks",
     "Task": "maporl.tasks",

@@ -12,7 +12,11 @@ from maporl.environments.games import Game
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol
 from maporl.protocols.game import PlayGame
+from maporl.rewards.base import RewardFailure
 from maporl.rewards.credit import credit_by_rules
+from maporl.rewards.functions import CompletionReward
+from maporl.rewards.scoring import fill_in
+from maporl.tasks import Arithmetic
 from maporl.types import Ask, Dialogue, Example, Utterance
 
 
@@ -218,3 +222,26 @@ def test_a_transform_that_keeps_to_its_contract_is_applied():
     batch = TurnBatch(reward=[1, 0], prompt=["q"] * 2)
     config = AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",), post=["drop_zeros"])
     assert estimate(batch, config).tolist() == [0.5, -0.5]
+
+
+def _divides(*_):
+    return 1 / 0
+
+
+HERE = rf"test_own_mistakes\.py, line {_divides.__code__.co_firstlineno + 1}: ZeroDivisionError: division by zero"
+
+
+def test_errors_in_a_rule_or_a_reward_source_say_file_and_line(monkeypatch):
+    monkeypatch.setattr("maporl.rewards.credit.build_rules", lambda entries: [_divides])
+    said = Utterance(0, "ann", "ann", 0, 0, (), "4")
+    dialogues = [Dialogue(Example("e", "2+2=", "4"), [said])]
+    with pytest.raises(ConfigError, match=rf"^reward\.rules: mine: it failed: .*{HERE}$"):
+        credit_by_rules(dialogues, RewardSection(rules=["mine"]))
+    with pytest.raises(RewardFailure, match=rf"^reward source 'mine' failed on task arithmetic: .*{HERE}"):
+        fill_in(dialogues, Arithmetic(), {"mine": _divides})
+    with pytest.raises(RewardFailure, match=rf"^reward '_fails' failed: .*{HERE}$"):
+        CompletionReward(_fails)(dialogues, Arithmetic())
+
+
+def _fails(completions):
+    return _divides()

@@ -77,7 +77,8 @@ def rows_only(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_token_of_a_tree_is_read_once_and_sees_what_stood_before_it_in_its_row(seed):
+def test_every_token_of_a_tree_is_read_once_and_sees_what_stood_before_it_in_its_row(seed, monkeypatch):
+    monkeypatch.setattr("trl_ext.prefix_tree.WORTHWHILE", 1.0)
     generator = random.Random(seed)
     rows = [[generator.randrange(2) for _ in range(generator.randint(2, 9))] for _ in range(generator.randint(1, 9))]
     tree = PrefixTree.of(rows)
@@ -87,7 +88,7 @@ def test_every_token_of_a_tree_is_read_once_and_sees_what_stood_before_it_in_its
     layout = tree.layout(FAR)
     prefixes = {tuple(row[: end + 1]) for row in chosen for end in range(len(row) - 1)}
     if layout is None:
-        assert len(set(tree.chains())) * (max(map(len, chosen)) - 1) <= len(prefixes) + max(map(len, chosen)) * 2
+        assert len(set(tree.chains)) * (max(map(len, chosen)) - 1) <= len(prefixes) + max(map(len, chosen)) * 2
         return
     seen = layout.seen(torch.device("cpu"))[:, 0]
     width = layout.row.shape[1]
@@ -122,6 +123,15 @@ def test_rows_that_share_little_are_read_as_rows_and_long_rows_beyond_a_window_t
     assert shared.layout(None) is None
 
 
+def test_trees_are_read_only_if_they_save_a_quarter_of_the_tokens():
+    """Six rows of which 40 tokens are read: 12 + 6 x 28 = 180 tokens of 240 as a tree, or 11 + 6 x 29 = 185."""
+    limits = TreeLimits(float("inf"), 1000.0)
+    for shared, worthwhile in ((12, True), (11, False)):
+        tree = PrefixTree.of([[1] * shared + [number] * (41 - shared) for number in range(2, 8)])
+        assert tree.worthwhile(limits) is worthwhile and (tree.layout(limits) is not None) is worthwhile
+        assert tree.reads(limits) == (180 if worthwhile else 6 * 41)
+
+
 def test_micro_batches_keep_trees_together_and_count_what_is_read():
     completions = answers()
     rows = build_token_batch([replace(c, trajectory=None) for c in completions], "cpu")
@@ -131,8 +141,8 @@ def test_micro_batches_keep_trees_together_and_count_what_is_read():
         assert sorted(torch.cat(parts).tolist()) == everything.tolist()
         for part in parts:
             taken = rows.take(part)
-            assert len(set(taken.tree.chains())) <= most_rows
-            assert most_tokens is None or taken.tree.reads(FAR) <= most_tokens or len(set(taken.tree.chains())) == 1
+            assert len(set(taken.tree.chains)) <= most_rows
+            assert most_tokens is None or taken.tree.reads(FAR) <= most_tokens or len(set(taken.tree.chains)) == 1
             assert taken.to_read(FAR).input_ids.numel() <= taken.tree.reads(FAR)
     prompts = [[number] * 9 for number in (5, 4, 3)]
     shuffled = [Completion(prompts[i % 3], [10 + i] * (1 + i), True, str(i)) for i in range(15)]

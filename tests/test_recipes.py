@@ -65,6 +65,7 @@ def test_the_commands_list_show_and_refuse():
     assert "cory" in listed and "paper and code" in listed
     shown = maporl("recipes", "show", "cory").stdout
     assert "https://arxiv.org/abs/2410.06101" in shown and "rules: [sum]" in shown and "differs:" in shown
+    assert "recipes/common.yaml:" in shown and "response_length: 512" in shown, "what the recipe does not say itself"
     unknown = maporl("recipes", "show", "corry")
     assert unknown.returncode == 2 and "unknown 'corry'; did you mean 'cory'" in unknown.stderr
     tried = maporl("recipes", "try", "agentpo_hint")

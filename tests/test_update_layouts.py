@@ -76,8 +76,8 @@ def gradients(learner, rows):
 
 def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
     rows = build_token_batch(conversations(), "cpu")
-    assert len(rows) == 15 and len(set(rows.tree.chains())) == 6
-    assert rows.tree.chains()[:3] == [2, 2, 2], "the last turn holds the earlier ones"
+    assert len(rows) == 15 and len(set(rows.tree.chains)) == 6
+    assert rows.tree.chains[:3] == [2, 2, 2], "the last turn holds the earlier ones"
     found = rows.to_read(None)
     read, index = found.input_ids, found.index
     assert read.shape[0] == 6 and len(index) == int(rows.sampled_mask.sum())
@@ -94,7 +94,7 @@ def test_sequences_that_only_share_a_beginning_are_read_apart():
         Completion([7, 8], [9], True, "a again"),
     ]
     rows = build_token_batch(answers, "cpu")
-    group = rows.tree.chains()
+    group = rows.tree.chains
     assert group[0] == group[2] != group[1]
 
 
@@ -139,9 +139,9 @@ def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
         assert sorted(torch.cat(parts).tolist()) == list(range(15))
         for part in parts:
             microbatch = rows.take(part)
-            groups = len(set(microbatch.tree.chains()))
+            groups = len(set(microbatch.tree.chains))
             assert groups * microbatch.input_ids.shape[1] <= budget or groups == 1
-    assert [len(set(rows.take(p).tree.chains())) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
+    assert [len(set(rows.take(p).tree.chains)) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
 
 
 def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,13 @@ def trunk_of(model: Any) -> nn.Module:
 
 def accepts(model: Any, name: str) -> bool:
     """Return whether the model's ``forward`` has a parameter ``name``."""
-    return name in inspect.signature(model.forward).parameters
+    return name in _parameters(type(model).forward)
+
+
+@cache
+def _parameters(function: Callable) -> frozenset[str]:
+    """Return the names of a function's parameters. They are asked for in every step of decoding."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def tree_limits(model: Any) -> TreeLimits | None:
@@ -89,12 +96,11 @@ def read_actions(
     chunk: int | None = None,
     entropies: bool = False,
     entropy_gradient: bool = False,
-    adapter_names: list[str] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run one forward pass and evaluate it at M sampled tokens.
 
     Args:
-        model: a causal language model, or a ``PeftModel`` if ``adapter_names`` are given.
+        model: a causal language model.
         read: what to read, and where the M sampled tokens are predicted.
         targets: the ids of the sampled tokens, [M].
         temperature: the sampling temperature, by which logits are divided.
@@ -103,13 +109,11 @@ def read_actions(
             saves memory. None computes all of them at once.
         entropies: whether to compute entropies.
         entropy_gradient: whether the entropies have a gradient.
-        adapter_names: the adapter of every line that is read, [P].
 
     Returns:
         Hidden states [M, H], log-probabilities [M], and entropies [M] or None.
     """
     base = base_of(model)
-    options: Any = {} if adapter_names is None else {"adapter_names": adapter_names}
 
     def scores(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logprobs = maths.token_logprobs(logits, wanted, temperature)
@@ -123,7 +127,7 @@ def read_actions(
 
     whole = chunk is None or len(read.index) <= chunk
     with _head_sees_only(base.get_output_embeddings(), read.index, compute=whole) as seen, autocast():
-        output = model(**_arguments(base, read), **options).logits
+        output = model(**_arguments(base, read)).logits
     hidden = seen["hidden"]
     if whole:
         logprobs, entropy = scores(output[0], targets)

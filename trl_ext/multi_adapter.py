@@ -5,7 +5,6 @@ adapter gets the gradient of its own rows only, as if it were updated alone (``t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from trl_ext.forward import base_of, read_actions, tree_limits
 from trl_ext.learner import Learner, PolicyOutput
-from trl_ext.lora_merge import plain_lora
 from trl_ext.losses import Totals, micro_batch_loss
 from trl_ext.master_weights import move_gradients
 from trl_ext.metrics import Metrics
+from trl_ext.mixed_adapters import mixed, mixes
 from trl_ext.token_batch import TokenBatch, concatenated
 
 
@@ -29,10 +28,10 @@ def groups_of(learners: Mapping[str, Learner], names: Sequence[str]) -> list[lis
 
 
 def _joins(learner: Learner) -> bool:
-    """Return whether PEFT can train this learner's adapter beside other adapters in one batch."""
+    """Return whether this learner's adapter can be trained beside other adapters in one batch."""
     if learner.adapter is None or learner.critic not in ("head", "none") or learner.args.gradient_checkpointing:
         return False
-    return plain_lora(learner.model, learner.adapter) and not learner.strategy.sharded
+    return mixes(learner.model, learner.adapter) and not learner.strategy.sharded
 
 
 def accumulate_together(
@@ -62,20 +61,21 @@ def accumulate_together(
     everything = torch.arange(len(joint), device=device)
     most_rows = args.per_device_train_batch_size * len(names)
     limits = tree_limits(base_of(learners[names[0]].model))
-    with _all_learning([learners[name] for name in names]):
-        for part in joint.microbatches(everything, most_rows, learners[names[0]].most_tokens, limits):
-            loss = torch.zeros((), device=device)
-            for number, microbatch, out in _outputs(learners, names, joint.take(part), owner[part]):
-                learner, total = learners[names[number]], totals[names[number]]
-                term, measures = micro_batch_loss(microbatch, out, total, learner.args, learner.objective)
-                if not bool(torch.isfinite(term)):
-                    learner.report_not_finite(microbatch, out, term)
-                loss = loss + term
-                for key, value in measures.items():
-                    sums[names[number]][key] = sums[names[number]].get(key, 0.0) + value
-            loss.backward()
-            for name in names:
-                move_gradients(learners[name].strategy.masters)
+    for name in names:
+        learners[name].let_learn()  # PEFT gives gradients to the active adapter only
+    for part in joint.microbatches(everything, most_rows, learners[names[0]].most_tokens, limits):
+        loss = torch.zeros((), device=device)
+        for number, microbatch, out in _outputs(learners, names, joint.take(part), owner[part]):
+            learner, total = learners[names[number]], totals[names[number]]
+            term, measures = micro_batch_loss(microbatch, out, total, learner.args, learner.objective)
+            if not bool(torch.isfinite(term)):
+                learner.report_not_finite(microbatch, out, term)
+            loss = loss + term
+            for key, value in measures.items():
+                sums[names[number]][key] = sums[names[number]].get(key, 0.0) + value
+        loss.backward()
+        for name in names:
+            move_gradients(learners[name].strategy.masters)
     return {name: learners[name].sum_over_processes(sums[name]) for name in names}
 
 
@@ -90,37 +90,21 @@ def _outputs(
     read = rows.to_read(tree_limits(base_of(first.model)))
     adapters = [str(learners[names[number]].adapter) for number in owner[read.rows].tolist()]
     entropies = first.args.entropy_coef != 0
-    hidden, logprobs, entropy = read_actions(
-        first.model,
-        read,
-        rows.input_ids[rows.sampled_mask],
-        first.args.temperature,
-        first.autocast,
-        first.args.logits_chunk,
-        entropies,
-        entropies,
-        adapter_names=adapters,
-    )
+    with mixed(first.model, adapters) as choose:
+        choose(adapters)
+        hidden, logprobs, entropy = read_actions(
+            first.model,
+            read,
+            rows.input_ids[rows.sampled_mask],
+            first.args.temperature,
+            first.autocast,
+            first.args.logits_chunk,
+            entropies,
+            entropies,
+        )
     token_owner = owner.repeat_interleave(rows.sampled_mask.sum(1))
     for number in owner.unique().tolist():
         mask = token_owner == number
         microbatch = rows.take((owner == number).nonzero().flatten())
         values = learners[names[number]].values_of(microbatch, hidden[mask])
         yield number, microbatch, PolicyOutput(logprobs[mask], values, None if entropy is None else entropy[mask])
-
-
-@contextmanager
-def _all_learning(learners: Sequence[Learner]) -> Iterator[None]:
-    """Let all adapters of ``learners`` take gradients, in evaluation mode.
-
-    PEFT gives gradients to the active adapter only, and mixes adapters in one batch in evaluation mode only.
-    """
-    model = learners[0].model
-    training = model.training
-    model.eval()
-    for learner in learners:
-        learner.let_learn()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -7,18 +7,21 @@ tree reads it once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_Tree = list[tuple[int, np.ndarray, int]]
-"""For each row of a tree: its index, the places of its tokens but the last, and how many of them earlier rows hold."""
-
-
 BLOCK = 128
 """About how many queries attend together, if attention goes by blocks."""
+
+WORTHWHILE = 0.75
+"""The most tokens of trees, as a share of those of the rows, for which trees are read.
+
+Planning trees and attending over their mask take time too. Where there is less to save, rows are as fast.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,16 @@ class PrefixTree:
     def of(cls, sequences: Sequence[list[int]]) -> "PrefixTree":
         """Return what ``sequences`` share."""
         order = sorted(range(len(sequences)), key=sequences.__getitem__)
+        lengths = [len(sequence) for sequence in sequences]
+        ids = np.full((len(order), max(lengths, default=0) + 1), -1, dtype=np.int64)
+        for number, row in enumerate(order):
+            ids[number, : lengths[row]] = sequences[row]
+        differ = ids[1:] != ids[:-1]
+        first = np.where(differ.any(1), differ.argmax(1), [lengths[row] for row in order[1:]]).tolist()
         rank, shared = [0] * len(order), [0] * len(order)
         for number, row in enumerate(order):
-            rank[row] = number
-        for before, row in pairwise(order):
-            shared[row] = common_prefix(sequences[before], sequences[row])
-        return cls(rank, shared, [len(sequence) for sequence in sequences], [0] * len(order))
+            rank[row], shared[row] = number, first[number - 1] if number else 0
+        return cls(rank, shared, lengths, [0] * len(order))
 
     @classmethod
     def joined(cls, parts: "Sequence[PrefixTree]") -> "PrefixTree":
@@ -99,30 +106,52 @@ class PrefixTree:
         )
 
     def take(self, index: Sequence[int]) -> "PrefixTree":
-        """Return what the rows at ``index`` share."""
-        wanted = set(index)
-        shared: dict[int, int] = {}
-        least = 0  # what the next row shares with the last wanted one; the first row shares nothing
-        for row in self._order(range(len(self.rank))):
-            least = min(least, self.shared[row])
-            if row in wanted:
-                shared[row], least = least, self.lengths[row]
-        columns = (self.rank, shared, self.lengths, self.part)
-        return PrefixTree(*[[values[row] for row in index] for values in columns])
+        """Return what the rows at ``index`` share, of which none may stand there twice."""
+        if not len(index):
+            return PrefixTree([], [], [], [])
+        rank = np.array(self.rank)[index]
+        order = rank.argsort()
+        ordered = rank[order]
+        shared = np.zeros(len(index), dtype=np.int64)
+        if len(index) > 1:  # two rows share what all pairs of neighbours between them do
+            shared[order[1:]] = np.minimum.reduceat(self._shared_in_order[: ordered[-1] + 1], ordered[:-1] + 1)
+        return PrefixTree(
+            rank.tolist(),
+            shared.tolist(),
+            [self.lengths[row] for row in index],
+            [self.part[row] for row in index],
+        )
 
-    def _order(self, rows: Sequence[int]) -> list[int]:
-        return sorted(rows, key=self.rank.__getitem__)
+    @cached_property
+    def _order(self) -> list[int]:
+        """The rows in sorted order."""
+        return sorted(range(len(self.rank)), key=self.rank.__getitem__)
 
+    @cached_property
+    def _shared_in_order(self) -> np.ndarray:
+        """What the row of each rank shares with the one before it. A rank that no row has shares everything."""
+        found = np.full(max(self.rank) + 1, np.iinfo(np.int64).max)
+        found[self.rank] = self.shared
+        return found
+
+    @cached_property
     def chains(self) -> list[int]:
-        """Return the shared-prefix group of each row, which is the index of the group's longest row.
+        """The shared-prefix group of each row, which is the index of the group's longest row.
 
         A row that begins another one joins that one's group.
         """
         chain = list(range(len(self.rank)))
-        for row, after in reversed(list(pairwise(self._order(chain)))):
+        for row, after in reversed(list(pairwise(self._order))):
             if self.shared[after] == self.lengths[row]:
                 chain[row] = chain[after]
         return chain
+
+    def worthwhile(self, limits: TreeLimits | None) -> bool:
+        """Return whether the rows share so much that reading them as trees may be faster."""
+        if limits is None or not self.rank or max(self.lengths) > limits.longest:
+            return False
+        tokens = sum(self.lengths[row] - 1 - held for row, held in self._held(self._order))
+        return tokens <= WORTHWHILE * len(set(self.chains)) * (max(self.lengths) - 1)
 
     def trees(self, limits: TreeLimits) -> list[list[int]]:
         """Return the rows in groups of which each is best read as one tree, every group in sorted order.
@@ -132,12 +161,14 @@ class PrefixTree:
         """
         groups: list[list[int]] = []
         size = 0
-        for row in self._order(range(len(self.rank))):
+        for row in self._order:
             length = self.lengths[row] - 1
             own = length - min(self.shared[row], length)
-            added = limits.cost(size + own, length) - limits.cost(size, length)
-            together = bool(groups) and self.shared[row] > 0 and added <= limits.cost(length, length)
-            if together:
+            if (
+                self.shared[row] > 0
+                and groups
+                and limits.cost(size + own, length) - limits.cost(size, length) <= limits.cost(length, length)
+            ):
                 groups[-1].append(row)
                 size += own
             else:
@@ -148,24 +179,24 @@ class PrefixTree:
     def reads(self, limits: TreeLimits | None) -> int:
         """Return how many tokens a forward over the rows reads, padding included."""
         packed = self._packed(limits)
-        return len(set(self.chains())) * max(self.lengths, default=0) if packed is None else len(packed[0]) * packed[1]
+        return len(set(self.chains)) * max(self.lengths, default=0) if packed is None else len(packed[0]) * packed[1]
 
     def layout(self, limits: TreeLimits | None) -> Layout | None:
         """Return where each token is read once, or None if the model must read rows, or reads them no slower."""
         packed = self._packed(limits)
         return None if packed is None else self._filled(*packed)
 
-    def _packed(self, limits: TreeLimits | None) -> tuple[list[list[_Tree]], int] | None:
-        """Return the trees in each line and the length of the lines, or None if rows are to be read."""
-        if limits is None or not self.rank or max(self.lengths) > limits.longest:
+    def _packed(self, limits: TreeLimits | None) -> tuple[list[list[list[int]]], int] | None:
+        """Return the rows of the trees in each line and the length of the lines, or None if rows are to be read."""
+        if limits is None or not self.worthwhile(limits):
             return None
-        trees = [list(self._walk(group)) for group in self.trees(limits)]
-        sizes = [sum(len(path) - shared for _, path, shared in tree) for tree in trees]
-        width, rows, columns = max(sizes), len(set(self.chains())), max(self.lengths) - 1
-        lines: list[list[_Tree]] = []
+        trees = self.trees(limits)
+        sizes = [sum(self.lengths[row] - 1 - held for row, held in self._held(tree)) for tree in trees]
+        width, rows, columns = max(sizes), len(set(self.chains)), max(self.lengths) - 1
+        lines: list[list[list[int]]] = []
         room: list[tuple[int, int]] = []  # in each line: how many tokens, and of which part
         for number in sorted(range(len(trees)), key=lambda number: -sizes[number]):
-            size, part = sizes[number], self.part[trees[number][0][0]]
+            size, part = sizes[number], self.part[trees[number][0]]
             line = next((n for n, (free, own) in enumerate(room) if free >= size and own == part), len(lines))
             if line == len(lines):
                 lines.append([])
@@ -176,39 +207,30 @@ class PrefixTree:
             return None
         return lines, width + (-width % max(1, round(width / BLOCK)) if limits.blocks else 0)
 
-    def _walk(self, group: list[int]) -> Iterator[tuple[int, np.ndarray, int]]:
-        """Yield each row of a tree, the places of its tokens but the last, and how many of them earlier rows hold."""
-        path, size = np.zeros(0, dtype=np.int64), 0
-        for row in group:
+    def _held(self, rows: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield each of ``rows``, in sorted order, and how many of its tokens but the last the one before it holds."""
+        longest = 0
+        for row in rows:
             length = self.lengths[row] - 1
-            shared = min(self.shared[row], len(path), length)
-            path = np.concatenate([path[:shared], np.arange(size, size + length - shared)])
-            size += length - shared
-            yield row, path, shared
+            yield row, min(self.shared[row], longest, length)
+            longest = length
 
-    def _filled(self, lines: list[list[_Tree]], width: int) -> Layout:
+    def _filled(self, lines: list[list[list[int]]], width: int) -> Layout:
         shape = (len(lines), width)
         row, column = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         end = np.tile(np.arange(1, width + 1), (len(lines), 1))  # padding is seen by itself alone
         place = np.zeros((len(self.rank), max(self.lengths) - 1), dtype=np.int64)
         for number, line in enumerate(lines):
-            start = 0
+            stop = 0
             for tree in line:
-                before, stop = np.zeros(0, dtype=np.int64), start
-                for index, path, shared in tree:
-                    here = path + start
-                    end[number, before[shared:]] = stop
-                    row[number, here[shared:]] = index
-                    column[number, here[shared:]] = np.arange(shared, len(here))
-                    place[index, : len(here)] = number * width + here
-                    before, stop = here, stop + len(here) - shared
+                before = np.zeros(0, dtype=np.int64)  # the places in the line of the tokens of the row before
+                for index, held in self._held(tree):
+                    length = self.lengths[index] - 1
+                    end[number, before[held:]] = stop
+                    start, stop = stop, stop + length - held
+                    row[number, start:stop] = index
+                    column[number, start:stop] = np.arange(held, length)
+                    before = np.concatenate([before[:held], np.arange(start, stop)])
+                    place[index, :length] = number * width + before
                 end[number, before] = stop
-                start = stop
         return Layout(row, column, end, place)
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many first tokens two sequences share."""
-    size = min(len(one), len(other))
-    differ = np.flatnonzero(np.asarray(one[:size]) != np.asarray(other[:size]))
-    return int(differ[0]) if len(differ) else size

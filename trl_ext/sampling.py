@@ -7,23 +7,26 @@ number of processes.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from trl_ext.chat import Tokenizer
 from trl_ext.forward import accepts, base_of
 from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
+from trl_ext.mixed_adapters import mixed
 from trl_ext.recomputation import recomputes, set_recomputation
 from trl_ext.stop_strings import StopStrings, ended
 from trl_ext.token_batch import PADDING
+
+_Choose = Callable[[Sequence[str]], None] | None
+"""Takes the adapter of each row of a batch, if rows have adapters of their own."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def sample(
     """Sample one completion for each prompt, in order.
 
     Args:
-        model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``.
+        model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, which
+            :func:`trl_ext.mixed_adapters.mixes` must allow.
         prompts: the token ids of the prompts.
         sampling: how to sample.
         keys: the key of each row's random numbers. By default they come from torch's random state.
@@ -140,12 +144,12 @@ def sample(
         names = [(row.owner, *row.prompt[:n]) for row, n in zip(rows, known or [0] * len(rows), strict=True)]
         for row, past in zip(rows, states.take(names), strict=True):
             row.past = past
-    with _clean_generation(model):
+    with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
         for batch in _batches(rows, sampling):
             if plain == "no":
-                _generate_by_transformers(model, batch, sampling)
+                _generate_by_transformers(model, batch, sampling, choose)
             else:
-                _Batch(model, batch, sampling, states).run()
+                _Batch(model, batch, sampling, states, choose).run()
     return [Sampled(row.ids, row.logprobs if sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
@@ -200,8 +204,9 @@ def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
 class _Batch:
     """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
 
-    def __init__(self, model: Any, rows: list[_Row], sampling: Sampling, states: KVCache | None):
+    def __init__(self, model: Any, rows: list[_Row], sampling: Sampling, states: KVCache | None, choose: _Choose):
         self.model, self.base, self.sampling, self.states = model, base_of(model), sampling, states
+        self.choose_adapters = choose
         self.device = next(self.base.parameters()).device
         self.rows = rows
         self.cache = DynamicCache(config=self.base.config)
@@ -275,8 +280,8 @@ class _Batch:
         if accepts(self.base, "logits_to_keep"):
             # a slice of the hidden states, which the number 1 takes, makes torch copy the output head for every row
             options["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=self.device)
-        if isinstance(self.model, PeftModel) and self.rows[0].adapter is not None:
-            options["adapter_names"] = [row.adapter for row in self.rows]
+        if self.choose_adapters is not None:
+            self.choose_adapters([str(row.adapter) for row in self.rows])
         output = self.model(
             input_ids=ids, attention_mask=self.mask, past_key_values=self.cache, use_cache=True, **options
         )
@@ -357,7 +362,7 @@ def truncated(probabilities: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tens
     return torch.zeros_like(probabilities).scatter(1, index, ordered / ordered.sum(-1, keepdim=True))
 
 
-def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling) -> None:
+def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling, choose: _Choose) -> None:
     """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
 
     ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
@@ -379,8 +384,8 @@ def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling) 
     ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
     options: dict[str, Any] = {}
-    if rows[0].adapter is not None:
-        options["adapter_names"] = [row.adapter for row in rows]
+    if choose is not None:
+        choose([str(row.adapter) for row in rows])
     if sampling.stop_strings is not None:
         options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(sampling.stop_strings, width)])
     with torch.random.fork_rng():

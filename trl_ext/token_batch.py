@@ -115,22 +115,24 @@ class TokenBatch:
         """
         wanted = index.tolist()
         tree = self.tree.take(wanted)
-        chain = dict(zip(wanted, tree.chains(), strict=True))
+        chain = dict(zip(wanted, tree.chains, strict=True))
         parts: list[list[int]] = []
+        lines: set[int] = set()  # the chains of the last part
         for rows in self._by_tree(wanted, tree, limits):
-            together = parts[-1] + rows if parts else rows
-            full = len({chain[row] for row in together}) > most_rows
-            if most_tokens is not None and not full:
-                full = self.tree.take(together).reads(limits) > most_tokens
+            lines |= {chain[row] for row in rows}
+            full = len(lines) > most_rows
+            if most_tokens is not None and not full and parts:
+                full = self.tree.take(parts[-1] + rows).reads(limits) > most_tokens
             if not parts or full:
                 parts.append([])
+                lines = {chain[row] for row in rows}
             parts[-1] += rows
         return [torch.tensor(part, device=self.input_ids.device) for part in parts]
 
     def _by_tree(self, index: list[int], tree: PrefixTree, limits: TreeLimits | None) -> list[list[int]]:
         """Return the :meth:`inseparable` rows of ``index``, from short rows to long ones, with trees in one piece."""
         groups = self.inseparable(index)
-        if limits is None:
+        if limits is None or not tree.worthwhile(limits):
             return sorted(groups, key=lambda rows: max(self.tree.lengths[row] for row in rows))
         place: dict[int, tuple[int, int, int]] = {}
         for family in tree.trees(limits):
@@ -144,7 +146,7 @@ class TokenBatch:
         The rows of a shared-prefix group are read by one forward, and the rows of a trajectory have one importance
         ratio.
         """
-        prefixes, trajectories = self.tree.chains(), self.trajectory.tolist()
+        prefixes, trajectories = self.tree.chains, self.trajectory.tolist()
         group_of: dict[tuple[str, int], list[int]] = {}
         groups: list[list[int]] = []
         for row in range(len(self)) if index is None else index:
@@ -184,7 +186,7 @@ class TokenBatch:
         row, column = self.sampled_mask.nonzero(as_tuple=True)
         layout = self.tree.layout(limits)
         if layout is None:
-            chains = self.tree.chains()
+            chains = self.tree.chains
             line = {chain: number for number, chain in enumerate(dict.fromkeys(chains))}
             rows = torch.tensor(list(line), device=row.device)
             read = self.input_ids[rows, :-1]

@@ -103,7 +103,7 @@ def estimate_all(
         try:
             result = transform.apply(advantages, batch, config)
         except (TypeError, LookupError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"advantage.post: {name}: apply failed: {told(error, [])}") from error
+            raise ConfigError(f"advantage.post: {name}: apply failed: {told(error)}") from error
         advantages = _must_be_advantages(result, advantages, name)
     for transform in transforms:
         weights = transform.weigh_after(advantages, weights)

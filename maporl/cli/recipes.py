@@ -39,7 +39,8 @@ def list_() -> None:
 @app.command()
 @command
 def show(name: Name) -> None:
-    """A recipe: its citation, what is exact and what differs from the paper, and the file itself."""
+    """A recipe: its citation, what is exact and what differs from the paper, its file, and what that file extends."""
+    from maporl.config.parse import extended_files
     from maporl.config.recipes import card_of, recipe_file
 
     card, file = card_of(name), recipe_file(name)
@@ -52,7 +53,11 @@ def show(name: Name) -> None:
     echo(f"{'file:':10}{file}\n")
     body = file.read_text(encoding="utf-8").split("\n")
     start = next(i for i, line in enumerate(body) if i > 1 and line and not line.startswith((" ", "recipe:")))
-    echo("\n".join(body[start:]), newline=False)
+    echo("\n".join(body[start:]).rstrip())
+    for part in extended_files(file):
+        lines = [line for line in part.read_text(encoding="utf-8").split("\n") if not line.startswith("#")]
+        echo(f"\nUnless the file above says otherwise, {part}:\n")
+        echo("\n".join(lines).strip())
 
 
 @app.command("try")

@@ -32,6 +32,9 @@ FINGERPRINTS = "module_fingerprints.json"
 """The file of a run's folder with the hashes of the user's own modules."""
 _FOLDERS: set[Path] = set()
 """The folders of all configurations that this process has imported modules for."""
+_ROOT = Path(__file__).parents[2]
+_OTHERS = (_ROOT / "maporl", _ROOT / "trl_ext", *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
+"""The folders of code that is not the user's."""
 
 Part = TypeVar("Part")
 
@@ -203,17 +206,28 @@ def kind_of(part: Any) -> str:
     return f"the function {part.__name__}" if hasattr(part, "__name__") else f"a value of type {type(part).__name__}"
 
 
-def told(error: BaseException, folders: Sequence[Path]) -> str:
-    """Return an error of the user's code in ``folders`` as one line: the user's file, the line, and what was raised."""
+def told(error: BaseException, folders: Sequence[Path] = ()) -> str:
+    """Return an error of the user's code as one line: the user's file, the line, and what was raised.
+
+    The user's file is one in ``folders``, or else one that belongs neither to maporl nor to what is installed.
+    """
     words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:300]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {words}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
-    for frame in [*reversed(own), *reversed(frames)]:
+    users = [f for f in frames if is_users(f.filename)]
+    for frame in [*reversed(own), *reversed(users), *reversed(frames)]:
         if not frame.filename.startswith("<"):
             return f"{frame.filename}, line {frame.lineno}: {words}"
     return words
+
+
+def is_users(file: str) -> bool:
+    """Return whether a source file belongs neither to maporl, nor to Python, nor to an installed package."""
+    path = Path(file)
+    others = [path.is_relative_to(folder) for folder in _OTHERS]
+    return not (file.startswith("<") or "site-packages" in path.parts or any(others))
 
 
 def _own(name: Any) -> str:

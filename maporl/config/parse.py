@@ -201,6 +201,15 @@ def read_yaml(path: Path, extends: bool = True) -> dict[str, Any]:
     return _merged(_read_files(path, extends=extends))
 
 
+def extended_files(path: Path) -> list[Path]:
+    """Return the files that a YAML file extends, the nearest first.
+
+    Raises:
+        ConfigError: a file is missing or is wrong (:func:`read_yaml`).
+    """
+    return [file for file, _ in _read_files(path)[1:]]
+
+
 def _merged(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for _, over in reversed(files):

@@ -11,6 +11,7 @@ from maporl.team.team import Policy
 from maporl.types import Stop
 from trl_ext.kv_cache import KVCache
 from trl_ext.lora_merge import merged, merges
+from trl_ext.mixed_adapters import mixes
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, Sampling, sample
 from trl_ext.stop_strings import ended
@@ -28,8 +29,9 @@ class TransformersEngine(Engine):
             :meth:`release`.
         keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.kv_cache.KVCache`).
         adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
-            This suits GPUs, where many rows take about as long as few. ``merged``: one after the other, each merged
-            into the weights. This suits CPUs. ``plain``: one after the other. ``auto`` decides by the device.
+            A step of decoding then reads the base's weights once for all of them. ``merged``: one after the other, each
+            merged into the weights, which must be float32. ``plain``: one after the other. ``auto`` is ``merged`` for
+            float32 weights on a CPU, and ``mixed`` otherwise. What does not suit an adapter is ``plain``.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class TransformersEngine(Engine):
         return (policy.name,)
 
     def _how(self, policy: Policy) -> str:
+        fitting = {"merged": merges, "mixed": mixes}
         on_cpu = next(policy.model.parameters()).device.type == "cpu"
-        wanted = ("merged" if on_cpu else "mixed") if self.adapters == "auto" else self.adapters
-        return wanted if merges(policy.model, policy.adapter) else "plain"
+        wanted = [self.adapters] if self.adapters != "auto" else ["merged", "mixed"] if on_cpu else ["mixed"]
+        return next((how for how in wanted if how in fitting and fitting[how](policy.model, policy.adapter)), "plain")
 
     def _speak(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         speaking = [self.policies[r.policy] for r in requests]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from maporl.errors import UserError
 from maporl.tasks.base import Task
@@ -35,6 +36,9 @@ class RewardSource:
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
         """Learn from this process's graded ``dialogues`` of ``update`` on ``task``; returns numbers to log. All processes call it."""
         return {}
+
+    def follow(self, state: Callable[[], Any]) -> None:
+        """Take what returns the trainer's state. A trainer calls this once; without a trainer nobody does."""
 
     def save(self, folder: Path) -> None:
         """Write what :meth:`load` needs into ``folder``, which is empty."""

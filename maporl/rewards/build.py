@@ -68,11 +68,28 @@ def build_sources(
     return {name: find_source(name)(section, speak) for name in names}
 
 
+def is_completion_reward(part: Any) -> bool:
+    """Return whether ``part`` is a function of ``completions``, as TRL's ``GRPOTrainer`` takes them."""
+    if isinstance(part, type | RewardSource) or not callable(part):
+        return False
+    try:
+        return "completions" in signature(part).parameters
+    except ValueError:  # some functions that are written in C do not say
+        return False
+
+
+def _completion_reward(function: Any) -> RewardSource:
+    from maporl.rewards.functions import CompletionReward  # needs torch
+
+    return CompletionReward(function)
+
+
 def find_source(name: str, where: str = "reward.sources", pays: Collection[str] = ()) -> Builder:
     """Return what builds the source ``name``: one of :data:`SOURCES`, or ``MODULE:OBJECT``.
 
-    A source of the user's own is a function ``(dialogues, task)``, or a class that derives from
-    :class:`maporl.RewardSource` and takes no arguments. ``pays`` are the names of the protocol's own rewards, for errors.
+    A source of the user's own is a function ``(dialogues, task)``, a class that derives from
+    :class:`maporl.RewardSource` and takes no arguments, or a function with the signature of TRL's ``GRPOTrainer``
+    (:func:`is_completion_reward`). ``pays`` are the names of the protocol's own rewards, for errors.
 
     Raises:
         ConfigError: no source has this name, or the object is something else. The message begins with ``where``.
@@ -82,6 +99,8 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
         return SOURCES[name]
     if isinstance(found, RewardSource):
         return lambda section, speak: found
+    if is_completion_reward(found):
+        return lambda section, speak: _completion_reward(found)
     if not isinstance(found, type):
         must_take(found, ("dialogues", "task"), f"{where}: {name}")
         return lambda section, speak: FunctionSource(found)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from maporl.config.imports import told
 from maporl.config.parse import entry_name
 from maporl.config.schema import PenaltySection, RewardSection
 from maporl.errors import ConfigError
@@ -55,7 +56,11 @@ def assign_credit(
 
 
 def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
-    """Apply the rules from left to right to the dialogues of each question."""
+    """Apply the rules from left to right to the dialogues of each question.
+
+    Raises:
+        ConfigError: a rule raised an error, or returned anything but finite credits.
+    """
     rules = build_rules(reward.rules)
     questions: dict[int, list[Dialogue]] = {}
     for dialogue in dialogues:
@@ -63,7 +68,14 @@ def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
     for siblings in questions.values():
         credits = [{u.id: u.rewards["score"] for u in d.utterances if "score" in u.rewards} for d in siblings]
         for rule, entry in zip(rules, reward.rules, strict=True):
-            credits = _must_be_credits(rule(siblings, credits), siblings, entry_name(entry))
+            name = entry_name(entry)
+            try:
+                result = rule(siblings, credits)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"reward.rules: {name}: it failed: {told(error)}") from error
+            credits = _must_be_credits(result, siblings, name)
         for dialogue, own in zip(siblings, credits, strict=True):
             for u in dialogue.utterances:
                 if u.id in own:

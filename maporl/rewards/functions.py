@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from maporl.config.imports import told
 from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values
 from maporl.tasks.base import Task
@@ -36,11 +37,15 @@ class CompletionReward(RewardSource):
 
     Args:
         function: the function, plain or ``async``.
-        state: returns the trainer's state.
     """
 
-    def __init__(self, function: RewardFunction, state: Callable[[], Any] = lambda: None):
-        self.function, self.state = function, state
+    def __init__(self, function: RewardFunction):
+        self.function = function
+        self.state: Callable[[], Any] = lambda: None
+
+    def follow(self, state: Callable[[], Any]) -> None:
+        """Take what returns the trainer's state. Without a trainer, ``trainer_state`` is None."""
+        self.state = state
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """Return the function's value of each answer.
@@ -54,7 +59,7 @@ class CompletionReward(RewardSource):
         for row, (example, _) in enumerate(said):
             for name, value in task.columns(example).items():
                 columns.setdefault(name, [None] * len(said))[row] = value
-        columns |= {"agents": [u.agent for _, u in said], "turns": [u.turn + 1 for _, u in said]}  # OF_A_TEAM
+        columns |= dict(zip(OF_A_TEAM, ([u.agent for _, u in said], [u.turn + 1 for _, u in said]), strict=True))
         completions = [_completion(prompt, u.text) for prompt, (_, u) in zip(prompts, said, strict=True)]
         ids = [u.response_ids for _, u in said]
         try:
@@ -62,7 +67,9 @@ class CompletionReward(RewardSource):
                 [self.function], prompts, completions, ids, columns, self.state()
             ).values()
         except RewardError as error:
-            raise RewardFailure(str(error)) from error
+            cause = error.__cause__  # what the function raised itself
+            what = f"reward {reward_name(self.function)!r} failed: {told(cause)}" if cause else str(error)
+            raise RewardFailure(what) from error
         if any(isinstance(value, list) for value in values):
             raise RewardFailure(
                 f"reward {reward_name(self.function)!r}: gave a list of numbers for one answer; a team is paid one number for "
@@ -77,7 +84,6 @@ def with_functions(
     sources: Mapping[str, RewardSource] | None,
     functions: RewardFunction | Sequence[RewardFunction],
     weights: Sequence[float] | None,
-    state: Callable[[], Any],
     task: Task,
 ) -> tuple[RewardSection, dict[str, RewardSource]]:
     """Return ``reward`` and ``sources`` with reward functions in the place of the section's own sources.
@@ -97,22 +103,32 @@ def with_functions(
                 f"reward_funcs: expected functions f(prompts, completions, **columns), got {function!r:.80}; a reward model is "
                 "a source of its own: reward=RewardSection(sources={'verifier': 1.0}, verifier=...), or maporl.ServedReward"
             )
-    columns = {name for number in range(min(len(task), _ROWS)) for name in task.columns(task[number])}
-    if taken := sorted(columns & {*RESERVED, *OF_A_TEAM}):
-        raise ValueError(
-            f"train_dataset: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename it"
-        )
-    for function in given:
-        check_parameters(function, sorted({*columns, *OF_A_TEAM}))
+    check_columns(given, task, "train_dataset")
     names = [reward_name(function) for function in given]
     if len(set(names)) != len(names):
         raise ValueError(f"reward_funcs: expected functions with different names, got {names}; rename one")
     shares = [1.0] * len(given) if weights is None else [float(w) for w in weights]
     if len(shares) != len(given):
         raise ValueError(f"reward_weights: expected {len(given)} numbers, one for each of {names}, got {len(shares)}")
-    own = {name: CompletionReward(function, state) for name, function in zip(names, given, strict=True)}
+    own = {name: CompletionReward(function) for name, function in zip(names, given, strict=True)}
     section = dataclasses.replace(reward, sources=dict(zip(names, shares, strict=True)))
     return section, {**(sources or {}), **own}
+
+
+def check_columns(functions: Sequence[RewardFunction], task: Task, where: str) -> None:
+    """Check that ``task`` has a column for every parameter of reward functions, and none whose name is taken.
+
+    Raises:
+        ValueError: a parameter has no column and no default, or a column has a taken name. The message of the latter begins
+            with ``where``.
+    """
+    columns = {name for number in range(min(len(task), _ROWS)) for name in task.columns(task[number])}
+    if taken := sorted(columns & {*RESERVED, *OF_A_TEAM}):
+        raise ValueError(
+            f"{where}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename it"
+        )
+    for function in functions:
+        check_parameters(function, sorted({*columns, *OF_A_TEAM}))
 
 
 def _completion(prompt: Any, text: str) -> Any:

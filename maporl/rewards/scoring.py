@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from maporl.config.imports import told
 from maporl.rewards.base import RewardFailure, RewardSource, Values, as_source, where
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
@@ -20,7 +21,7 @@ def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
         grades = task.grade_many([d.example for d, _ in asked], [u.words() for _, u in asked])
     except Exception as error:
         first = f"{where(*asked[0])} or another of {len(asked)} answers"
-        raise RewardFailure(f"task {task.name}: grading {first} failed: {type(error).__name__}: {error}") from error
+        raise RewardFailure(f"task {task.name}: grading {first} failed: {told(error)}") from error
     for (_, utterance), grade in zip(asked, grades, strict=True):
         utterance.grade = grade
 
@@ -42,7 +43,7 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
             raise
         except Exception as error:
             raise RewardFailure(
-                f"reward source {name!r} failed on task {task.name}: {type(error).__name__}: {error}{_hint(shown)}"
+                f"reward source {name!r} failed on task {task.name}: {told(error)}{_hint(shown)}"
             ) from error
         _must_fit(name, values, shown)
         for dialogue, row in zip(shown, values, strict=True):

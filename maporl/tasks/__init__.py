@@ -13,7 +13,7 @@ from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
 from maporl.tasks.mathematics import Mathematics
-from maporl.tasks.prompts import Prompts
+from maporl.tasks.prompts import PromptDataset, Prompts
 from maporl.tasks.skills import Skills
 from maporl.tasks.tinygsm import TinyGSM
 
@@ -27,6 +27,7 @@ TASKS: dict[str, Any] = {
     "fantom": FANToM,
     "episodes": Episodes,
     "math": Mathematics,
+    "prompts": PromptDataset,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 
@@ -62,6 +63,7 @@ __all__ = [
     "Episodes",
     "FANToM",
     "Mathematics",
+    "PromptDataset",
     "Prompts",
     "Skills",
     "Task",

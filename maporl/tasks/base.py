@@ -1,5 +1,6 @@
 """The contract of a task, and how examples are read from a JSONL file or from the hub. Imports no torch."""
 
+import difflib
 import json
 import random
 from abc import ABC, abstractmethod
@@ -194,19 +195,25 @@ def examples_of(
     return examples
 
 
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+"""The endings of files that :func:`read_rows` reads."""
+
+
 def is_file(source: str) -> bool:
     """Whether ``source`` is the path of a file, and not the name of a data set on the hub."""
-    return source.endswith((".jsonl", ".json")) or Path(source).is_file()
+    return source.endswith(FILES) or Path(source).is_file()
 
 
 def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
-    """The rows of a ``.jsonl`` file, which has no splits, or of the ``split`` of a data set on the hub.
+    """The rows of a file, which has no splits, or of the ``split`` of a data set on the hub.
+
+    A file has one of the endings :data:`FILES`, or else holds JSON lines.
 
     Raises:
         TaskError: the file or the data set cannot be read.
     """
     if is_file(source):
-        return _jsonl_rows(Path(source))
+        return _rows_of_file(Path(source))
     from datasets import load_dataset  # slow to import, and only data sets on the hub need it
 
     name, _, configuration = source.partition(":")
@@ -219,13 +226,48 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
         ) from error
 
 
-def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
+def _rows_of_file(path: Path) -> Sequence[dict[str, Any]]:
     if not path.is_file():
-        raise TaskError(f"{path}: no such file; give the path of a .jsonl file or the hub name of a data set")
+        raise TaskError(_missing(path))
+    if path.suffix in (".csv", ".parquet"):
+        import pyarrow.csv  # slow to import
+        import pyarrow.parquet
+
+        read = pyarrow.csv.read_csv if path.suffix == ".csv" else pyarrow.parquet.read_table
+        try:
+            return read(path).to_pylist()
+        except (OSError, pyarrow.ArrowException) as error:
+            raise TaskError(f"{path}: cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error})") from error
     try:
         content = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
         raise TaskError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
+    return (
+        _listed(content, path) if path.suffix == ".json" and content.lstrip().startswith("[") else _lines(content, path)
+    )
+
+
+def _missing(path: Path) -> str:
+    """Return the message that a file is missing. It says where it was looked for, and names a file of nearly this name."""
+    wanted = path.absolute()
+    folder = wanted.parent
+    if not folder.is_dir():
+        return f"{wanted}: no such file, and no such folder; give the path of a file or the hub name of a data set"
+    near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], 1)
+    hint = f"did you mean {near[0]!r}?" if near else "give the path of a file or the hub name of a data set"
+    return f"{wanted}: no such file; {hint}"
+
+
+def _listed(content: str, path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file that is one JSON list."""
+    try:
+        rows = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{path}: is not JSON: {error}") from None
+    return _lines("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), path)
+
+
+def _lines(content: str, path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
@@ -240,7 +282,7 @@ def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
             )
         if not isinstance(row, dict):
             raise TaskError(
-                f"{path}: line {number}: expected an object with 'question' and 'answer', got {type(row).__name__}"
+                f"{path}: line {number}: expected an object with a field for each column, got {type(row).__name__}"
             )
         rows.append(row)
     return rows

@@ -2,27 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
-from maporl.tasks.base import Task, TaskError
+from maporl.tasks.base import Task, TaskError, is_file, read_rows
 from maporl.types import Example, Grade, Message
 
 
-@dataclass(frozen=True)
-class Prompts(Task):
-    """The rows of a data set with a column ``prompt``, which is a text or a list of messages.
+class _PromptRows(Task):
+    """A task whose examples are rows with a column ``prompt``."""
 
-    Every agent is asked the prompt. The last of a prompt's messages is the question, and must be the user's. The earlier
-    ones, such as a system prompt, come before it in each agent's conversation. Reward functions get the other columns.
-
-    The task has no labels. Answers are therefore not graded, and metrics have no accuracy. Rewards say what is learned.
-
-    Raises:
-        TaskError: the data set is empty, or a row has no prompt, or a prompt that is neither a text nor messages of texts.
-    """
-
-    rows: Sequence[Mapping[str, Any]] = field(repr=False)
-    split: str = "train"
+    rows: Sequence[Mapping[str, Any]]
 
     labelled = False
 
@@ -58,6 +48,59 @@ class Prompts(Task):
     def columns(self, example: Example) -> dict[str, Any]:
         """Return the other columns of the row."""
         return {name: value for name, value in self.rows[example.meta["row"]].items() if name != "prompt"}
+
+
+@dataclass(frozen=True)
+class Prompts(_PromptRows):
+    """The rows of a data set with a column ``prompt``, which is a text or a list of messages.
+
+    Every agent is asked the prompt. The last of a prompt's messages is the question, and must be the user's. The earlier
+    ones, such as a system prompt, come before it in each agent's conversation. Reward functions get the other columns.
+
+    The task has no labels. Answers are therefore not graded, and metrics have no accuracy. Rewards say what is learned.
+
+    Raises:
+        TaskError: the data set is empty, or a row has no prompt, or a prompt that is neither a text nor messages of texts.
+    """
+
+    rows: Sequence[Mapping[str, Any]] = field(repr=False)
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class PromptDataset(_PromptRows):
+    """The task ``prompts`` of a configuration: :class:`Prompts` that are read from a file or from the hub.
+
+    ``source`` is a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, or the name of a data set on the hub, whose split
+    "train" is read. It has a column ``prompt``, and reward functions get the other columns. Evaluation takes
+    ``eval_source``, or else the split "test" of the data set on the hub. ``limit`` takes the first rows only.
+
+    Raises:
+        TaskError: the source cannot be read or has no rows, a row has no prompt, or a file has nothing to evaluate on.
+        ValueError: ``limit`` is below 1.
+    """
+
+    source: str
+    eval_source: str | None = None
+    limit: int | None = None
+    split: Literal["train", "eval"] = "train"
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
+        super().__post_init__()
+
+    @cached_property
+    def rows(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
+        """The rows of the split."""
+        held_out = self.split == "eval"
+        if held_out and self.eval_source is None and is_file(self.source):
+            raise TaskError(
+                f"prompts: {self.source} is one file and has no test split; set task.eval_source, or evaluation.questions to 0"
+            )
+        source = self.eval_source or self.source if held_out else self.source
+        rows = read_rows(source, "test" if held_out and self.eval_source is None else "train")
+        return [rows[number] for number in range(min(len(rows), self.limit or len(rows)))]
 
 
 def questions_of(

@@ -142,7 +142,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         protocol = must_be_protocol(protocol or Debate(), "protocol")
         reward = reward or RewardSection()
         if reward_funcs is not None:
-            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, lambda: self.state, task)
+            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
         check_branched_credit(branching, reward, protocol, "trainer")
         check_branched_advantage(branching, advantage, "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
@@ -160,6 +160,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             common_seed=branching.common_seed,
             untrained=untrained if self.references_sample else None,
         )
+        for source in self.player.scorer.sources.values():
+            source.follow(lambda: self.state)
         self._critic_outputs = protocol.turns if args.critic_per_turn else 1
         critics = baseline_of(advantage).needs_critic
         central = team.build_central_critic(args, self._critic_outputs) if critics else None

@@ -36,7 +36,7 @@ from maporl.validation import memory
 from maporl.validation.credited import credit_lines
 from maporl.validation.model_checks import check_alphabets, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
-from maporl.validation.task_checks import check_own_task, label_warnings
+from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
@@ -128,6 +128,7 @@ def check_run(config: Config) -> list[str]:
     _check_placement(config)
     check_lora(config)
     own_warnings = check_own_task(config, splits)
+    check_reward_functions(config, splits)
     check_alphabets(config, splits)
     check_taught(config, task)
     warnings, longest, steps, played = _check_lengths(config, splits, tokenizers)

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from maporl.config.imports import is_import, told
+from maporl.config.imports import is_import, look_up, told
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, UserError
 from maporl.protocols import speakers
+from maporl.rewards.build import is_completion_reward
 from maporl.tasks import Task
 from maporl.types import Example, Grade
 
@@ -27,6 +29,25 @@ def check_own_task(config: Config, splits: Sequence[Task]) -> list[str]:
     if not is_import(config.task["name"]):
         return []
     return [warning for task in splits for warning in _check_split(config, task)]
+
+
+def check_reward_functions(config: Config, splits: Sequence[Task]) -> None:
+    """Check that the task has a column for every parameter of reward functions with the signature of TRL's trainers.
+
+    Raises:
+        ConfigError: a parameter has no column and no default, or a column has a name that is taken.
+    """
+    named: list[Any] = [look_up(name, {}, "reward.sources") for name in config.reward.sources if is_import(name)]
+    functions = [function for function in named if is_completion_reward(function)]
+    if not functions:
+        return
+    from maporl.rewards.functions import check_columns  # needs torch
+
+    for task in splits:
+        try:
+            check_columns(functions, task, f"task {config.task['name']}")
+        except ValueError as error:
+            raise ConfigError(f"reward.sources: {error}") from None
 
 
 def label_warnings(config: Config, splits: Sequence[Task]) -> list[str]:

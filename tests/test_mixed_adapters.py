@@ -1,0 +1,142 @@
+"""Rows of one batch go through different adapters of one base (trl_ext/mixed_adapters.py), each as if it were alone."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from tiny_models import build, lively
+
+from maporl.engines.transformers import TransformersEngine
+from trl_ext.mixed_adapters import mixed, mixes
+from trl_ext.sampling import Sampling, sample
+
+PROMPTS = [[3, 4, 5], [3, 4, 6, 7], [3, 4, 5], [8, 9], [3, 4, 6, 7], [5, 5, 5, 5, 5]]
+NAMES = ["ann", "bob", "cyd", "bob", "ann", "cyd"]
+
+
+def lora(rank=4, alpha=8, targets=("q_proj", "v_proj"), **more):
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), task_type="CAUSAL_LM", **more)
+
+
+def team(model, configurations):
+    """The model with one lively adapter for each configuration."""
+    shared = None
+    for name, configuration in configurations.items():
+        if shared is None:
+            shared = get_peft_model(model, configuration, adapter_name=name)
+        else:
+            shared.add_adapter(name, configuration)
+    torch.manual_seed(1)
+    for name, parameter in shared.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return shared.eval()
+
+
+DIFFERENT = {
+    "ann": lora(),
+    "bob": lora(rank=2, alpha=3, use_rslora=True),
+    "cyd": lora(rank=8, alpha=8, targets=("q_proj", "down_proj")),
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_ranks_scales_and_layers_may_differ(tiny, architecture):
+    configurations = DIFFERENT
+    if architecture == "gpt2":
+        ways = {"ann": lora(targets=["c_attn"]), "bob": lora(2, 3, ["c_attn", "c_fc"]), "cyd": lora(3, 9, ["c_fc"])}
+        configurations = ways
+    shared = team(lively(build(tiny, architecture)[0]), configurations).double()
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10], [3, 4, 5, 6], [11, 12, 13, 14]])
+    rows = ["bob", "ann", "cyd", "bob"]
+    with torch.no_grad():
+        with mixed(shared, rows) as choose:
+            choose(rows)
+            together = shared(ids).logits
+            choose(rows[::-1])
+            turned = shared(ids.flip(0)).logits.flip(0)
+        assert torch.equal(turned, together), "a batch may have other rows than the one before"
+        for number, name in enumerate(rows):
+            shared.set_adapter(name)
+            alone = shared(ids[number : number + 1]).logits[0]
+            assert torch.allclose(alone, together[number], atol=1e-9)
+    assert not torch.allclose(together[0], together[2]), "the adapters differ"
+
+
+def test_a_batch_that_shrinks_and_reads_equal_prompts_once_samples_as_each_adapter_alone(tiny):
+    shared = team(lively(build(tiny, "llama")[0]), DIFFERENT)
+    keys = [(7, number) for number in range(len(PROMPTS))]
+    sampling = Sampling(12, 1.0, frozenset(range(3, 9)), batch_size=4)
+    together = sample(shared, PROMPTS, sampling, keys, NAMES)
+    assert len({len(answer.ids) for answer in together}) > 1, "rows leave the batch at different times"
+    for name in DIFFERENT:
+        shared.set_adapter(name)
+        alone = sample(shared.get_base_model(), PROMPTS, sampling, keys)
+        for one, other, owner in zip(alone, together, NAMES, strict=True):
+            if owner == name:
+                assert one.ids == other.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_gradients_reach_the_adapter_of_the_row_and_no_other(tiny):
+    shared = team(lively(build(tiny, "llama")[0]), {"ann": lora(), "bob": lora()})
+    for name, parameter in shared.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
+    with mixed(shared, ["ann", "bob"]) as choose:
+        choose(["ann", "bob"])
+        logits = shared(ids).logits
+    logits[0].logsumexp(-1).sum().backward()  # of ann's row
+    grads = {name: parameter.grad for name, parameter in shared.named_parameters() if "lora_" in name}
+    assert all(bool(grad.any()) for name, grad in grads.items() if ".ann." in name)
+    assert not any(bool(grad.any()) for name, grad in grads.items() if ".bob." in name)
+
+
+def test_the_layers_are_those_of_before_even_after_an_error(tiny):
+    shared = team(lively(build(tiny, "llama")[0]), DIFFERENT)
+    with pytest.raises(RuntimeError, match="out of memory"), mixed(shared, NAMES) as choose:
+        choose(NAMES)
+        raise RuntimeError("out of memory")
+    assert not any("forward" in vars(layer) for layer in shared.modules() if isinstance(layer, LoraLayer))
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        lora(use_dora=True),
+        lora(targets=["q_proj", "lm_head"]),
+        lora(targets=["q_proj", "embed_tokens"]),
+        lora(modules_to_save=["lm_head"]),
+        lora(lora_bias=True),
+    ],
+    ids=["dora", "head", "embedding", "whole module", "bias"],
+)
+def test_what_is_more_than_an_ordinary_lora_below_the_head_reads_alone(tiny, configuration):
+    model = build(tiny, "llama")[0]
+    assert not mixes(model, "ann") and not mixes(model, None)
+    shared = team(model, {"ann": configuration, "bob": lora()})
+    assert not mixes(shared, "ann") and mixes(shared, "bob")
+
+
+def test_experts_cannot_tell_whose_tokens_they_read(tiny):
+    shared = team(build(tiny, "llama")[0], {"ann": lora()})
+    assert mixes(shared, "ann")
+    shared.config.num_local_experts = 4
+    assert not mixes(shared, "ann")
+
+
+@pytest.mark.parametrize(("dtype", "how"), [(torch.bfloat16, "mixed"), (torch.float32, "merged")])
+def test_on_a_cpu_float32_adapters_are_merged_and_half_precision_ones_share_a_batch(tiny, dtype, how):
+    class Policy:
+        def __init__(self, name):
+            self.name, self.adapter, self.model, self.stop_ids, self.stop_strings = (
+                name,
+                name,
+                shared,
+                frozenset(),
+                None,
+            )
+
+    shared = team(build(tiny, "llama")[0], {"ann": lora(), "bob": lora()}).to(dtype)
+    engine = TransformersEngine({}, 4, 8)
+    groups = {engine._group(Policy(name)) for name in ("ann", "bob")}
+    assert engine._how(Policy("ann")) == how and len(groups) == (1 if how == "mixed" else 2)
