@@ -1,13 +1,17 @@
 """A data set of prompts and a reward function of TRL's signature, from a configuration: ``task: {name: prompts}``."""
 
 import json
+import statistics
 
 import pytest
+import torch
 from datasets import Dataset
 
+from maporl.advantages.estimator import Estimates
 from maporl.errors import ConfigError
 from maporl.runs.train import train
 from maporl.tasks import TaskError, build_task
+from maporl.training.assign import group_spreads
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
 
@@ -62,12 +66,38 @@ def test_a_run_needs_no_python_besides_the_reward_function(folder):
         played = [dialogue for dialogue in shown if dialogue["step"] == step]
         found = [sum(c.isdigit() for c in d["utterances"][0]["text"]) / 4 for d in played]
         assert len(found) == 12 and sum(found) > 0
-        assert rows[step - 1]["reward/my_rewards_g:digits"] == pytest.approx(sum(found) / 12)
+        row = rows[step - 1]
+        assert row["reward/my_rewards_g:digits"] == pytest.approx(sum(found) / 12)
+        groups = [
+            [share for d, share in zip(played, found, strict=True) if d["example"]["id"] == name]
+            for name in {d["example"]["id"] for d in played}
+        ]
+        spreads = [statistics.stdev(group) for group in groups]
+        assert len(spreads) == 3 and row["solo/reward_std"] == pytest.approx(sum(spreads) / 3, abs=1e-6)
+        assert row["solo/frac_reward_zero_std"] == pytest.approx(spreads.count(0.0) / 3)
+        utterances = [d["utterances"][0] for d in played]
+        lengths, cut = [len(u["response_ids"]) for u in utterances], [u["stop"] == "length" for u in utterances]
+        assert row["solo/completions/mean_length"] == pytest.approx(sum(lengths) / 12)
+        assert row["solo/completions/clipped_ratio"] == pytest.approx(sum(cut) / 12)
     import my_rewards_g
 
     assert set(my_rewards_g.steps) >= {0, 1}, "the function sees the trainer's state"
     resumed = load("run/config.yaml")
     assert resumed.task["source"] == "rows.jsonl" and "my_rewards_g:digits" in resumed.reward.sources
+
+
+def test_the_spread_of_groups_counts_what_is_learned_from():
+    """Groups (1, 0), (2, 2, and 9 of weight 0), a lone row, and (0, 3), whose second row is another policy's."""
+    estimates = Estimates(
+        torch.zeros(8), torch.tensor([1.0, 0, 2, 2, 9, 5, 0, 3]), torch.tensor([1.0, 1, 1, 1, 0, 1, 1, 1])
+    )
+    groups, owners = [[0, 1], [2, 3, 4], [5], [6, 7]], [*["ann"] * 7, "bob"]
+    ann = group_spreads(estimates, groups, owners, "ann")
+    assert ann == pytest.approx({"reward_std": (0.5**0.5 + 0 + 4.5**0.5) / 3, "frac_reward_zero_std": 1 / 3})
+    assert group_spreads(estimates, groups, owners, "bob") == pytest.approx(
+        {"reward_std": 4.5**0.5, "frac_reward_zero_std": 0}
+    )
+    assert group_spreads(estimates, [], owners, "bob") == {}
 
 
 def test_a_parameter_without_a_column_is_found_before_a_model_loads(folder):

@@ -69,8 +69,11 @@ class Learning:
             distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batches[name]), device)
             if tokens:
                 metrics[name] |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
-            ended = distributed.all_reduce_sum([float(sum(c.ended for c in sampled))], device)[0]
+            counts = [len(sampled), sum(c.ended for c in sampled), sum(len(c.response_ids) for c in sampled)]
+            answers, ended, length = distributed.all_reduce_sum([float(count) for count in counts], device)
             metrics[name]["val/num_eos_tokens"] = ended
+            metrics[name]["completions/mean_length"] = length / max(answers, 1.0)
+            metrics[name]["completions/clipped_ratio"] = 1.0 - ended / max(answers, 1.0)
         return batches, metrics
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:

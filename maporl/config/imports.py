@@ -216,14 +216,14 @@ def told(error: BaseException, folders: Sequence[Path] = ()) -> str:
         return f"{error.filename}, line {error.lineno}: {words}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
-    users = [f for f in frames if is_users(f.filename)]
+    users = [f for f in frames if _is_users(f.filename)]
     for frame in [*reversed(own), *reversed(users), *reversed(frames)]:
         if not frame.filename.startswith("<"):
             return f"{frame.filename}, line {frame.lineno}: {words}"
     return words
 
 
-def is_users(file: str) -> bool:
+def _is_users(file: str) -> bool:
     """Return whether a source file belongs neither to maporl, nor to Python, nor to an installed package."""
     path = Path(file)
     others = [path.is_relative_to(folder) for folder in _OTHERS]

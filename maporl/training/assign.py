@@ -1,5 +1,7 @@
 """Compute the advantages of all policies' token batches, by the slots that the configuration names."""
 
+import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -66,8 +68,8 @@ class Advantages:
             if self.config.scale != "none":
                 whiten_groups(list(batches.values()))
         else:
-            self._over_rows(batches, rows, [*known, *others])
-            metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
+            spreads = self._over_rows(batches, rows, [*known, *others])
+            metrics = {name: row_metrics(batch, self.options) | spreads[name] for name, batch in batches.items()}
         weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
         return metrics, {name: index for name, index in weighted.items() if len(index)}
 
@@ -142,8 +144,12 @@ class Advantages:
 
     # -- one number for each utterance --------------------------------------------------------------------------------
 
-    def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
-        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token."""
+    def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> dict[str, Metrics]:
+        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token.
+
+        Returns:
+            By policy, how much the returns in its groups differ (:func:`group_spreads`), if groups are compared.
+        """
         first = {name: _first_sampled(batch.sampled_mask) for name, batch in batches.items()}
         per_token = [transform for transform in self.transforms if transform.per_token]
         scores = {
@@ -157,7 +163,8 @@ class Advantages:
             value = [float(batches[policy].values[row][first[policy][row]][0]) for policy, row in rows]
             value += [0.0] * len(others)
         turns = turn_batch(columns, reward, value)
-        _spread(batches, rows, estimate_all(turns, self.config, self.state, scaled=not per_token), first)
+        estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
+        _spread(batches, rows, estimates, first)
         for transform in per_token:
             for batch in batches.values():
                 kl, mask = token_kl(batch, "k1"), batch.sampled_mask
@@ -165,6 +172,36 @@ class Advantages:
         if per_token and self.config.scale != "none":
             self._number_groups(batches, rows, columns[: len(rows)])
             whiten_groups(list(batches.values()))
+        compared = turns.groups(self.config.key) if baseline_of(self.config).over == "group" else []
+        owners = [policy for policy, _ in rows]
+        return {name: group_spreads(estimates, compared, owners, name) for name in batches}
+
+
+def group_spreads(estimates: Estimates, groups: Sequence[Sequence[int]], owners: Sequence[str], policy: str) -> Metrics:
+    """Return ``reward_std`` and ``frac_reward_zero_std`` of a policy's groups, under the names of TRL's ``GRPOTrainer``.
+
+    The first is the unbiased standard deviation of the returns in a group, averaged over groups. The second is the share of
+    groups whose returns are all equal, from which nothing is learned. Rows of weight 0 and groups of one row are left out.
+
+    Args:
+        estimates: the returns and weights of the rows.
+        groups: the rows of each group.
+        owners: the policy of each row that a policy learns from.
+        policy: the policy, of which a group has a row.
+    """
+    returns, weights = estimates.targets.tolist(), estimates.weights.tolist()
+    spreads = []
+    for members in groups:
+        kept = [i for i in members if i < len(owners) and weights[i] > 0]
+        if len(kept) > 1 and policy in {owners[i] for i in kept}:
+            found = [returns[i] for i in kept]
+            spreads.append(statistics.stdev(found) if len(set(found)) > 1 else 0.0)
+    if not spreads:
+        return {}
+    return {
+        "reward_std": math.fsum(spreads) / len(spreads),
+        "frac_reward_zero_std": spreads.count(0.0) / len(spreads),
+    }
 
 
 def _spread(batches: dict[str, TokenBatch], rows: list[Row], estimates: Estimates, first: Mapping[str, Tensor]) -> None:
