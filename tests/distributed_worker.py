@@ -29,7 +29,7 @@ def odd(dialogues, task):
 
 def build(architecture: str, seed: int):
     torch.manual_seed(seed)
-    section = TinySection(architecture=architecture, hidden_size=64, layers=2)
+    section = TinySection(architecture=architecture, hidden_size=64, layers=2, context=600)
     tokenizer = build_tiny_tokenizer(section)
     return build_tiny_model(section, tokenizer), tokenizer
 
