@@ -165,7 +165,12 @@ def test_past_opponents_speak_with_whole_weights(tmp_path, name):
     options = {
         "pool": {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0},
         # the untrained weights that restate answers are the references, which are distributed too
-        "args": {"total_episodes": 16, "eval_questions": 2, "use_cpu": not name.startswith("Zero"), "restate": "base_model"},
+        "args": {
+            "total_episodes": 16,
+            "eval_questions": 2,
+            "use_cpu": not name.startswith("Zero"),
+            "restate": "base_model",
+        },
     }
     one, _ = trained(tmp_path / "one", 1, **{**options, "args": {**options["args"], "use_cpu": True}})
     two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], **options)

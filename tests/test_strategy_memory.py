@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_distributed import STRATEGIES, free_port
 
-from trl_ext import checkpoint
-from trl_ext.checkpoint import read_optimizer, save_optimizer
+from trl_ext import optimizer_files
+from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.sharding import FSDP_TORCH
 from trl_ext.spreading import place, spread
 
@@ -87,7 +87,7 @@ def test_shared_weights_that_are_received_are_still_shared():
 
 def test_a_large_optimizer_state_is_saved_and_loaded_part_by_part(tmp_path, monkeypatch):
     """At 8 billion parameters the state is 96 GB, and one process writes it."""
-    monkeypatch.setattr(checkpoint, "LARGEST", 2000)
+    monkeypatch.setattr(optimizer_files, "LARGEST", 2000)
     alive, most = set(), []
 
     def entries():
@@ -108,7 +108,7 @@ def test_a_large_optimizer_state_is_saved_and_loaded_part_by_part(tmp_path, monk
 
 
 def test_a_part_of_an_optimizer_state_that_is_lost_is_missed(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "LARGEST", 1)
+    monkeypatch.setattr(optimizer_files, "LARGEST", 1)
     save_optimizer(((n, {"exp_avg": torch.ones(2)}) for n in range(3)), [{"params": [0, 1, 2]}], tmp_path, {})
     (tmp_path / "optimizer-1.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"optimizer-1\.safetensors"):

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 from trl.trainer import disable_dropout_in_model
 
-from trl_ext.checkpoint import load_head, load_weights, read_optimizer, save_optimizer
+from trl_ext.checkpoint import load_head, load_weights
 from trl_ext.distributed import WorldError
 from trl_ext.forward import base_of, read_states
 from trl_ext.learner import NonFiniteError
+from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sharding import Replicated, build_optimizer, strategy_of
 from trl_ext.spreading import place

@@ -17,8 +17,9 @@ from maporl.rewards.verifier.model import Verifier, last_outputs
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
 from trl_ext import distributed
-from trl_ext.checkpoint import load_weights, read_optimizer, save_optimizer
+from trl_ext.checkpoint import load_weights
 from trl_ext.master_weights import MasterAdamW
+from trl_ext.optimizer_files import read_optimizer, save_optimizer
 
 
 def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
