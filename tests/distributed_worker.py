@@ -29,7 +29,7 @@ def odd(dialogues, task):
 
 def build(architecture: str, seed: int):
     torch.manual_seed(seed)
-    section = TinySection(architecture=architecture, hidden_size=64, layers=2)
+    section = TinySection(architecture=architecture, hidden_size=64, layers=2, context=600)
     tokenizer = build_tiny_tokenizer(section)
     return build_tiny_model(section, tokenizer), tokenizer
 
@@ -82,6 +82,9 @@ def main() -> None:
     if distributed.is_main():
         save_file(weights | {f"head.{k}": v for k, v in heads.items()}, out / "weights.safetensors")
     (out / f"rank{os.environ.get('RANK', '0')}").write_text(str(distributed.size()))
+    if trainer.past_policies is not None:
+        kept = [len(snapshot) for snapshot in trainer.past_policies.snapshots]
+        (out / f"snapshots{distributed.rank()}").write_text(json.dumps(kept))
     distributed.shutdown()
 
 

@@ -164,18 +164,29 @@ def test_past_opponents_speak_with_whole_weights(tmp_path, name):
     skip_unless_here(name)
     options = {
         "pool": {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0},
-        "args": {"total_episodes": 16, "eval_questions": 2, "use_cpu": not name.startswith("Zero")},
+        # the untrained weights that restate answers are the references, which are distributed too
+        "args": {
+            "total_episodes": 16,
+            "eval_questions": 2,
+            "use_cpu": not name.startswith("Zero"),
+            "restate": "base_model",
+        },
     }
     one, _ = trained(tmp_path / "one", 1, **{**options, "args": {**options["args"], "use_cpu": True}})
     two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
+    restated = []
     for part in ("one", "two"):
         said = [json.loads(line) for line in (tmp_path / part / "run/dialogues.jsonl").read_text().splitlines()]
         assert {u["policy"] for d in said if d["step"] == 2 for u in d["utterances"]} == {"ann", "ann-past"}
+        restated.append([u["restated"] for d in said for u in d["utterances"]])
+    assert restated[0] == restated[1] and any(restated[0])
     snapshots = [
         load_file(tmp_path / part / "run/checkpoint-2/others/opponents" / file)
         for file in ("snapshot-0.safetensors", "snapshot-1.safetensors")
         for part in ("one", "two")
     ]
+    kept = [json.loads((tmp_path / f"two/snapshots{rank}").read_text()) for rank in (0, 1)]
+    assert kept == [[len(snapshots[1]), len(snapshots[3])], [0, 0]], "only the main process keeps whole models"
     for expected, found in ((one, two), snapshots[:2], snapshots[2:]):
         assert found.keys() == expected.keys()
         for key, value in expected.items():

@@ -20,7 +20,7 @@ from maporl.runs.build import build_trainer
 from maporl.runs.claim import claim, must_be_free
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.tasks import TaskError
-from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext import PPOv2Config, PPOv2Trainer, manifest
 from trl_ext.checkpoint_folder import list_checkpoints
 from trl_ext.fingerprint import DATA, DataChanged, check_data, fingerprint
 from trl_ext.jsonl import DamagedRecord
@@ -148,6 +148,14 @@ def test_an_older_checkpoint_is_gone_on_from_and_the_abandoned_branch_stays_read
     assert steps(ended / "metrics.jsonl.abandoned") == [3, 4, 3, 4]
     assert {"checkpoint-3.abandoned-2", "checkpoint-4.abandoned-2", "final.abandoned-2"} <= set(names(ended))
     assert [p.name for p in list_checkpoints(ended)] == [f"checkpoint-{n}" for n in (1, 2, 3, 4)]
+
+
+def test_a_resume_hashes_each_file_once(ended, monkeypatch):
+    """Hashing all files of a large checkpoint takes minutes."""
+    hashed, digest = [], manifest._digest
+    monkeypatch.setattr(manifest, "_digest", lambda path: hashed.append(path) or digest(path))
+    resumed_trainer(ended).train(resume_from_checkpoint=True)
+    assert ended / "checkpoint-4/policies/ann/optimizer.safetensors" in hashed and len(hashed) == len(set(hashed))
 
 
 def test_the_last_checkpoint_leaves_the_results_of_its_run_in_place(ended):

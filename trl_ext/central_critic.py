@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 from trl.trainer import disable_dropout_in_model
 
-from trl_ext.checkpoint import load_head, load_weights, read_optimizer, save_optimizer
+from trl_ext.checkpoint import load_head, load_weights
 from trl_ext.distributed import WorldError
 from trl_ext.forward import base_of, read_states
 from trl_ext.learner import NonFiniteError
+from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sharding import Replicated, build_optimizer, strategy_of
+from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch
 from trl_ext.value_head import ValueHead
 
@@ -55,7 +57,7 @@ class CentralCritic:
                 "critic: central cannot be sharded by DeepSpeed or FSDP; start without them, or use critic: head"
             )
         args = self.args
-        self.model.to(accelerator.device)
+        place(self.model, accelerator.device)
         self.head.to(accelerator.device)
         rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
         parameters = [*self.model.parameters(), *self.head.parameters()]
@@ -95,7 +97,7 @@ class CentralCritic:
         self.model.save_pretrained(folder / "model")
         save_file(self.head.state_dict(), folder / "value_head.safetensors")
         more = {"scheduler": self.scheduler.state_dict()}
-        save_optimizer(self.strategy.optimizer_state(), self.strategy.optimizer_groups(), folder, more)
+        save_optimizer(self.strategy.optimizer_entries(), self.strategy.optimizer_groups(), folder, more)
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote into ``folder``.

@@ -33,7 +33,7 @@ from trl_ext.checkpoint_folder import discard
 from trl_ext.devices import accelerators
 from trl_ext.learner import Learner
 from trl_ext.manifest import CheckpointError, verify, write_manifest
-from trl_ext.sharding import State
+from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
 
 # -- the folder ---------------------------------------------------------------------------------------------------
@@ -188,61 +188,30 @@ def save_learner(learner: Learner, folder: Path) -> None:
 
     All processes call this together, and the main process writes.
     """
-    state = learner.strategy.optimizer_state()
     with learner.strategy.whole():
         if distributed.is_main():
             save_policy(learner, folder)
-    if distributed.is_main():
-        more = {"scheduler": learner.scheduler.state_dict()}
-        save_optimizer(state, learner.strategy.optimizer_groups(), folder, more)
-
-
-def save_optimizer(state: State, groups: list[dict], folder: Path, more: dict[str, Any]) -> None:
-    """Save an optimizer as ``optimizer.safetensors`` and ``optimizer.json``.
-
-    Args:
-        state: the optimizer's state by parameter index.
-        groups: the options of its parameter groups.
-        folder: where the two files go.
-        more: further JSON values for ``optimizer.json``.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    numbers: dict[str, Any] = {}
-    for index, entries in state.items():
-        for key, value in entries.items():
-            if isinstance(value, dict):  # bitsandbytes nests its tensors, and its parameters share some of them
-                tensors |= {f"{index}.{key}/{name}": entry.clone() for name, entry in value.items()}
-            elif isinstance(value, torch.Tensor):
-                tensors[f"{index}.{key}"] = value.contiguous()
-            else:
-                numbers[f"{index}.{key}"] = value
-    save_file(tensors, folder / "optimizer.safetensors")
-    (folder / "optimizer.json").write_text(json.dumps({"numbers": numbers, "groups": groups, **more}))
-
-
-def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
-    """Read what :func:`save_optimizer` wrote. Return the state, and the content of ``optimizer.json``."""
-    record = json.loads((folder / "optimizer.json").read_text())
-    state: State = {}
-    for name, value in [*load_file(folder / "optimizer.safetensors").items(), *record["numbers"].items()]:
-        index, key = name.split(".", 1)
-        entries = state.setdefault(int(index), {})
-        if "/" in key:
-            outer, key = key.split("/")
-            entries = entries.setdefault(outer, {})
-        entries[key] = value
-    return state, record
+    state, groups = learner.strategy.optimizer_entries(), learner.strategy.optimizer_groups()
+    if not distributed.is_main():
+        for _ in state:
+            pass  # the other processes only help to gather it
+        return
+    try:
+        save_optimizer(state, groups, folder, {"scheduler": learner.scheduler.state_dict()})
+    finally:
+        for _ in state:
+            pass  # the other processes go on to the end, also if the disk is full
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
     """Load what :func:`save_learner` wrote into ``learner``, whose models are already in memory."""
     with learner.strategy.whole(write=True):
-        load_weights(learner.model, learner.adapter, folder)
+        _load_everywhere(learner.model, learner.adapter, folder)
         if learner.critic == "adapter":
-            load_weights(learner.model, learner.critic_adapter, folder / "critic")
+            _load_everywhere(learner.model, learner.critic_adapter, folder / "critic")
         if learner.value_model is not None:
             active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
-            load_weights(learner.value_model, active, folder / "critic")
+            _load_everywhere(learner.value_model, active, folder / "critic")
         if learner.value_head is not None:
             load_head(learner.value_head, folder)
     state, record = read_optimizer(folder)
@@ -254,6 +223,15 @@ def load_learner(learner: Learner, folder: Path) -> None:
     scheduler = record["scheduler"]
     rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
     learner.scheduler.load_state_dict({**scheduler, **rates})
+
+
+def _load_everywhere(model: Any, adapter: Any, folder: Path) -> None:
+    """Load weights into the model of every process. Only the main process reads a whole model, and sends it."""
+    if isinstance(model, PeftModel):
+        load_weights(model, adapter, folder)
+        return
+    distributed.on_main(lambda: load_weights(model, adapter, folder))
+    distributed.broadcast_weights(model.state_dict().values())
 
 
 def load_weights(model: Any, adapter: Any, folder: Path) -> None:

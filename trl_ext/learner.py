@@ -22,12 +22,14 @@ from trl_ext import distributed
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.forward import base_of, read_actions, read_states, tree_limits
+from trl_ext.frozen import Frozen
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.metrics import Metrics
 from trl_ext.model_checks import check_steps_all
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.recomputation import set_recomputation
 from trl_ext.sharding import HALF_PRECISION, Replicated, build_optimizer, strategy_of
+from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch, placeholder
 from trl_ext.value_head import ValueHead
 
@@ -127,6 +129,8 @@ class Learner:
         self.most_tokens = args.max_tokens_per_microbatch
         """The most tokens, padding included, that one training forward reads. None: only rows are limited."""
         self.strategy = Replicated({}, None, (), args, None)
+        self.frozen = Frozen()
+        """How the processes hold ``reference``, if this is a separate model."""
         self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         if args.objective not in OBJECTIVES:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
@@ -190,11 +194,12 @@ class Learner:
         """
         self.mixed_precision = check_mixed_precision(accelerator.mixed_precision)
         self.device = accelerator.device if device is None else device
-        for module in (self.model, self.value_model, self.value_head, self.reference):
-            if module is not None and getattr(module, "is_quantized", False):
+        kind = strategy_of(accelerator)
+        for module in filter(None, (self.model, self.value_model, self.value_head)):
+            if _is_quantized(module):
                 _check_device(self.name, module, self.device)
-            elif module is not None:
-                module.to(self.device)
+            elif not kind.distributes(accelerator):
+                place(module, self.device)
         if self.args.gradient_checkpointing:
             kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
             for module in filter(None, (self.model, self.value_model)):
@@ -206,7 +211,6 @@ class Learner:
             _narrow_adapters(self.value_model, self.value_model.active_adapters)
         models = {"policy": self.model, "value_model": self.value_model}
         models = {name: model for name, model in models.items() if model is not None}
-        kind = strategy_of(accelerator)
         if optimizer is not None:
             check_steps_all(optimizer, self._trained_names(), f"policy {self.name!r}")
         self.strategy = kind(models, self.value_head, _flat(self._groups(optimizer)), self.args, accelerator)
@@ -226,6 +230,10 @@ class Learner:
             scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
         )
         self.strategy.attach(optimizer)
+        if self.reference is not None and _is_quantized(self.reference):
+            _check_device(self.name, self.reference, self.device)
+        elif self.reference is not None:
+            self.frozen = self.strategy.freeze(self.reference, self.device)
 
     def _groups(self, optimizer: Any) -> list[dict]:
         """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built.
@@ -411,13 +419,9 @@ class Learner:
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
 
     def _reference_logprobs(self, rows: TokenBatch) -> Tensor:
-        """Return :meth:`reference_logprobs`, through the strategy if the reference shares the policy's weights.
-
-        A frozen copy is whole on every process, so it needs no strategy.
-        """
-        if self.reference is not None:
-            return self.reference_logprobs(rows)
-        return self.strategy.call(lambda: self.reference_logprobs(rows))
+        """Return :meth:`reference_logprobs`. Processes that share the reference's weights call this together."""
+        holder = self.strategy if self.reference is None else self.frozen
+        return holder.call(lambda: self.reference_logprobs(rows))
 
     def _microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
         index = torch.arange(len(rows)) if index is None else index
@@ -597,6 +601,10 @@ def _scatter(flat: Tensor, rows: TokenBatch, order: Tensor) -> Tensor:
 
 def _flat(groups: list[dict]) -> list[nn.Parameter]:
     return [parameter for group in groups for parameter in group["params"]]
+
+
+def _is_quantized(module: Any) -> bool:
+    return getattr(module, "is_quantized", False)  # transformers sets it on quantised models only
 
 
 def _check_device(name: str, model: Any, device: torch.device) -> None:

@@ -134,14 +134,16 @@ class Learning:
         return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]
 
     @contextmanager
-    def whole_weights(self, names: Collection[str] | None = None) -> Iterator[None]:
+    def whole_weights(self, names: Collection[str] | None = None, references: bool = False) -> Iterator[None]:
         """Give every process the whole weights of the learners ``names``, to sample or to save; by default of all.
 
-        All processes enter together.
+        ``references`` asks for their references too. All processes enter together.
         """
         with ExitStack() as stack:
             for name in self.learners if names is None else names:
                 stack.enter_context(self.learners[name].strategy.whole())
+                if references:
+                    stack.enter_context(self.learners[name].frozen.whole())
             yield
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:

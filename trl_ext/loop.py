@@ -48,6 +48,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     samplers_know = False
     """Whether what samples from copies of the weights has the present ones."""
+    references_sample = False
+    """Whether references sample too, and must be whole for it."""
     args: Any  # a PPOv2Config; setup fills in its batch counts
     accelerator: Any
     train_dataset: Any
@@ -363,7 +365,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.inform_samplers()
             self.samplers_know = True
         first = next(iter(self.learners.values()))
-        with self.learning.whole_weights(self.sampled_here()), first.autocast():
+        with self.learning.whole_weights(self.sampled_here(), self.references_sample), first.autocast():
             yield
 
     def sampled_here(self) -> Collection[str]:

@@ -82,6 +82,11 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
                     f"{name}: expected 'steps' (counted in updates) or 'no', got {getattr(self, name).value!r}"
                 )
 
+    @property
+    def place_model_on_device(self) -> bool:
+        """Return False: each learner moves its models, whole or a part at a time. ``Trainer`` would move them whole."""
+        return False
+
     def count_batches(self, processes: int, rows: int) -> int:
         """Fill in TRL's batch counts for a data set of ``rows`` rows, and return the number of updates.
 

@@ -14,7 +14,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -23,29 +23,15 @@ from transformers import Trainer
 
 from trl_ext import distributed
 from trl_ext.forward import base_of
+from trl_ext.frozen import Frozen, FrozenShards, FrozenZero, Whole, blocks_of, gathered, gathered_by_zero, partition
 from trl_ext.master_weights import HALF_PRECISION, move_gradients, round_to_weights, with_master
+from trl_ext.spreading import parts, place, spread
 
 Result = TypeVar("Result")
 State = dict[int, dict[str, Any]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 FSDP_TORCH = "2.13"
 """The oldest torch with which FSDP2 was seen to end with one process's weights. Those between 2.8 and it were not tried."""
-
-
-class Whole(nn.Module):
-    """All trainable modules of a learner as one module. Its forward runs a given function.
-
-    DeepSpeed and FSDP wrap a single module and hook into its forward.
-    """
-
-    def __init__(self, models: dict[str, nn.Module], head: nn.Module | None):
-        super().__init__()
-        self.models = nn.ModuleDict(models)
-        self.head = head
-
-    def forward(self, function: Callable[[], Result]) -> Result:
-        """Return ``function()``."""
-        return function()
 
 
 class Replicated:
@@ -66,6 +52,14 @@ class Replicated:
     """Whether the weights are distributed over the processes."""
     steps_all = False
     """Whether an optimizer step also decays parameters that had no gradient in any process."""
+
+    @classmethod
+    def distributes(cls, accelerator: Any) -> bool:
+        """Return whether the strategy brings the weights to the devices itself, distributed over the processes.
+
+        Otherwise every process holds them whole, and moves them before.
+        """
+        return False
 
     def __init__(
         self,
@@ -92,6 +86,11 @@ class Replicated:
         self.optimizer = optimizer
         distributed.broadcast_weights(self._parameters())
         round_to_weights(self.masters)
+
+    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
+        """Bring a frozen copy of the policy to ``device``, distributed as the policy is. All processes call this together."""
+        place(model, device)
+        return Frozen()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run ``function``, which makes forward passes of the learner's models, and return its result."""
@@ -146,23 +145,29 @@ class Replicated:
         return norm
 
     def optimizer_state(self) -> State:
-        """Return the optimizer's whole state by parameter index. All processes call this together.
+        """Return the optimizer's whole state by parameter index (:meth:`optimizer_entries`)."""
+        return {index: entries for index, entries in self.optimizer_entries() if entries}
 
-        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, it is gathered
-        parameter by parameter into the main memory of the main process, and the other processes return nothing.
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the index and the whole state of each parameter. All processes iterate together, to the end.
+
+        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, one parameter
+        at a time is gathered into the main memory of the main process, and the other processes yield no entries.
         """
-        state = {index: dict(entries) for index, entries in self.optimizer.state_dict()["state"].items()}
-        parameters = self._parameters()
-        for index in self.half:
-            state.setdefault(index, {})["master"] = parameters[index].detach()
-        return state
+        state = self.optimizer.state_dict()["state"]
+        for index, parameter in enumerate(self._parameters()):
+            master = {"master": parameter.detach()} if index in self.half else {}
+            yield index, state.get(index, {}) | master
 
     def optimizer_groups(self) -> list[dict]:
         """Return the options of the optimizer's groups, each with the indices of its parameters."""
         return self.optimizer.state_dict()["param_groups"]
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        """Load what :meth:`optimizer_state` and :meth:`optimizer_groups` returned, after the weights were loaded."""
+        """Load what :meth:`optimizer_state` and :meth:`optimizer_groups` returned, after the weights were loaded.
+
+        ``state`` is used up.
+        """
         parameters = self._parameters()
         with torch.no_grad():
             for parameter, master in self.masters:
@@ -204,17 +209,19 @@ class Sharded(Replicated):
         super().__init__(models, head, trained, args, accelerator)
         dtype = working_dtype(head, trained)
         for parameter in trained:
-            parameter.grad, parameter.data = None, parameter.data.float()
+            parameter.grad = None
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         self.mesh = init_device_mesh(accelerator.device.type, (distributed.size(),))
         self.root: Any = Whole(models, head)
-        blocks = {name for model in models.values() for name in getattr(model, "_no_split_modules", None) or ()}
-        for module in list(self.root.modules()):
-            if type(module).__name__ in blocks:
-                fully_shard(module, mesh=self.mesh, mp_policy=policy)
-        if head is not None:
-            fully_shard(head, mesh=self.mesh)  # one group has one dtype, and the head computes in float32
-        fully_shard(self.root, mesh=self.mesh, mp_policy=policy)
+        kinds = blocks_of(*models.values()) | ({type(head).__name__} if head is not None else set())
+        for group, own in parts(self.root, kinds):
+            spread(own, accelerator.device, {id(parameter) for parameter in trained})
+            # one group has one dtype, and the head computes in float32
+            fully_shard(group, mesh=self.mesh, mp_policy=MixedPrecisionPolicy() if group is head else policy)
+
+    @classmethod
+    def distributes(cls, accelerator: Any) -> bool:
+        return True
 
     def with_masters(self, groups: list[dict]) -> None:
         """Check that the optimizer's ``groups`` hold the shards, which are the master weights.
@@ -234,77 +241,64 @@ class Sharded(Replicated):
     def call(self, function: Callable[[], Result]) -> Result:
         return self.root(function)
 
+    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
+        return FrozenShards(model, device)
+
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[None]:
-        from torch.distributed.fsdp import FSDPModule
-
-        self.root(lambda: None)  # FSDP takes the first module that runs for the root
-        groups = [module for module in self.root.modules() if isinstance(module, FSDPModule)]
-        for group in groups:
-            group.set_reshard_after_forward(False, recurse=False)
-            group.unshard()
         loaded: dict[str, Tensor] = {}
-        kept = [(hooks, dict(hooks)) for module in self.root.modules() for hooks in _state_dict_hooks(module)]
-        for hooks, _ in kept:
-            hooks.clear()  # FSDP's hooks would make state_dict() and load_state_dict() shard the weights again
-        try:
+        with gathered(self.root, root_stays=True):
             yield
-            if write:
+            if write and distributed.is_main():
                 loaded = {name: p.detach().clone() for name, p in self.root.named_parameters()}
-        finally:
-            for hooks, before in kept:
-                hooks.update(before)
-            for group in groups:
-                group.reshard()
-                group.set_reshard_after_forward(group is not self.root, recurse=False)
-        self._scatter(loaded)
+        if write:
+            self._scatter(loaded)
 
     @torch.no_grad()
     def _scatter(self, loaded: dict[str, Tensor]) -> None:
+        """Give every process its shards of what the main process has ``loaded``. The others have nothing."""
         from torch.distributed.tensor import distribute_tensor
 
-        for name, parameter in self.root.named_parameters():
-            if name in loaded:
-                parameter.copy_(distribute_tensor(loaded[name], self.mesh, parameter.placements))
+        parameters: dict[str, Any] = dict(self.root.named_parameters())
+        for name, parameter in parameters.items():
+            whole = loaded.pop(name, None)
+            whole = (
+                torch.empty(parameter.shape, device=parameter.device) if whole is None else whole.to(parameter.dtype)
+            )
+            parameter.copy_(distribute_tensor(whole.to(parameter.dtype), self.mesh, parameter.placements))
 
     def stepped_here(self) -> int:
         return super().stepped_here() // distributed.size()  # a shard gives the number of the whole
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        self.root.set_requires_gradient_sync(last)
         (loss * distributed.size()).backward()  # FSDP divides by the number of processes
 
-    def optimizer_state(self) -> State:
-        found: State = {}
-        for index, entries in super().optimizer_state().items():
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index, entries in super().optimizer_entries():
+            found: dict[str, Any] = {}
             for key, value in entries.items():
-                _keep_on_main(found, index, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
-        return found
+                _keep_on_main(found, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
+            yield index, found
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
         from torch.distributed.tensor import distribute_tensor
 
         parameters: list[Any] = self._parameters()
-        state = {
-            index: {
-                key: distribute_tensor(v, self.mesh, parameters[index].placements)
-                if isinstance(v, Tensor) and v.shape == parameters[index].shape
-                else v
-                for key, v in entries.items()
-            }
-            for index, entries in state.items()
-        }
+        for index, entries in state.items():
+            own = parameters[index]
+            for (
+                key,
+                value,
+            ) in entries.items():  # each whole tensor is forgotten at once, which only the main process reads
+                if isinstance(value, Tensor) and value.shape == own.shape:
+                    entries[key] = distribute_tensor(value, self.mesh, own.placements)
         super().load_optimizer_state(state, groups)
 
 
-def _keep_on_main(found: State, index: int, key: str, value: Any) -> None:
+def _keep_on_main(found: dict[str, Any], key: str, value: Any) -> None:
     """Copy a part of the optimizer's state to the main memory of the main process. The other processes keep nothing."""
     if distributed.is_main():
-        found.setdefault(index, {})[key] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
-
-
-def _state_dict_hooks(module: nn.Module) -> tuple[dict, ...]:
-    return module._state_dict_pre_hooks, module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
+        found[key] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 class Zero(Replicated):
@@ -328,8 +322,17 @@ class Zero(Replicated):
             head.to(dtype)  # ZeRO-3 keeps all shards in one flat tensor; the head's master weights stay in float32
         super().__init__(models, head, trained, args, accelerator)
         self.root = Whole(models, head)
+        if self.stage == 3:
+            partition(self.root, accelerator.device, self.config)
         self.own: list[nn.Parameter] = []
         self.numbers: list[list[int]] = []
+
+    @classmethod
+    def distributes(cls, accelerator: Any) -> bool:
+        return accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}).get("stage") == 3
+
+    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
+        return FrozenZero(model, device, self.config) if self.stage == 3 else super().freeze(model, device)
 
     def with_masters(self, groups: list[dict]) -> None:
         """Change nothing, because DeepSpeed keeps master weights of its own."""
@@ -351,23 +354,12 @@ class Zero(Replicated):
 
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[None]:
-        import deepspeed
-        from trl.models.utils import add_hooks, remove_hooks
-
-        loaded: list[Tensor] = []
-        parameters = list(self.root.parameters()) if self.stage == 3 else []
-        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
-            if self.stage == 3:
-                remove_hooks(self.engine)
-            try:
-                yield
-                if write:
-                    loaded = [p.detach().clone() for p in self.own]
-            finally:
-                if self.stage == 3:
-                    add_hooks(self.engine)
-        for parameter, value in zip(self.own, loaded, strict=bool(loaded)):  # update the optimizer's float32 copies
-            self._set(parameter, value.float())
+        parameters = list(self.root.parameters())
+        with gathered_by_zero(self.engine, parameters, write) if self.stage == 3 else nullcontext():
+            yield
+            if write:
+                for parameter in self.own:  # the optimizer's float32 copies
+                    self._set(parameter, parameter.detach().float())
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -377,21 +369,21 @@ class Zero(Replicated):
         self.engine.step()
         return float(self.engine.get_global_grad_norm() or 0.0)
 
-    def optimizer_state(self) -> State:
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
         if not steps:
-            return {}
+            return
         self._link()
-        found: State = {}
         for index, parameter in enumerate(self.own):
+            found: dict[str, Any] = {}
             for key in MOMENTS:
-                _keep_on_main(found, index, key, safe_get_full_optimizer_state(parameter, key))
-            _keep_on_main(found, index, "step", copy.deepcopy(steps[0]))
-        for index in self.half:
-            _keep_on_main(found, index, "master", safe_get_full_fp32_param(self.own[index]))
-        return found
+                _keep_on_main(found, key, safe_get_full_optimizer_state(parameter, key))
+            _keep_on_main(found, "step", copy.deepcopy(steps[0]))
+            if index in self.half:
+                _keep_on_main(found, "master", safe_get_full_fp32_param(parameter))
+            yield index, found
 
     def optimizer_groups(self) -> list[dict]:
         groups = self.optimizer.param_groups
@@ -406,8 +398,8 @@ class Zero(Replicated):
             zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
             self.optimizer.state[flat] = zeros | {"step": copy.deepcopy(state[0]["step"])}
         self._link()
-        for index, entries in state.items():
-            own = self.own[index]
+        for index in list(state):
+            own, entries = self.own[index], state.pop(index)  # memory need not hold the whole state
             for key in MOMENTS:
                 self._set(own, entries[key].to(own.device), key)
             if "master" in entries:

@@ -17,6 +17,7 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
 from maporl.team.agents import Policy
 from maporl.team.devices import split_bases
+from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import has_weights
 from maporl.team.team import Team
 from maporl.training.run_record import INITIAL
@@ -50,7 +51,8 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
     check_taught(config, task)
-    team = team or Team.from_config(config)
+    if team is None:  # learners send the main process's weights to the others
+        team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
     if config.warm_start.steps:
         _warm_start_once(config, team, args.device, quiet)
     else:
@@ -201,7 +203,7 @@ def _warm_start_once(config: Config, team: Team, device: torch.device, quiet: bo
     if initial.is_dir():
         _check_warm_start(initial)
         for policy in team.policies.values():
-            load_weights(policy.model, policy.adapter, initial / policy.name)
+            _load_unless_received(policy, initial / policy.name)
         if distributed.is_main():
             distributed.barrier()
         return
@@ -217,7 +219,13 @@ def _load_initial(team: Team, initial: Path) -> None:
     """Load the weights with which a run made in Python began, if this is its folder."""
     for policy in team.policies.values():
         if has_weights(initial / policy.name):
-            load_weights(policy.model, policy.adapter, initial / policy.name)
+            _load_unless_received(policy, initial / policy.name)
+
+
+def _load_unless_received(policy: Policy, folder: Path) -> None:
+    """Load the weights of ``policy``, unless the main process loads them and sends them to this one later."""
+    if base_of(policy.model).device.type != "meta":
+        load_weights(policy.model, policy.adapter, folder)
 
 
 def _check_warm_start(initial: Path) -> None:

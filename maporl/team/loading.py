@@ -85,7 +85,11 @@ def quantized_places(config: Config) -> dict[tuple, torch.device]:
 
 
 def load_agents(
-    config: Config, tokenizers: Mapping[str, Tokenizer], weights: bool = True, bases: Bases | None = None
+    config: Config,
+    tokenizers: Mapping[str, Tokenizer],
+    weights: bool = True,
+    bases: Bases | None = None,
+    receives: bool = False,
 ) -> list[Agent]:
     """Load every agent of ``config`` with its model, in speaking order.
 
@@ -94,6 +98,8 @@ def load_agents(
         tokenizers: each agent's tokenizer.
         weights: False builds models from their configurations, without reading weights.
         bases: the base models that earlier calls have loaded. New ones are added to it.
+        receives: whether this process will receive the weights from another one. Models without adapters are then built on
+            the meta device.
 
     Raises:
         ConfigError: a model or an adapter cannot be loaded.
@@ -111,7 +117,7 @@ def load_agents(
             continue
         for policy in (names := policy_names(name, section, config)):
             if policy not in loaded:
-                model = _load_policy(name, policy, section, tokenizers[name], bases, weights, places)
+                model = _load_policy(name, policy, section, tokenizers[name], bases, weights, places, receives)
                 adapter = policy if isinstance(model, PeftModel) else None
                 loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
         if len(names) > 1:
@@ -242,6 +248,7 @@ def _load_policy(
     bases: Bases,
     weights: bool,
     places: Mapping[tuple, torch.device],
+    receives: bool,
 ) -> PreTrainedModel | PeftModel:
     """Load the model of a policy. Policies with a LoRA on the same model and dtype share its base."""
     key, adapted = base_key(section), bool(section.lora or section.adapter)
@@ -250,7 +257,9 @@ def _load_policy(
     elif adapted and key in bases:
         base = bases[key]
     else:
-        base = _load_base(agent, section, weights, places.get(_owner_key(policy, section)))
+        quantized = section.load_in_4bit or section.load_in_8bit
+        elsewhere = torch.device("meta") if receives and not adapted and not quantized else None
+        base = _load_base(agent, section, weights, elsewhere or places.get(_owner_key(policy, section)))
     if not adapted:
         return base
     model = _add_adapter(base, agent, policy, section)
@@ -295,7 +304,7 @@ def _load_base(agent: str, section: AgentSection, weights: bool, place: torch.de
         )
     if section.load_in_8bit:
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
-    if section.load_in_4bit or section.load_in_8bit:
+    if place is not None:
         options["device_map"] = {"": place}
     return _from_pretrained(AutoModelForCausalLM, section.model, where, read_model, **options)
 

@@ -11,13 +11,15 @@ from safetensors.torch import save_file
 
 from maporl.schedules import OpponentPool
 from maporl.team.team import Policy, Team
+from trl_ext import distributed
 from trl_ext.weights import check_fit, read_tensors
 
 
 class PastPolicies:
     """Keeps snapshots of a policy on the CPU, and adds a frozen policy to the team that speaks with one of them.
 
-    The frozen policy is called ``NAME-past``. It is another adapter on the same base, or a copy of the model.
+    The frozen policy is called ``NAME-past``. It is another adapter on the same base, or a copy of the model. Of several
+    processes only the main one keeps snapshots of a whole model, and the others receive the one that speaks.
 
     Args:
         section: which agent has past opponents, and how often.
@@ -46,7 +48,10 @@ class PastPolicies:
         team.policies[name] = self.past
 
     def speaking(self, update: int) -> str | None:
-        """Return the frozen policy's name if it speaks in ``update``, with a snapshot loaded, or else None."""
+        """Return the frozen policy's name if it speaks in ``update``, with a snapshot loaded, or else None.
+
+        All processes call this together.
+        """
         rng = random.Random(f"{self.seed}/{update}/opponents")
         if not self.snapshots or rng.random() >= self.section.probability:
             return None
@@ -59,7 +64,7 @@ class PastPolicies:
 
     def take_snapshot(self) -> None:
         """Keep a copy of the policy's present weights, which must be whole (``whole_weights``)."""
-        self.snapshots = [*self.snapshots, _copied(self.policy)][-self.section.keep :]
+        self.snapshots = [*self.snapshots, _copied(self.policy) if self._keeps else {}][-self.section.keep :]
 
     def save(self, folder: Path) -> None:
         """Save every snapshot to ``folder``, for a checkpoint."""
@@ -73,10 +78,22 @@ class PastPolicies:
             WeightsError: a snapshot cannot be read, or it is not one of this policy.
         """
         files = [folder / f"snapshot-{number}.safetensors" for number in range(len(list(folder.glob("snapshot-*"))))]
+        self.snapshots = [{} for _ in files]
+        if self.past.adapter is None:
+            distributed.on_main(lambda: self._read(files))
+        else:
+            self._read(files)
+
+    def _read(self, files: list[Path]) -> None:
         # the past policy has the policy's shapes, and its weights are whole in every process
         self.snapshots, own = [read_tensors(file) for file in files], _copied(self.past)
         for file, snapshot in zip(files, self.snapshots, strict=True):
             check_fit(own, snapshot, file)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether this process keeps snapshots: adapters are small, and whole models are not."""
+        return self.past.adapter is not None or distributed.rank() == 0
 
     @torch.no_grad()
     def _load(self, weights: dict[str, torch.Tensor]) -> None:
@@ -84,7 +101,9 @@ class PastPolicies:
             set_peft_model_state_dict(self.past.model, weights, adapter_name=self.past.adapter)
             return
         for name, parameter in self.past.model.named_parameters():
-            parameter.copy_(weights[name])
+            if self._keeps:
+                parameter.copy_(weights[name])
+            distributed.broadcast_weights([parameter])
 
 
 def _copied(policy: Policy) -> dict[str, torch.Tensor]:

@@ -56,6 +56,7 @@ from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics
 from trl_ext.ppov2_config import check_args
 from trl_ext.scoring import RewardFunction
+from trl_ext.spreading import place
 
 
 class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
@@ -147,6 +148,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
         pool = self.schedule.opponent_pool
         self.past_policies = None if pool is None else PastPolicies(pool, team, args.seed)
+        self.references_sample = args.restate == "base_model"
         untrained = UntrainedWeights(team, self._untrained_model, args.local_rollout_forward_batch_size)
         self.player = Player.build(
             team,
@@ -156,7 +158,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             sources=sources,
             speakers=speakers,
             common_seed=branching.common_seed,
-            untrained=untrained if args.restate == "base_model" else None,
+            untrained=untrained if self.references_sample else None,
         )
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
@@ -168,7 +170,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
         for policy in team.policies.values():
             if not policy.is_quantized:
-                policy.model.to(self._places.get(id(base_of(policy.model)), self.accelerator.device))
+                place(policy.model, self._places.get(id(base_of(policy.model)), self.accelerator.device))
         self.advantages = Advantages(advantage, args, {n for n, own in learners.items() if own.critic != "none"})
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))

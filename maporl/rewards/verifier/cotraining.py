@@ -17,8 +17,9 @@ from maporl.rewards.verifier.model import Verifier, last_outputs
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
 from trl_ext import distributed
-from trl_ext.checkpoint import load_weights, read_optimizer, save_optimizer
+from trl_ext.checkpoint import load_weights
 from trl_ext.master_weights import MasterAdamW
+from trl_ext.optimizer_files import read_optimizer, save_optimizer
 
 
 def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class CoTraining:
         self.verifier.model.save_pretrained(folder)
         self.verifier.tokenizer.save_pretrained(folder)
         state = self.optimizer.state_dict()
-        save_optimizer(state["state"], state["param_groups"], folder, {"pairs": self.pairs})
+        save_optimizer(state["state"].items(), state["param_groups"], folder, {"pairs": self.pairs})
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote.
