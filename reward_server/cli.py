@@ -25,13 +25,15 @@ def serve(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            "--device", help="Give it several times for several copies. Default: cuda, else cpu.", show_default=False
+            "--device",
+            help="Give it several times for several copies. Default: the accelerator, else cpu.",
+            show_default=False,
         ),
     ] = None,
     workers: Annotated[int, typer.Option("--workers", help="Copies on each device.", min=1)] = 1,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option("--dtype", help="auto: bfloat16 on a GPU, else as saved."),
+        typer.Option("--dtype", help="auto: bfloat16 on an accelerator, else as saved."),
     ] = "auto",
     options: ServerOptions,
 ) -> None:
@@ -52,10 +54,10 @@ def serve(
     if task is not None:
         scorers = serving.label_scorers(task, workers)
     else:
-        import torch
+        from trl_ext.devices import process_device
 
         assert model is not None  # one of the two is given
-        devices = device or ["cuda" if torch.cuda.is_available() else "cpu"]
+        devices = device or [process_device().type]
         scorers = serving.verifier_scorers(model, devices * workers, dtype, options.chat_tokens)
     serving.serve(scorers, options)
 

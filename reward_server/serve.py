@@ -35,7 +35,7 @@ def verifier_scorers(model: str, devices: Sequence[str], dtype: str, longest: in
             kind = torch_device(name).type
         except RuntimeError as error:
             raise ServerError(f"--device {name!r}: {str(error).splitlines()[0]}") from error
-        wanted = ("bfloat16" if kind == "cuda" else "auto") if dtype == "auto" else dtype
+        wanted = ("auto" if kind == "cpu" else "bfloat16") if dtype == "auto" else dtype
         try:
             scorers.append(VerifierScorer(Verifier.load(model, name, wanted), longest))
         except VerifierError as error:

@@ -164,11 +164,11 @@ def test_a_small_budget_for_kept_states_changes_no_dialogue_and_is_logged(tiny, 
 
 def test_every_base_has_a_device_or_the_run_is_refused():
     devices = [torch.device("cuda", number) for number in range(3)]
-    assert split(["ann", "bob"], devices) == devices[:2]
+    assert split(["ann", "bob"], False, devices) == devices[:2]
     with pytest.raises(
         ValueError, match=r"a device for each of 2 base models \(of policies ann, bob\), and there is 1 \(cuda:0\)"
     ):
-        split(["ann", "bob"], devices[:1])
+        split(["ann", "bob"], False, devices[:1])
 
 
 def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
@@ -176,7 +176,7 @@ def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
     shared = trainer_of(tiny, tmp_path / "shared", False)
     shared.train()
     monkeypatch.setattr(
-        "maporl.team.devices.split", lambda owners: [torch.device("cpu", n) for n in range(len(owners))]
+        "maporl.team.devices.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
     )
     apart = trainer_of(tiny, tmp_path / "split", False, placement="split")
     assert [learner.device for learner in apart.learners.values()] == [torch.device("cpu", 0), torch.device("cpu", 1)]
@@ -248,7 +248,7 @@ def test_quantised_bases_are_loaded_on_the_device_that_they_are_placed_on(tmp_pa
 
     monkeypatch.setattr("maporl.team.loading.read_model", read)
     monkeypatch.setattr(
-        "maporl.team.loading.split", lambda owners: [torch.device("cuda", n) for n in range(len(owners))]
+        "maporl.team.loading.split", lambda owners, use_cpu: [torch.device("cuda", n) for n in range(len(owners))]
     )
     monkeypatch.setattr("maporl.team.checks.find_spec", lambda name: object())
     agents = {name: {"model": f"org/{name}", "lora": {}, bits: True} for name in ("ann", "bob")}

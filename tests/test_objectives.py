@@ -124,7 +124,7 @@ def test_a_minibatch_may_be_cut_anywhere(objective, aggregation):
     pieces = [part(torch.tensor(i)) for i in ([0], [1, 2])]
     assert float(sum(loss for loss, _ in pieces)) == pytest.approx(float(whole), abs=1e-6)
     for name in measures:
-        assert sum(m[name] for _, m in pieces) == pytest.approx(measures[name], abs=1e-6), name
+        assert float(sum(m[name] for _, m in pieces)) == pytest.approx(float(measures[name]), abs=1e-6), name
 
 
 def test_kl_in_the_loss_pulls_towards_the_reference():

@@ -73,7 +73,7 @@ class CentralCritic:
 
     def values(self, rows: TokenBatch) -> Tensor:
         """Return the values [M] of the states before the M sampled tokens of ``rows``, in row-major order."""
-        return self.head(read_states(self.model, rows), rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
+        return self.head(read_states(self.model, rows), rows.head[rows.sampled[0]])
 
     def step(self) -> float:
         """Sum the gradients of all learners and processes, clip them, step the optimizer and clear the gradients.

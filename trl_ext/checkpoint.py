@@ -30,6 +30,7 @@ from trl_ext import distributed
 from trl_ext.atomic import NoSpace, new_folder
 from trl_ext.chat import Tokenizer
 from trl_ext.checkpoint_folder import discard
+from trl_ext.devices import accelerators
 from trl_ext.learner import Learner
 from trl_ext.manifest import CheckpointError, verify, write_manifest
 from trl_ext.optimizer_files import read_optimizer, save_optimizer
@@ -276,8 +277,8 @@ def random_state() -> RandomState:
 
 def _rng_tensors() -> dict[str, torch.Tensor]:
     tensors = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    for device in accelerators():
+        tensors[f"{device.type}.{device.index}"] = torch.get_device_module(device).get_rng_state(device)
     return tensors
 
 
@@ -294,10 +295,9 @@ def set_random_state(state: RandomState) -> None:
     """Restore the random states that :func:`random_state` returned."""
     tensors, numbers = state
     torch.set_rng_state(tensors["torch"])
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if f"cuda.{index}" in tensors:
-                torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
+    for device in accelerators():
+        if (name := f"{device.type}.{device.index}") in tensors:
+            torch.get_device_module(device).set_rng_state(tensors[name], device)
     version, internal, following = numbers["python"]
     random.setstate((version, tuple(internal), following))
     kind, keys, position, has_gauss, gauss = numbers["numpy"]

@@ -5,10 +5,12 @@ import os
 import psutil
 import torch
 
+from trl_ext.devices import accelerator
+
 
 def total_bytes() -> int | None:
     """Return the memory of this process's accelerator, or None without an accelerator, or if it cannot tell."""
-    kind = torch.accelerator.current_accelerator(check_available=True)
+    kind = accelerator()
     ask = None if kind is None else getattr(torch.get_device_module(kind), "mem_get_info", None)
     return None if ask is None else ask()[1]
 

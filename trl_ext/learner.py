@@ -52,6 +52,10 @@ class PolicyOutput:
     entropies: Tensor | None
 
 
+MicroBatch = tuple[TokenBatch, Tensor, dict[str, Tensor]]
+"""What is kept of a micro-batch until its measures are read: its rows, its log-probabilities [M], and the measures."""
+
+
 class Learner:
     """One policy with its critic, reference, optimizer and scheduler.
 
@@ -321,7 +325,7 @@ class Learner:
         return read_actions(
             model,
             rows.to_read(tree_limits(base_of(model))),
-            rows.input_ids[rows.sampled_mask],
+            rows.input_ids[rows.sampled],
             self.args.temperature,
             self.autocast,
             self.args.logits_chunk,
@@ -346,7 +350,7 @@ class Learner:
             hidden = self._critic_states(rows)
         if self.value_head is None:
             return base_of(self.value_model).score(hidden).squeeze(-1).float()
-        return self.value_head(hidden, rows.head.repeat_interleave(rows.sampled_mask.sum(1)))
+        return self.value_head(hidden, rows.head[rows.sampled[0]])
 
     def _critic_states(self, rows: TokenBatch) -> Tensor:
         """Return hidden states [M, H] of the critic's own forward, because its weights or its context differ."""
@@ -405,11 +409,12 @@ class Learner:
             values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
         if parts:
             order, real = torch.cat(parts), slice(len(parts))
-            rows.old_logprobs = _scatter(torch.cat(logprobs[real]), rows.sampled_mask, order)
-            rows.values = _scatter(torch.cat(values[real]), rows.sampled_mask, order)
-            rows.ref_logprobs = _scatter(torch.cat(references[real]), rows.sampled_mask, order)
+            rows.old_logprobs = _scatter(torch.cat(logprobs[real]), rows, order)
+            rows.values = _scatter(torch.cat(values[real]), rows, order)
+            rows.ref_logprobs = _scatter(torch.cat(references[real]), rows, order)
         self._check_finite(rows, {"log-probability": rows.old_logprobs, "value": rows.values})
-        sums = [float(sum(float(e.sum()) for e in entropies[: len(parts)])), float(rows.sampled_mask.sum())]
+        own = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
+        sums = [float(sum(own)), float(len(rows.sampled[0]))]
         entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
 
@@ -419,8 +424,7 @@ class Learner:
         return holder.call(lambda: self.reference_logprobs(rows))
 
     def _microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
-        everything = torch.arange(len(rows), device=rows.input_ids.device)
-        index = everything if index is None else index
+        index = torch.arange(len(rows)) if index is None else index
         return rows.microbatches(index, most_rows, self.most_tokens, tree_limits(base_of(self.model)))
 
     # -- learning -------------------------------------------------------------------------------------------------
@@ -439,7 +443,7 @@ class Learner:
         """
         args = self.args
         totals = Totals.of(rows, index, args)
-        sums: Metrics = {}
+        found: list[MicroBatch] = []
         device = rows.input_ids.device
         kept, self._kept_forward = self._kept_forward, None
         reuse = kept is not None and kept[0] is rows and len(index) == len(rows)
@@ -457,16 +461,28 @@ class Learner:
             else:
                 out = self.strategy.call(partial(self.forward, microbatch, entropies=args.entropy_coef != 0))
             loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
-            if not math.isfinite(measures["loss"]):
-                self.report_not_finite(microbatch, out, loss)
             with self.active():  # the adapter must stay on, because backward may recompute activations
                 self.strategy.backward(loss, last)
-            for key, value in measures.items():
-                sums[key] = sums.get(key, 0.0) + value
-        return self.sum_over_processes(sums)
+            found.append((microbatch, out.logprobs.detach(), measures))
+        return self.summed(found)
 
-    def sum_over_processes(self, sums: Metrics) -> Metrics:
-        """Return the statistics of a minibatch, summed over all processes."""
+    def summed(self, found: Sequence[MicroBatch]) -> Metrics:
+        """Return the statistics of a minibatch, summed over its micro-batches and all processes.
+
+        All measures are read at once, after the last backward pass, so that the device is waited for once.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
+        numbers = (
+            torch.stack([torch.stack(list(measures.values())) for *_, measures in found]).tolist() if found else []
+        )
+        sums: Metrics = {}
+        for (rows, logprobs, measures), values in zip(found, numbers, strict=True):
+            for key, value in zip(measures, values, strict=True):
+                sums[key] = sums.get(key, 0.0) + value
+            if not math.isfinite(sums["loss"]):
+                self._report_not_finite(rows, logprobs, sums["loss"])
         parts = distributed.all_gather(sums)
         return {key: sum(part.get(key, 0.0) for part in parts) for key in max(parts, key=len)}
 
@@ -479,15 +495,15 @@ class Learner:
         for parameter in self._trainable:
             parameter.requires_grad_(True)
 
-    def report_not_finite(self, rows: TokenBatch, out: PolicyOutput, loss: Tensor) -> NoReturn:
+    def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
         """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows.
 
         Raises:
             NonFiniteError: always.
         """
-        logprobs = _scatter(out.logprobs.detach(), rows.sampled_mask)
-        self._check_finite(rows, {"log-probability": logprobs, "advantage": rows.advantages})
-        raise NonFiniteError(f"policy {self.name!r}: the loss is {float(loss)} on rows {'; '.join(rows.labels[:4])}")
+        spread = _scatter(logprobs, rows, torch.arange(len(rows)))
+        self._check_finite(rows, {"log-probability": spread, "advantage": rows.advantages})
+        raise NonFiniteError(f"policy {self.name!r}: the loss is {loss} on rows {'; '.join(rows.labels[:4])}")
 
     def _zero_loss(self, device: torch.device, critic_only: bool) -> Tensor:
         """Return a loss of 0 through everything that is trained.
@@ -572,16 +588,14 @@ def starting_point(model: Any, adapter: str) -> str | None:
     return name
 
 
-def _scatter(flat: Tensor, mask: Tensor, order: Tensor | None = None) -> Tensor:
-    """Put the values [M] of sampled tokens back to [N, T], with zeros elsewhere.
+def _scatter(flat: Tensor, rows: TokenBatch, order: Tensor) -> Tensor:
+    """Put the values [M] of the sampled tokens of ``rows`` back to [N, T], with zeros elsewhere.
 
-    The rows of ``flat`` are in ``order``. By default they are in the order of ``mask``.
+    The rows of ``flat`` are in ``order`` [N].
     """
-    order = torch.arange(mask.shape[0], device=mask.device) if order is None else order
-    full = torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device)
-    sorted_rows = torch.zeros_like(full)
-    sorted_rows[mask[order]] = flat
-    full[order] = sorted_rows
+    row, column = rows.take(order).sampled
+    full = flat.new_zeros(rows.sampled_mask.shape)
+    full[order.to(row.device)[row], column] = flat
     return full
 
 

@@ -151,8 +151,7 @@ class Learning:
 
         With ``joint_adapters``, learners of one base are updated in one backward pass.
         """
-        index = {name: rows.to(batches[name].input_ids.device) for name, rows in minibatch.items()}
-        joint = self.args.joint_adapters
+        index, joint = minibatch, self.args.joint_adapters
         alone = [name for name in index if not joint or self.learners[name].has_forward(batches[name])]
         groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
         found: dict[str, Metrics] = {}

@@ -284,7 +284,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self.state.epoch = self.episodes / (len(self.train_dataset) * self.args.num_generations)
         metrics = batch.metrics
         metrics["episode"] = self.episodes
-        metrics["memory/peak"] = peak_memory(self.accelerator.device)
+        metrics["memory/peak"] = peak_memory(learner.device for learner in self.learners.values())
         if clock is not None:
             metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
             sampled = float(sum(int(rows.sampled_mask.sum()) for rows in batch.token_batches.values()))

@@ -7,7 +7,7 @@ losses are averaged (:func:`token_weights`), so no objective repeats that. The l
 loss, the KL term and the entropy term; each is averaged over the whole minibatch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from trl_ext import distributed, maths
-from trl_ext.metrics import Metrics
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.token_batch import TokenBatch
 
@@ -67,7 +66,7 @@ def reinforce(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, option
 OBJECTIVES: dict[str, Any] = {"ppo": ppo, "reinforce": reinforce}
 
 
-def token_weights(mask: Tensor, rows: Tensor, total: float, aggregation: str) -> Tensor:
+def token_weights(mask: Tensor, rows: Tensor, total: float | Tensor, aggregation: str) -> Tensor:
     """Return the weight of each token's loss [N, T] in the sum over tokens. ``rows`` [N] are the weights of whole
     answers.
 
@@ -79,9 +78,12 @@ def token_weights(mask: Tensor, rows: Tensor, total: float, aggregation: str) ->
     return weights / total
 
 
-def aggregation_total(mask: Tensor, rows: Tensor, aggregation: str) -> float:
-    """Return the weighted number of tokens for a token mean, and the weighted number of answers otherwise."""
-    return float((rows * mask.sum(1)).sum() if aggregation == "token_mean" else rows.sum())
+def aggregation_total(mask: Tensor, rows: Tensor, aggregation: str) -> Tensor:
+    """Return the weighted number of tokens for a token mean, and the weighted number of answers otherwise, as [].
+
+    It stays on its device, because reading it would wait there.
+    """
+    return (rows * mask.sum(1)).sum() if aggregation == "token_mean" else rows.sum()
 
 
 def joined(rows: TokenBatch, values: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -95,58 +97,60 @@ def joined(rows: TokenBatch, values: list[Tensor]) -> tuple[list[Tensor], Tensor
         Each of ``values`` as [S, L], a mask [S, L] of the tokens, and for each of the M sampled tokens of ``rows``, in
         row-major order, its flattened position in [S, L].
     """
-    row, _ = rows.sampled_mask.nonzero(as_tuple=True)
-    _, number = rows.trajectory[row].unique(return_inverse=True)
+    sampled = torch.tensor(rows.tree.lengths) - torch.tensor(rows.first)
+    _, number = rows.trajectory.repeat_interleave(sampled).unique(return_inverse=True)
     order = torch.argsort(number, stable=True)
     lengths = torch.bincount(number)
-    mask = torch.arange(int(lengths.max()), device=number.device) < lengths.unsqueeze(1)
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     position = torch.empty_like(order)
     position[order] = mask.flatten().nonzero().flatten()
-    flat = [value[rows.sampled_mask][order] for value in values]
-    return (
-        [torch.zeros(mask.shape, dtype=v.dtype, device=v.device).masked_scatter(mask, v) for v in flat],
-        mask,
-        position,
-    )
+    # all that was decided on the host
+    mask, position = (tensor.to(rows.input_ids.device) for tensor in (mask, position))
+    whole = [_spread(value[rows.sampled], mask.shape, position) for value in values]
+    return whole, mask, position
 
 
 @dataclass(frozen=True)
 class Totals:
     """The numbers by which sums over a minibatch are divided. They let a minibatch be split into any micro-batches."""
 
-    policy: float
-    tokens: int
-    values: int
+    policy: float | Tensor
+    tokens: float
+    values: float
 
     @classmethod
     def of(cls, rows: TokenBatch, index: Tensor, options: PPOOptions) -> "Totals":
         """Return the totals of the minibatch ``index`` of ``rows``, summed over all processes."""
         mask = rows.sampled_mask[index]
-        policy = aggregation_total(mask, rows.weight[index], options.aggregation)
-        own = [policy, float(mask.sum()), float(rows.value_mask[index].sum())]
-        policy, tokens, values = distributed.all_reduce_sum(own, mask.device)
+        policy: float | Tensor = aggregation_total(mask, rows.weight[index], options.aggregation)
+        tokens: float = sum(rows.tree.lengths[row] - rows.first[row] for row in index.tolist())
+        values: float = int(rows.value_mask[index.cpu()].sum())
+        if distributed.size() > 1:
+            policy, tokens, values = distributed.all_reduce_sum([float(policy), tokens, values], mask.device)
         if options.aggregation == "per_main_rollout" and rows.rollouts is not None:
             # a constant, so that a row counts the same in whichever minibatch it is, whatever other rows are there
             policy = rows.rollouts / options.num_mini_batches
-        return cls(policy, int(tokens), int(values))
+        return cls(policy, tokens, values)
 
 
 def micro_batch_loss(
     rows: TokenBatch, out: Any, totals: Totals, options: PPOOptions, objective: Objective
-) -> tuple[Tensor, Metrics]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the share of ``rows`` in the minibatch's loss and in its measures. Both add up over micro-batches.
+
+    The measures are numbers of no dimension on the device, because reading them would wait for it.
 
     ``out`` is the learner's output at the sampled tokens of ``rows``: log-probabilities, values or None, entropies or
     None.
     """
-    mask = rows.sampled_mask
-    new = _spread(out.logprobs, mask)
+    mask, sampled = rows.sampled_mask, rows.sampled
+    new = _spread(out.logprobs, mask.shape, *sampled)
     old = rows.old_logprobs.to(new.dtype)
     if options.ratio == "trajectory":
         (whole_new, whole_old, advantages), whole_mask, position = joined(rows, [new, old, rows.advantages])
         losses, measures = objective(whole_new, whole_old, advantages, whole_mask, options)
-        losses = _spread(losses.flatten()[position], mask)
-        measures = {name: _spread(value.flatten()[position], mask) for name, value in measures.items()}
+        losses = _spread(losses.flatten()[position], mask.shape, *sampled)
+        measures = {name: _spread(value.flatten()[position], mask.shape, *sampled) for name, value in measures.items()}
     else:
         losses, measures = objective(new, old, rows.advantages, mask, options)
     weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
@@ -161,32 +165,32 @@ def micro_batch_loss(
         loss = loss if rows.critic_only else loss + options.kl_coef * kl_loss
         sums["kl_loss"] = kl_loss.detach()
     if options.entropy_coef != 0:
-        entropy = (_spread(out.entropies, mask) * weights).sum()
+        entropy = (_spread(out.entropies, mask.shape, *sampled) * weights).sum()
         loss = loss if rows.critic_only else loss - options.entropy_coef * entropy
     value_loss = value_clipped = policy_loss.new_zeros(())
     if out.values is not None:
-        here = rows.value_mask[mask]
+        # the mask is on the host, so reading by it waits for nothing
+        trained = rows.value_mask[rows.sampled_on_host]
         terms, clips = maths.value_loss_terms(
-            out.values[here],
-            rows.values[mask][here],
-            rows.returns[mask][here],
+            out.values[trained],
+            rows.values[sampled][trained],
+            rows.returns[sampled][trained],
             options.cliprange_value,
             options.huber_delta if options.value_loss == "huber" else None,
         )
         value_loss, value_clipped = terms.sum() / totals.values, clips.sum() / totals.values
         loss = loss + options.vf_coef * value_loss
     with torch.no_grad():
-        difference = out.logprobs - rows.old_logprobs[mask]
+        difference = out.logprobs - rows.old_logprobs[sampled]
         sums |= {
             "loss": loss,
             "value_loss": value_loss,
-            "clipped": measures["clipfrac"][mask].sum() / totals.tokens,
+            "clipped": measures["clipfrac"][sampled].sum() / totals.tokens,
             "value_clipped": value_clipped,
             "approx_kl": 0.5 * (difference**2).sum() / totals.tokens,
-            "ratio": measures["ratio"][mask].sum() / totals.tokens,
+            "ratio": measures["ratio"][sampled].sum() / totals.tokens,
         }
-        values = torch.stack(list(sums.values())).tolist()  # one wait for the device
-    return loss, dict(zip(sums, values, strict=True))
+    return loss, {name: value.detach() for name, value in sums.items()}
 
 
 def engine_weights(rows: TokenBatch, cap: float) -> Tensor:
@@ -204,9 +208,14 @@ def engine_gap(rows: TokenBatch) -> list[float]:
     """Return sums over the tokens whose engine gave log-probabilities: |trainer - engine|, engine - trainer, and 1."""
     known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
     difference = (rows.sampler_logprobs - rows.old_logprobs)[known]
-    return [float(difference.abs().sum()), float(difference.sum()), float(known.sum())]
+    # one wait for the device; float64 holds the number of tokens
+    return torch.stack([difference.abs().sum().double(), difference.sum().double(), known.sum().double()]).tolist()
 
 
-def _spread(flat: Tensor, mask: Tensor) -> Tensor:
-    """Return the values [M] of the sampled tokens as [N, T], with 0 elsewhere. The gradient passes through."""
-    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
+def _spread(flat: Tensor, shape: Sequence[int], *index: Tensor) -> Tensor:
+    """Return the values [M] at the places ``index`` of a tensor of ``shape``, with 0 elsewhere.
+
+    The gradient passes through. One index counts through the flattened tensor.
+    """
+    full = flat.new_zeros(shape)
+    return (full.view(-1) if len(index) == 1 else full).index_put(index, flat).view(shape)

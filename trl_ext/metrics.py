@@ -2,10 +2,13 @@
 
 import resource
 import time
+from collections.abc import Iterable
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+from trl_ext.devices import peak_bytes
 
 Metrics = dict[str, float]
 
@@ -49,10 +52,11 @@ def update_metrics(entries: list[Metrics]) -> Metrics:
     }
 
 
-def peak_memory(device: torch.device) -> float:
-    """Return the peak memory of this process in GiB: the GPU's memory, or main memory on CPUs."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+def peak_memory(devices: Iterable[torch.device]) -> float:
+    """Return the peak memory of this process in GiB: that of its fullest accelerator, or main memory on CPUs."""
+    peak = peak_bytes(devices)
+    if peak is not None:
+        return peak / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

@@ -7,11 +7,12 @@ adapter gets the gradient of its own rows only, as if it were updated alone (``t
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trl_ext.forward import base_of, read_actions, tree_limits
-from trl_ext.learner import Learner, PolicyOutput
+from trl_ext.learner import Learner, MicroBatch, PolicyOutput
 from trl_ext.losses import Totals, micro_batch_loss
 from trl_ext.master_weights import move_gradients
 from trl_ext.metrics import Metrics
@@ -56,31 +57,28 @@ def accumulate_together(
     parts = [rows[name].take(index[name]) for name in names]
     joint = concatenated(parts)
     device = joint.input_ids.device
-    owner = torch.cat([torch.full((len(part),), number, device=device) for number, part in enumerate(parts)])
-    sums: dict[str, Metrics] = {name: {} for name in names}
-    everything = torch.arange(len(joint), device=device)
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    found: dict[str, list[MicroBatch]] = {name: [] for name in names}
+    everything = torch.arange(len(joint))
     most_rows = args.per_device_train_batch_size * len(names)
     limits = tree_limits(base_of(learners[names[0]].model))
     for name in names:
         learners[name].let_learn()  # PEFT gives gradients to the active adapter only
     for part in joint.microbatches(everything, most_rows, learners[names[0]].most_tokens, limits):
         loss = torch.zeros((), device=device)
-        for number, microbatch, out in _outputs(learners, names, joint.take(part), owner[part]):
+        for number, microbatch, out in _outputs(learners, names, joint.take(part), owner[part.numpy()]):
             learner, total = learners[names[number]], totals[names[number]]
             term, measures = micro_batch_loss(microbatch, out, total, learner.args, learner.objective)
-            if not bool(torch.isfinite(term)):
-                learner.report_not_finite(microbatch, out, term)
             loss = loss + term
-            for key, value in measures.items():
-                sums[names[number]][key] = sums[names[number]].get(key, 0.0) + value
+            found[names[number]].append((microbatch, out.logprobs.detach(), measures))
         loss.backward()
         for name in names:
             move_gradients(learners[name].strategy.masters)
-    return {name: learners[name].sum_over_processes(sums[name]) for name in names}
+    return {name: learners[name].summed(found[name]) for name in names}
 
 
 def _outputs(
-    learners: Mapping[str, Learner], names: Sequence[str], rows: TokenBatch, owner: Tensor
+    learners: Mapping[str, Learner], names: Sequence[str], rows: TokenBatch, owner: np.ndarray
 ) -> Iterator[tuple[int, TokenBatch, PolicyOutput]]:
     """Run one forward over ``rows``, whose learners ``owner`` [N] numbers.
 
@@ -88,23 +86,24 @@ def _outputs(
     """
     first = learners[names[0]]
     read = rows.to_read(tree_limits(base_of(first.model)))
-    adapters = [str(learners[names[number]].adapter) for number in owner[read.rows].tolist()]
+    adapters = [str(learners[names[number]].adapter) for number in owner[read.rows]]
     entropies = first.args.entropy_coef != 0
     with mixed(first.model, adapters) as choose:
         choose(adapters)
         hidden, logprobs, entropy = read_actions(
             first.model,
             read,
-            rows.input_ids[rows.sampled_mask],
+            rows.input_ids[rows.sampled],
             first.args.temperature,
             first.autocast,
             first.args.logits_chunk,
             entropies,
             entropies,
         )
-    token_owner = owner.repeat_interleave(rows.sampled_mask.sum(1))
-    for number in owner.unique().tolist():
-        mask = token_owner == number
-        microbatch = rows.take((owner == number).nonzero().flatten())
-        values = learners[names[number]].values_of(microbatch, hidden[mask])
-        yield number, microbatch, PolicyOutput(logprobs[mask], values, None if entropy is None else entropy[mask])
+    # the owner of each token is known on the host, so that reading by it waits for nothing
+    token_owner = torch.from_numpy(owner)[rows.sampled_on_host[0]]
+    for number in np.unique(owner).tolist():
+        own = (token_owner == number).nonzero().flatten().to(hidden.device)
+        microbatch = rows.take(torch.from_numpy(np.flatnonzero(owner == number)))
+        values = learners[names[number]].values_of(microbatch, hidden[own])
+        yield number, microbatch, PolicyOutput(logprobs[own], values, None if entropy is None else entropy[own])

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from trl_ext.chat import Tokenizer
+from trl_ext.devices import forked_rng
 from trl_ext.forward import accepts, base_of
 from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
 from trl_ext.mixed_adapters import mixed
@@ -388,7 +389,7 @@ def _generate_by_transformers(model: Any, rows: list[_Row], sampling: Sampling, 
         choose([str(row.adapter) for row in rows])
     if sampling.stop_strings is not None:
         options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(sampling.stop_strings, width)])
-    with torch.random.fork_rng():
+    with forked_rng():
         if rows[0].uniforms is not None:
             torch.manual_seed(int(float(rows[0].uniforms[0]) * 2**53))
         output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, **options)

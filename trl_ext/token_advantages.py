@@ -70,20 +70,19 @@ def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
     kl = token_kl(rows, options.kl_estimator)
     penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
     known = rows.value_mask
-    metrics = {
-        "objective/entropy": float((-rows.old_logprobs).sum(1).mean()),
-        "objective/scores": float(rows.score.mean()),
-        "objective/rlhf_reward": float(penalty + rows.score.mean()),
-        "val/explained_variance": _explained_variance(rows.values[known], rows.returns[known]),
+    values, returns = rows.values[known], rows.returns[known]
+    found = {
+        "objective/entropy": (-rows.old_logprobs).sum(1).mean(),
+        "objective/scores": rows.score.mean(),
+        "objective/rlhf_reward": penalty + rows.score.mean(),
+        "returns": returns.float().var(unbiased=False),
+        "errors": (returns - values).float().var(unbiased=False),
     }
-    if options.kl_coef == 0:  # without a reference the KL is unknown
-        return metrics
-    for kind in ("k1", "k3"):
-        metrics[f"objective/kl_{kind}"] = float(token_kl(rows, kind).sum(1).mean())
-    return metrics | {"objective/kl": float(kl.sum(1).mean()), "objective/non_score_reward": float(penalty)}
-
-
-def _explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Return 1 - Var(R - V) / Var(R). It is 1 for a perfect critic, and 0 for one that predicts the mean return."""
-    spread = float(returns.float().var(unbiased=False))
-    return 1.0 - float((returns - values).float().var(unbiased=False)) / spread if spread > 0 else 0.0
+    if options.kl_coef != 0:  # without a reference the KL is unknown
+        found |= {f"objective/kl_{kind}": token_kl(rows, kind).sum(1).mean() for kind in ("k1", "k3")}
+        found |= {"objective/kl": kl.sum(1).mean(), "objective/non_score_reward": penalty}
+    # one wait for the device; float64 holds each of them exactly
+    metrics = dict(zip(found, torch.stack([value.double() for value in found.values()]).tolist(), strict=True))
+    spread, errors = metrics.pop("returns"), metrics.pop("errors")
+    # 1 for a perfect critic, and 0 for one that predicts the mean return
+    return metrics | {"val/explained_variance": 1.0 - errors / spread if spread > 0 else 0.0}

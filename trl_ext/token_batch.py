@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,10 @@ PADDING = 0
 
 The tokenizer's own padding token does not: scripts add one whose id the model's embedding does not have.
 """
+
+
+ON_THE_HOST = ("trajectory", "value_mask")
+"""Tensors of a :class:`TokenBatch` that stay on the CPU. Reading by them would wait for an accelerator if they were there."""
 
 
 @dataclass
@@ -68,6 +74,9 @@ class TokenBatch:
     One forward of its longest row serves the whole group. Rows that only begin alike, such as the answers to one
     prompt, are a tree of tokens, which a forward can read as one line.
 
+    What decides about shapes is on the host, so that nothing waits for an accelerator: ``tree``, ``first`` and
+    :data:`ON_THE_HOST`. Indices of rows may be on the host too.
+
     ``rollouts`` is the number of rollouts of the update, over all policies and processes, by which ``aggregation:
     per_main_rollout`` divides. None means that every row is a rollout.
     """
@@ -82,6 +91,7 @@ class TokenBatch:
     weight: Tensor  # [N] how often a row counts in the loss
     value_mask: Tensor  # [N, T] true where the critic is trained
     labels: list[str]
+    first: list[int]  # the column of each row's first sampled token; all behind it are sampled
     sampler_logprobs: Tensor  # [N, T] the sampling engine's log-probabilities; NaN where they are unknown
     tree: PrefixTree  # which rows begin alike
     sample: Tensor  # [N] the index of the row's completion among those that build_token_batch received
@@ -97,6 +107,24 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
+
+    @cached_property
+    def sampled_on_host(self) -> tuple[Tensor, Tensor]:
+        """Return the rows and the columns of the M sampled tokens, each [M], in row-major order.
+
+        They read a tensor [N, T] as ``sampled_mask`` does, but a mask must be counted first.
+        """
+        first = np.asarray(self.first, dtype=np.int64)
+        count = np.asarray(self.tree.lengths, dtype=np.int64) - first
+        row = np.repeat(np.arange(len(first)), count)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+        return torch.from_numpy(row), torch.from_numpy(column)
+
+    @cached_property
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """Return :attr:`sampled_on_host` on the device of the batch."""
+        row, column = self.sampled_on_host
+        return row.to(self.input_ids.device), column.to(self.input_ids.device)
 
     @property
     def score(self) -> Tensor:
@@ -127,7 +155,7 @@ class TokenBatch:
                 parts.append([])
                 lines = {chain[row] for row in rows}
             parts[-1] += rows
-        return [torch.tensor(part, device=self.input_ids.device) for part in parts]
+        return [torch.tensor(part) for part in parts]
 
     def _by_tree(self, index: list[int], tree: PrefixTree, limits: TreeLimits | None) -> list[list[int]]:
         """Return the :meth:`inseparable` rows of ``index``, from short rows to long ones, with trees in one piece."""
@@ -166,36 +194,37 @@ class TokenBatch:
 
     def take(self, index: Tensor) -> "TokenBatch":
         """Return the rows at ``index``, without the columns that are padding in all of them."""
-        width = int(self.attention_mask[index].sum(1).max()) if len(index) else 1
-        chosen: dict[str, Any] = {}
+        rows = index.tolist()
+        width = max((self.tree.lengths[row] for row in rows), default=1)
+        places = {device: index.to(device) for device in {self.input_ids.device, self.value_mask.device}}
+        chosen: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in ("labels", "first")}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
-                chosen[f.name] = value[index][:, :width] if value.dim() == 2 else value[index]
+                found = value[places[value.device]]
+                chosen[f.name] = found[:, :width] if found.dim() == 2 else found
         critic = self.critic.take(index) if self.critic is not None else None
-        rows = index.tolist()
-        return replace(
-            self, **chosen, labels=[self.labels[row] for row in rows], tree=self.tree.take(rows), critic=critic
-        )
+        return replace(self, **chosen, tree=self.tree.take(rows), critic=critic)
 
     def to_read(self, limits: TreeLimits | None) -> "ToRead":
         """Return what one forward over these rows must read, by a model that reads trees as far as ``limits``.
 
         The last token of a row predicts no token of it, so it is left out.
         """
-        row, column = self.sampled_mask.nonzero(as_tuple=True)
+        row, column = self.sampled
         layout = self.tree.layout(limits)
         if layout is None:
             chains = self.tree.chains
             line = {chain: number for number, chain in enumerate(dict.fromkeys(chains))}
-            rows = torch.tensor(list(line), device=row.device)
-            read = self.input_ids[rows, :-1]
+            rows = list(line)
+            read = self.input_ids[torch.tensor(rows, device=row.device), :-1]
             lines = torch.tensor([line[chain] for chain in chains], device=row.device)
             return ToRead(read, lines[row] * read.shape[1] + column - 1, rows)
-        rows, columns, place = (
+        held, columns, place = (
             torch.from_numpy(found).to(row.device) for found in (layout.row, layout.column, layout.place)
         )
-        return ToRead(self.input_ids[rows, columns], place[row, column - 1], rows[:, 0], columns, layout)
+        first = layout.row[:, 0].tolist()
+        return ToRead(self.input_ids[held, columns], place[row, column - 1], first, columns, layout)
 
 
 @dataclass
@@ -207,7 +236,7 @@ class ToRead:
 
     input_ids: Tensor  # [P, L]
     index: Tensor  # [M] the flattened position that predicts each sampled token, in row-major order of the rows
-    rows: Tensor  # [P] a row of each line
+    rows: list[int]  # [P] a row of each line
     position_ids: Tensor | None = None  # [P, L] for trees
     layout: Layout | None = None
 
@@ -256,6 +285,7 @@ def build_token_batch(
         weight=torch.tensor([c.weight for c in completions]),
         value_mask=sampled.clone(),
         labels=[c.label for c in completions],
+        first=[len(c.prompt_ids) for c in completions],
         sampler_logprobs=sampler_logprobs,
         tree=PrefixTree.of(sequences),
         sample=torch.arange(len(completions)),
@@ -290,6 +320,7 @@ def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:
     columns["trajectory"] = torch.cat([number + start for number, start in zip(numbers, starts, strict=True)])
     columns["tree"] = PrefixTree.joined([part.tree for part in parts])
     columns["labels"] = [label for part in parts for label in part.labels]
+    columns["first"] = [first for part in parts for first in part.first]
     return replace(parts[0], **columns, critic=None)
 
 
@@ -345,5 +376,7 @@ class GlobalBatch:
 
 def _moved(rows: TokenBatch, device: torch.device | str) -> TokenBatch:
     tensors: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(rows)}
-    moved: Any = {name: v.to(device) for name, v in tensors.items() if isinstance(v, Tensor)}
+    moved: Any = {
+        name: v.to(device) for name, v in tensors.items() if isinstance(v, Tensor) and name not in ON_THE_HOST
+    }
     return replace(rows, **moved)

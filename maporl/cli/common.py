@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -110,6 +111,8 @@ def quiet_libraries() -> None:
 
 def quiet_environment() -> None:
     """Set the variables that libraries read when they are imported."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "30")  # seconds between two lines of a bar that nobody watches
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))):
         # without it DeepSpeed, where it is installed, prints on stdout that it chose the CPU

@@ -15,6 +15,8 @@ from maporl.types import Dialogue
 
 FEW = 6
 """With fewer updates than this, the first and the last of them are not compared."""
+_PROMPTS = ("prompts", "maporl.tasks.prompts:Prompts")
+"""The names in a run's configuration of a data set of prompts, from a file and from Python."""
 
 
 def story(run: Run) -> list[dict[str, str]]:
@@ -53,7 +55,8 @@ def _team(run: Run) -> str:
         played = f"protocol {protocol['name']}{turns}"
     told = f"{who} {'plays' if len(names) == 1 else 'play'} the {played}." if played else f"{who}."
     if task.get("name") and not is_game(run):
-        told += f" The task is {task['name']}.{_example(run)}"
+        name = "a data set of prompts" if task["name"] in _PROMPTS else task["name"]
+        told += f" The task is {name}.{_example(run)}"
     return told
 
 
@@ -173,12 +176,16 @@ def _learned(run: Run) -> str:
 
 
 def _rewarded(after: Evaluation, before: Evaluation | None) -> str:
-    """Say what answers to questions without labels earned on average."""
+    """Say what answers to questions without labels earned on average. The score is left out if it says the same."""
     told = [f"After training, answers to {counted(after.questions, 'held-out question')} earned on average"]
     names = [name for name in after.rewards if name.count("/") == 1]
+    others = [name for name in names if name != "reward/score"]
+    if len(others) == 1 and after.rewards[others[0]] == after.rewards.get("reward/score"):
+        names = others
     for name in names:
         was = before.rewards.get(name) if before else None
-        told.append(f"{after.rewards[name]:.4g} by {name}" + (f" (before: {was:.4g})" if was is not None else ""))
+        what = "in all" if name == "reward/score" else f"for {name.removeprefix('reward/')}"
+        told.append(f"{after.rewards[name]:.4g} {what}" + (f" (before: {was:.4g})" if was is not None else ""))
     return f"{told[0]} {', '.join(told[1:])}."
 
 

@@ -7,6 +7,7 @@ from maporl.protocols.debate import Debate
 from maporl.rollout.player import Player
 from maporl.tasks.base import Task
 from maporl.types import Grade
+from trl_ext.devices import forked_rng
 from trl_ext.ppo_options import Decoding
 
 
@@ -35,7 +36,7 @@ def play_baselines(
         return grades, sum(len(u.response_ids) for u in answers)
 
     for agent in (name for name in player.speakers if name in player.team.policies_of):
-        with torch.random.fork_rng():
+        with forked_rng():
             torch.manual_seed(seed)
             single, _ = round_of(agent, decoding)
             baselines[f"{agent} alone"] = Share(sum(bool(g.correct) for g in single), len(single))

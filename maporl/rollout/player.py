@@ -27,6 +27,7 @@ from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Ask, Dialogue, Example, Message
 from trl_ext import distributed
+from trl_ext.devices import forked_rng
 from trl_ext.ppo_options import GREEDY, Decoding, PPOOptions
 
 
@@ -261,7 +262,7 @@ class Player:
         if not numbers:
             raise ValueError("evaluate: eval_questions is 0; set it to the number of questions to evaluate on")
         self.inform_engines()
-        with torch.random.fork_rng():
+        with forked_rng():
             torch.manual_seed(seed)
             rank, size = distributed.rank(), distributed.size()
             first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size

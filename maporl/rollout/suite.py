@@ -27,12 +27,13 @@ def play_suite(
     for name, task in tasks.items():
         dialogues: list[Dialogue] = []
         torch.manual_seed(seed)
-        for start in tqdm(range(0, len(task), CHUNK), desc=printable(name), leave=False, dynamic_ncols=True):
-            examples = [task[i] for i in range(start, min(start + CHUNK, len(task)))]
-            played = player.play(examples, task, decoding, samples)
-            player.scorer.grade(played, task)
-            for dialogue in played:
-                dialogue.prompt += start
-            dialogues += played
+        with tqdm(range(0, len(task), CHUNK), desc=printable(name), leave=False, dynamic_ncols=True) as bar:
+            for start in bar:
+                examples = [task[i] for i in range(start, min(start + CHUNK, len(task)))]
+                played = player.play(examples, task, decoding, samples)
+                player.scorer.grade(played, task)
+                for dialogue in played:
+                    dialogue.prompt += start
+                dialogues += played
         results.append(summarise(name, dialogues, samples))
     return results

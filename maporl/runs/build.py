@@ -16,6 +16,7 @@ from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
 from maporl.team.agents import Policy
+from maporl.team.devices import split_bases
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import has_weights
 from maporl.team.team import Team
@@ -53,7 +54,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     if team is None:  # learners send the main process's weights to the others
         team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
     if config.warm_start.steps:
-        _warm_start_once(config, team, quiet)
+        _warm_start_once(config, team, args.device, quiet)
     else:
         _load_initial(team, Path(config.output_dir) / INITIAL)
     args.disable_tqdm = quiet
@@ -89,7 +90,7 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
     device = find_device(config)
     team = Team.from_config(config)
     if config.warm_start.steps and checkpoint is None:  # the weights of a checkpoint include the warm start
-        _warm_start(config, team, quiet=True)
+        _warm_start(config, team, device, quiet=True)
     team.find_stop_ids(config.ppo)
     rows = config.ppo.local_rollout_forward_batch_size
     untrained = UntrainedWeights.before_training(team, rows) if config.restate == "base_model" else None
@@ -110,10 +111,17 @@ def find_device(config: Config) -> torch.device:
 
 def ready_to_play(team: Team, device: torch.device) -> None:
     """Move the team's models to ``device`` and switch dropout off."""
+    _move(team, device, {})
+    for policy in team.policies.values():
+        policy.model.eval()
+
+
+def _move(team: Team, device: torch.device, places: Mapping[int, torch.device]) -> None:
+    """Move the team's models to ``device``, or to their ``places``, which are by the ``id`` of the base model."""
     for policy in team.policies.values():
         if not policy.is_quantized:
-            policy.model.to(device)  # type: ignore[arg-type]  # its decorator hides the signature
-        policy.model.eval()
+            place = places.get(id(base_of(policy.model)), device)
+            policy.model.to(place)  # type: ignore[arg-type]  # its decorator hides the signature
 
 
 def player_of(
@@ -174,14 +182,17 @@ def _engine_options(config: Config) -> dict[str, Any]:
     return {name: agent.options_of_engine() for name, agent in config.agents.items()}
 
 
-def _warm_start(config: Config, team: Team, quiet: bool) -> None:
+def _warm_start(config: Config, team: Team, device: torch.device, quiet: bool) -> None:
+    """Warm-start the team on the devices on which it is trained afterwards."""
+    split = config.training.placement == "split"
+    _move(team, device, split_bases(team.policies, config.training.use_cpu) if split else {})
     names = tuple(config.agents)
     task = build_task(config.task, "train", config.seed)
     protocol, playing = build_protocol(config.protocol, names), speakers(config.protocol, names)
     warm_start(team, task, protocol, config.warm_start, config.seed, playing, quiet)
 
 
-def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
+def _warm_start_once(config: Config, team: Team, device: torch.device, quiet: bool) -> None:
     """Warm-start the team, or read it from the run's ``initial/``.
 
     These weights are PPO's reference, and they must be the same after resuming.
@@ -196,7 +207,7 @@ def _warm_start_once(config: Config, team: Team, quiet: bool) -> None:
         if distributed.is_main():
             distributed.barrier()
         return
-    _warm_start(config, team, quiet)
+    _warm_start(config, team, device, quiet)
     with new_folder(initial) as partial:
         for policy in team.policies.values():
             save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)

@@ -219,11 +219,12 @@ def play_crossplay(entrants: Sequence[Entrant], most: int, quiet: bool = False) 
              for runs in seatings(len(entrants), len(seats), most)}  # fmt: skip
     waiting = list(casts)
     teams, sources = [], None
-    for runs, cast in tqdm(casts.items(), desc="teams", disable=quiet, leave=False, dynamic_ncols=True):
-        right, sources = _play_team(pool, cast, sources, task, numbers)
-        teams.append(CrossTeam(runs, right))
-        waiting.remove(runs)
-        pool.keep([casts[later] for later in waiting])
+    with tqdm(casts.items(), desc="teams", disable=quiet, leave=False, dynamic_ncols=True) as bar:
+        for runs, cast in bar:
+            right, sources = _play_team(pool, cast, sources, task, numbers)
+            teams.append(CrossTeam(runs, right))
+            waiting.remove(runs)
+            pool.keep([casts[later] for later in waiting])
     names = tuple(entrant.name for entrant in entrants)
     try:
         return CrossPlay(names, seats, tuple(teams), config.evaluation.temperature, config.seed, left_out)

@@ -12,9 +12,12 @@ import warnings
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from maporl.errors import install_command
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("maporl", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "sympy", "numpy", "pydantic")
 FEATURES = (
@@ -71,15 +74,25 @@ def _versions() -> list[Finding]:
 def _devices() -> list[Finding]:
     import torch
 
+    from trl_ext.devices import accelerators
+
     threads = Finding("processor", "fine", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
-    if torch.cuda.is_available():
-        names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return [
-            threads,
-            *(Finding(f"GPU {i}", "fine", f"{p.name}, {p.total_memory / 2**30:.0f} GiB") for i, p in enumerate(names)),
-        ]
+    if found := accelerators():
+        return [threads, *(Finding(f"GPU {device.index}", "fine", _described(device)) for device in found)]
     why = "torch is a build for CPUs" if torch.version.cuda is None else "no driver or no device"
     return [threads, Finding("GPU", "missing", f"none ({why}); tiny and small models train on the processor")]
+
+
+def _described(device: "torch.device") -> str:
+    """Return what torch knows of an accelerator: its name and memory if its kind tells them, or else its kind."""
+    import torch
+
+    # MPS has no such function
+    ask = getattr(torch.get_device_module(device), "get_device_properties", None)
+    if ask is None:
+        return str(device)
+    properties = ask(device)
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
 
 
 def _stale_locks() -> list[Finding]:

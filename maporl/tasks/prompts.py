@@ -92,7 +92,11 @@ class PromptDataset(_PromptRows):
 
     @cached_property
     def rows(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
-        """The rows of the split."""
+        """The rows of the split.
+
+        Raises:
+            TaskError: they cannot be read.
+        """
         held_out = self.split == "eval"
         if held_out and self.eval_source is None and is_file(self.source):
             raise TaskError(

@@ -26,9 +26,10 @@ class SentenceEncoder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
+        from trl_ext.devices import process_device
         from trl_ext.weights import WeightsError, read_model, read_pretrained
 
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = process_device()
         try:
             self.tokenizer = read_pretrained(AutoTokenizer, name)
             # the pooler is not read, and many encoders come without one

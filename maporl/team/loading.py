@@ -78,7 +78,7 @@ def quantized_places(config: Config) -> dict[tuple, torch.device]:
     owners = base_owners(config)
     if config.training.placement == "split":
         try:
-            return dict(zip(owners, split(list(owners.values())), strict=True))
+            return dict(zip(owners, split(list(owners.values()), config.training.use_cpu), strict=True))
         except ValueError as error:
             raise ConfigError(f"training.{error}") from None
     return dict.fromkeys(owners, own_device(config.training.use_cpu))

@@ -14,6 +14,7 @@ from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
 from trl_ext.central_critic import CentralCritic
 from trl_ext.chat import check_tokenizer, context_of
+from trl_ext.devices import forked_rng
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner, starting_point
 from trl_ext.model_checks import check_apart, check_policy_model
@@ -200,7 +201,7 @@ class Team:
         """
         config, folder = read_team(name, overrides)
         check_complete(config, folder)
-        with torch.random.fork_rng():
+        with forked_rng():
             torch.manual_seed(config.seed)  # tiny models are random, and the run built them with this seed
             team = cls.from_config(config)
         load_trained_weights(team.policies, folder)

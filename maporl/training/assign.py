@@ -130,17 +130,17 @@ class Advantages:
 
     def _chain(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
         """Run GAE through the sampled tokens of all utterances of a dialogue, as if one agent had said them all."""
-        masks = [batches[policy].sampled_mask[row] for policy, row in rows]
-        pairs = list(zip(rows, masks, strict=True))
-        chain = torch.cat([rewards[policy][row][mask] for (policy, row), mask in pairs]).unsqueeze(0)
-        values = torch.cat([batches[policy].values[row][mask] for (policy, row), mask in pairs]).unsqueeze(0)
+        spans = [slice(batches[policy].first[row], batches[policy].tree.lengths[row]) for policy, row in rows]
+        pairs = list(zip(rows, spans, strict=True))
+        chain = torch.cat([rewards[policy][row, span] for (policy, row), span in pairs]).unsqueeze(0)
+        values = torch.cat([batches[policy].values[row, span] for (policy, row), span in pairs]).unsqueeze(0)
         everything = torch.ones_like(chain, dtype=torch.bool)
         advantages, returns = maths.gae(chain, values, everything, self.options.gamma, self.options.lam)
-        lengths = [int(mask.sum()) for mask in masks]
+        lengths = [span.stop - span.start for span in spans]
         split = zip(pairs, advantages[0].split(lengths), returns[0].split(lengths), strict=True)
-        for ((policy, row), mask), row_advantages, row_returns in split:
-            batches[policy].advantages[row, mask] = row_advantages
-            batches[policy].returns[row, mask] = row_returns
+        for ((policy, row), span), row_advantages, row_returns in split:
+            batches[policy].advantages[row, span] = row_advantages
+            batches[policy].returns[row, span] = row_returns
 
     # -- one number for each utterance --------------------------------------------------------------------------------
 
@@ -160,7 +160,8 @@ class Advantages:
         reward = [scores[policy][row] for policy, row in rows] + [c.credit for c in others]
         value = None
         if baseline_of(self.config).needs_critic:
-            value = [float(batches[policy].values[row][first[policy][row]][0]) for policy, row in rows]
+            values = {name: batch.values[range(len(batch)), batch.first].tolist() for name, batch in batches.items()}
+            value = [values[policy][row] for policy, row in rows]
             value += [0.0] * len(others)
         turns = turn_batch(columns, reward, value)
         estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
@@ -214,7 +215,7 @@ def _spread(batches: dict[str, TokenBatch], rows: list[Row], estimates: Estimate
         batch.returns[row] = float(estimates.targets[i]) * first[policy][row]
         batch.weight[row] = float(estimates.weights[i])
     for name, batch in batches.items():
-        batch.value_mask = first[name]
+        batch.value_mask = first[name].cpu()
 
 
 def _first_sampled(mask: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ class TeamProgress(TrainerCallback):
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
-    def on_train_end(self, args, state, control, **kwargs):
-        """Close the bar."""
+    def close(self) -> None:
+        """Close the bar, so that what is printed next begins a line."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None

@@ -198,10 +198,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if args.async_depth:
             remote = {agent.engine: self.player.engines[agent.engine].remote for agent in team.agents.values()}
             check_ahead(remote, args.restate, args.engine_tis_cap, distributed.size())
+        self.progress = TeamProgress()
         for callback in (ProgressCallback, PrinterCallback):
             self.remove_callback(callback)
         if not args.disable_tqdm:
-            self.add_callback(TeamProgress())
+            self.add_callback(self.progress)
 
     def _untrained_model(self, policy: str) -> Any:
         """Return a context manager that opens a policy's model with its weights before training."""
@@ -228,7 +229,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def place(self) -> dict[int, torch.device]:
         """Return a device for every base model if ``placement`` is split. Otherwise all share one device."""
-        self._places = split_bases(self.team.policies) if self.args.placement == "split" else {}
+        self._places = split_bases(self.team.policies, self.args.use_cpu) if self.args.placement == "split" else {}
         return self._places
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -252,7 +253,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
         """
-        return super().train(resume_from_checkpoint, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint, **kwargs)
+        finally:
+            self.progress.close()
 
     def begin_run(self, resumes: bool) -> None:
         """Write the run's configuration, and evaluate the team before training."""

@@ -57,11 +57,12 @@ def warm_start(
     }
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate) for p in policies}
-    for step in tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True):
-        examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
-        dialogues = play_teacher(task, protocol, specs, section, rng, examples)
-        for policy in policies:
-            _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
+    with tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True) as bar:
+        for step in bar:
+            examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
+            dialogues = play_teacher(task, protocol, specs, section, rng, examples)
+            for policy in policies:
+                _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
 
 
 def _policies(team: Team, agent: str) -> tuple[str, ...]:

@@ -284,7 +284,7 @@ def _check_placement(config: Config) -> None:
     if config.training.placement == "shared":
         return
     try:
-        split(list(base_owners(config).values()))
+        split(list(base_owners(config).values()), config.training.use_cpu)
     except ValueError as error:
         raise ConfigError(f"training.{error}") from None
 

@@ -209,10 +209,9 @@ class TopUp:
             ]
             size = self.options.batch_size
             batches = [asks[i : i + size] for i in range(0, len(asks), size)]
-            for index, batch in enumerate(
-                tqdm(batches, desc=f"round {number + 1}", disable=self.quiet, leave=False, dynamic_ncols=True)
-            ):
-                self._ask(batch, f"{number}:{index}", dropped)
+            with tqdm(batches, desc=f"round {number + 1}", disable=self.quiet, leave=False, dynamic_ncols=True) as bar:
+                for index, batch in enumerate(bar):
+                    self._ask(batch, f"{number}:{index}", dropped)
 
     def _ask(self, batch: list[tuple[Pool, bool, str]], place: str, dropped: Counter) -> None:
         """Sample answers to one batch of hinted prompts. Each counts by its label, whatever the hint asked for."""

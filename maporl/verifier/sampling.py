@@ -1,6 +1,5 @@
 """Asking an agent many questions outside of a dialogue, and labelling its answers."""
 
-import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,11 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.tasks.base import Task
 from maporl.tasks.grading import find_label
+from maporl.team.devices import own_device
 from maporl.team.team import Policy, Team
 from maporl.types import Example
 from trl_ext.chat import PromptTooLong, encode_prompt
+from trl_ext.devices import forked_rng
 from trl_ext.forward import base_of
 from trl_ext.sampling import Sampling, generate, stop_ids_of
 from trl_ext.stop_strings import StopStrings
@@ -52,7 +53,7 @@ class Speaker:
         self.policy.voice.stop_strings = StopStrings.of(self.policy.tokenizer, config.ppo.stop_strings)
         model: Any = self.policy.model
         if not getattr(model, "is_loaded_in_4bit", False):  # a quantized model is on its device already
-            model.to(_device(config.training.use_cpu))
+            model.to(own_device(config.training.use_cpu))
 
     def generate(
         self, texts: Sequence[str], temperature: float, batch_size: int, top_p: float = 1.0, seed: int = 0
@@ -74,18 +75,10 @@ class Speaker:
         sampling = Sampling(
             self.longest, temperature, self.policy.stop_ids, batch_size, top_p, stop_strings=self.policy.stop_strings
         )
-        with torch.random.fork_rng(), self.policy.active() as model:
+        with forked_rng(), self.policy.active() as model:
             torch.manual_seed(seed)
             answers = generate(model, prompts, sampling)
         return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
-
-
-def _device(use_cpu: bool) -> torch.device:
-    """This process's GPU, or the CPU without a GPU or with ``use_cpu``."""
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if use_cpu or kind is None:
-        return torch.device("cpu")
-    return torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def seed_of(*place: object) -> random.Random:

@@ -15,6 +15,7 @@ from maporl.errors import UserError
 from maporl.rewards.verifier.encoding import encode
 from maporl.types import Message
 from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
+from trl_ext.devices import process_device
 from trl_ext.weights import WeightsError, read_model, read_pretrained
 
 RECORD = "verifier.json"
@@ -47,7 +48,7 @@ class Verifier:
     ) -> "Verifier":
         """The verifier in a folder or on the hub: a sequence-classification model with one output.
 
-        ``device`` None: a GPU where there is one. ``dtype`` "auto": as the weights were saved.
+        ``device`` None: the device of this process, which is the CPU with ``training.use_cpu``. ``dtype`` "auto": as the weights were saved.
 
         Raises:
             VerifierError: it cannot be loaded, or it is another kind of model.
@@ -69,11 +70,9 @@ class Verifier:
             check_tokenizer(tokenizer, repr(source))
         except ChatError as error:
             raise VerifierError(str(error)) from error
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         record = read_record(source)
         temperature = temperature_of(record)
-        model = model.requires_grad_(False).eval().to(device)
+        model = model.requires_grad_(False).eval().to(process_device() if device is None else device)
         return cls(model, tokenizer, source, temperature, context_of(model.config), batch_size, record)
 
     def score(self, chats: list[list[Message]]) -> list[float]:
@@ -98,11 +97,16 @@ class Verifier:
         return scores
 
     def digest(self) -> str:
-        """SHA-256 over the names and bytes of the weights, which tells one verifier from another."""
+        """SHA-256 over the names of the weights and their values in bfloat16, which tells one verifier from another.
+
+        A verifier has the same digest whether it was loaded in float32 or in bfloat16, as servers do on an accelerator.
+        """
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            value = value.detach().cpu()
+            narrow = value.to(torch.bfloat16) if value.is_floating_point() else value
+            digest.update(narrow.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 

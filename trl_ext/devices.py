@@ -1,0 +1,54 @@
+"""The devices of this process, of whichever kind: CUDA, ROCm, XPU and the others that torch knows."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate import PartialState
+
+
+def accelerator() -> torch.device | None:
+    """Return the kind of accelerator that this process can use, without an index, or None if it has none."""
+    # torch 2.6 has no check_available, by which current_accelerator would ask this itself
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def accelerators() -> list[torch.device]:
+    """Return every accelerator that this process can use. The list is empty without one."""
+    kind = accelerator()
+    return [] if kind is None else [torch.device(kind.type, n) for n in range(torch.accelerator.device_count())]
+
+
+def process_device() -> torch.device:
+    """Return the device of this process, for models that no trainer places, such as verifiers and encoders.
+
+    It is the device that accelerate has chosen for a training or an evaluation, which is the CPU with ``use_cpu`` and the
+    accelerator of this rank otherwise. Outside of these it is the present accelerator, or the CPU without one.
+    """
+    if PartialState._shared_state:
+        return PartialState().device
+    kind = accelerator()
+    return torch.device("cpu") if kind is None else torch.device(kind.type, torch.accelerator.current_device_index())
+
+
+@contextmanager
+def forked_rng() -> Iterator[None]:
+    """Restore torch's random states afterwards, on the CPU and on every accelerator.
+
+    ``torch.manual_seed`` seeds them all. ``torch.random.fork_rng`` restores them all, too, but it warns where several
+    accelerators are not named.
+    """
+    found = accelerators()
+    kind = found[0].type if found else "cuda"  # any kind, if there is nothing to restore
+    with torch.random.fork_rng([device.index for device in found], device_type=kind):
+        yield
+
+
+def peak_bytes(devices: Iterable[torch.device]) -> int | None:
+    """Return the peak memory of the accelerator among ``devices`` that held most, or None if none of them can tell."""
+    peaks = []
+    for device in set(devices):
+        ask = getattr(torch.get_device_module(device), "max_memory_allocated", None)  # CPU and MPS do not have it
+        if ask is not None:
+            peaks.append(ask(device))
+    return max(peaks, default=None)
