@@ -321,7 +321,7 @@ def test_tokens_are_weighed_by_the_trainers_over_the_engines_probability():
 # -- the real server ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def loaded():
     from transformers import AutoModelForCausalLM
 
@@ -357,7 +357,7 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
         disable_tqdm=True, use_cpu=True, engine_tis_cap=2.0, lr_scheduler_type="constant",
     )  # fmt: skip
     policies = team.policies
-    here = ColocateSection(max_model_len=512, options={"enforce_eager": True})
+    here = ColocateSection(max_model_len=1024, options={"enforce_eager": True})
     section = VLLMSection(urls=[URL], seeds=False) if where == "server" else VLLMSection(colocate=here, seeds=False)
     engine = VLLMEngine(policies, dict.fromkeys(policies, section), 24, 0.8, tmp_path / "adapters")
     task = Arithmetic(operation="times", largest=9, template="What is {a}*{b}? Answer with just the number.")
