@@ -39,7 +39,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team, TinySection
+from maporl import Agent, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team, TinySection
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config, PPOv2Trainer, maths
 from trl_ext.forward import read_actions, tree_limits
@@ -432,7 +432,11 @@ def team(setting: Setting, part: Part) -> None:
         total_episodes=16,
     )  # fmt: skip
     before = {n: p.detach().float().cpu().clone() for n, p in model.named_parameters() if "lora_B" in n}
-    metrics = MultiAgentPPOTrainer(team=Team(agents), task=Arithmetic(), protocol=Debate(turns=2), args=args).train()
+    rows = [{"prompt": f"{i}+{i}="} for i in range(16)]
+    trainer = MultiAgentPPOTrainer(
+        team=Team(agents), train_dataset=rows, reward_funcs=remainder, protocol=Debate(turns=2), args=args
+    )
+    metrics = trainer.train()
     bad = [k for k, v in metrics.items() if not math.isfinite(v)]
     part.check("metrics_not_finite", len(bad), "0", not bad)
     still = [
