@@ -116,7 +116,7 @@ def spoil_adapters(monkeypatch):
 
 def spoil_trees(monkeypatch):
     right = prefix_tree.Layout.seen
-    monkeypatch.setattr(tree_attention.Layout, "seen", lambda self, device: torch.ones_like(right(self, device)).tril())
+    monkeypatch.setattr(prefix_tree.Layout, "seen", lambda self, device: torch.ones_like(right(self, device)).tril())
 
 
 def spoil_two_agents(monkeypatch):
