@@ -41,6 +41,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--updates", type=int, default=2, help="measured updates in a process, after one that warms up")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--highest", type=int, default=40000, help="ids are below this number")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU where there is an accelerator")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--variants", nargs="+", default=["trees", "rows", "trl"])
@@ -49,14 +51,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def groups_of_ids(options: argparse.Namespace, highest: int) -> list[tuple[list[int], list[list[int]]]]:
+def groups_of_ids(options: argparse.Namespace) -> list[tuple[list[int], list[list[int]]]]:
     """Return each prompt with its answers, as random ids."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
 
     def ids(count: int) -> list[int]:
-        return torch.randint(100, highest, (count,), generator=generator).tolist()
+        return torch.randint(100, options.highest, (count,), generator=generator).tolist()
 
     return [
         (ids(options.prompt_len), [ids(options.answer_len) for _ in range(options.answers)])
@@ -84,16 +86,16 @@ def maporl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     args = PPOv2Config(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=options.micro, num_ppo_epochs=options.epochs,
-        learning_rate=1e-6, temperature=1.0, kl_coef=KL, kl_in="loss", kl_estimator="k3", report_to=[], use_cpu=True,
+        learning_rate=1e-6, temperature=1.0, kl_coef=KL, kl_in="loss", kl_estimator="k3", report_to=[], use_cpu=options.cpu,
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     policy = learner.Learner("policy", model, tokenizer, args, critic="none")
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=options.cpu)
     policy.prepare(accelerator, updates=options.updates + 1)
     learning = Learning({"policy": policy}, args, accelerator.device)
     completions = [
         Completion(prompt, answer, True, f"{number}")
-        for number, (prompt, answers) in enumerate(groups_of_ids(options, 40000))
+        for number, (prompt, answers) in enumerate(groups_of_ids(options))
         for answer in answers
     ]
     starts = [now()]
@@ -116,7 +118,7 @@ def trl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    groups = groups_of_ids(options, 40000)
+    groups = groups_of_ids(options)
     starts: list[tuple[float, float]] = []
 
     def rollouts(prompts: list, trainer: GRPOTrainer) -> dict:
@@ -137,7 +139,7 @@ def trl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
         gradient_accumulation_steps=answers // options.micro, num_iterations=options.epochs, beta=KL,
         max_completion_length=options.answer_len, max_steps=options.epochs * (options.updates + 1), learning_rate=1e-6,
         bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no", logging_strategy="no",
-        disable_tqdm=True, use_cpu=True, disable_dropout=True,
+        disable_tqdm=True, use_cpu=options.cpu, disable_dropout=True,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=model,

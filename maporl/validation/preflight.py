@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import SchedulerType, get_scheduler
+from transformers import SchedulerType, get_scheduler, training_args
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
@@ -41,6 +41,7 @@ from maporl.validation.task_checks import check_own_task, check_reward_functions
 from maporl.validation.taught import check_taught
 from trl_ext import distributed
 from trl_ext.chat import Tokenizer
+from trl_ext.devices import accelerator
 from trl_ext.free_memory import total_bytes
 from trl_ext.ppo_options import GREEDY, Decoding
 
@@ -56,6 +57,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
     """
     training = config.training
     _check_schedule(training)
+    _check_bf16(training)
     if "8bit" in training.optim and find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"training.optim: {training.optim} needs the package bitsandbytes; install it with: {install_command('quantized')}"
@@ -73,6 +75,23 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         raise
     except ValueError as error:
         raise ConfigError(f"training: {' '.join(str(error).split())}") from None
+
+
+def _check_bf16(training: TrainingOptions) -> None:
+    """Check that the device computes in bfloat16 where mixed precision is asked for.
+
+    transformers refuses it too, but names a setting of its own and not the device.
+    """
+    if not training.bf16 or training.use_cpu or training_args.is_torch_bf16_gpu_available():
+        return
+    kind = accelerator()
+    lacking = (
+        "there is no accelerator here" if kind is None else f"this {kind.type} device does not compute in bfloat16"
+    )
+    raise ConfigError(
+        f"training.bf16: {lacking}; set training.bf16: false"
+        + (", or training.use_cpu: true to compute in bfloat16 on the CPU" if kind is None else "")
+    )
 
 
 def _reports(names: list[str]) -> list[str] | str:
