@@ -337,8 +337,10 @@ def test_the_quickstart_makes_two_updates_on_the_device(sim, tmp_path, sizes):
 CONVERSATIONS = [([3, 4 + n], [5, 6 + n % 3, 7, 8][: 2 + n % 3], n // 2) for n in range(8)]
 
 
-def learner_on(device, tiny, folder, critic="head", lora=False, **options):
+def learner_on(device, tiny, folder, critic="head", lora=False, half=False, **options):
     model, tokenizer = tiny("qwen3")
+    if half:
+        model.to(torch.bfloat16)
     if lora:
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
     defaults = {"output_dir": str(folder), "report_to": [], "temperature": 1.0, "kl_coef": 0.1}
@@ -354,7 +356,7 @@ def learner_on(device, tiny, folder, critic="head", lora=False, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"critic": "model"}, {"critic": "none"}, {"critic": "adapter", "lora": True}, {"kl_in": "loss", "kl_estimator": "k3"},
+        {}, {"critic": "model"}, {"critic": "none"}, {"half": True}, {"critic": "adapter", "lora": True}, {"kl_in": "loss", "kl_estimator": "k3"},
         {"ratio": "trajectory"}, {"entropy_coef": 0.01, "logits_chunk": 4}, {"aggregation": "sequence_mean"},
         {"objective": "reinforce", "engine_tis_cap": 2.0}, {"optim": "adamw_torch", "max_grad_norm": 0},
     ],
