@@ -1,4 +1,4 @@
-"""What a configuration asks of a device that it cannot do. The device is pretended, because no accelerator is here."""
+"""What a configuration asks of a device that it cannot do. The device is pretended, because tests run without one."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from maporl.validation import preflight
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (None, "training.bf16: there is no accelerator here; set training.bf16: false, or training.use_cpu: true"),
+        (None, "training.bf16: no accelerator was found; set training.bf16: false, or training.use_cpu: true"),
         ("cuda", "training.bf16: this cuda device does not compute in bfloat16; set training.bf16: false"),
     ],
 )

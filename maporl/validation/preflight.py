@@ -85,13 +85,12 @@ def _check_bf16(training: TrainingOptions) -> None:
     if not training.bf16 or training.use_cpu or training_args.is_torch_bf16_gpu_available():
         return
     kind = accelerator()
-    lacking = (
-        "there is no accelerator here" if kind is None else f"this {kind.type} device does not compute in bfloat16"
-    )
-    raise ConfigError(
-        f"training.bf16: {lacking}; set training.bf16: false"
-        + (", or training.use_cpu: true to compute in bfloat16 on the CPU" if kind is None else "")
-    )
+    if kind is None:
+        raise ConfigError(
+            "training.bf16: no accelerator was found; set training.bf16: false, or training.use_cpu: true to compute in bfloat16 "
+            "on the CPU"
+        )
+    raise ConfigError(f"training.bf16: this {kind.type} device does not compute in bfloat16; set training.bf16: false")
 
 
 def _reports(names: list[str]) -> list[str] | str:
