@@ -226,7 +226,7 @@ def test_local_rows_are_read_as_the_hub_writes_them(tmp_path):
             json.dumps({"question": "?", "answer": "5" * 10_001}),
             "has an answer of 10001 characters; expected at most 10000",
         ),
-        ("[1, 2]", "line 1: expected an object with 'question' and 'answer', got list"),
+        ("[1, 2]", "line 1: expected an object with a field for each column, got list"),
     ],
 )
 def test_rows_that_cannot_serve_are_named(tmp_path, content, message):
