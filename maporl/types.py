@@ -76,8 +76,10 @@ class Ask:
     taught: tuple[str, ...] = ()
 
     def __post_init__(self):
-        listed = {"parents": (self.parents, "(said.id,)"), "taught": (self.taught, '("left", "right")')}
-        for name, (value, example) in listed.items():
+        for name, value, example in (
+            ("parents", self.parents, "(said.id,)"),
+            ("taught", self.taught, '("left", "right")'),
+        ):
             if not isinstance(value, (tuple, list)):
                 raise ValueError(f"Ask: {name}: expected a tuple, such as {example}, got {value!r:.80}")
 

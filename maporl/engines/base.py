@@ -49,17 +49,38 @@ class Reply:
     logprobs: list[float] | None = None
 
 
-@dataclass
+@dataclass(slots=True)
+class Ready:
+    """A reply that is there already. It answers as a future does, and is much smaller."""
+
+    reply: Reply
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> Reply:
+        """Return the reply."""
+        return self.reply
+
+
+@dataclass(slots=True)
 class Pending:
     """An answer that an engine is working on.
 
     Args:
         future: the work, which may be done in another thread or on another machine.
-        read: turns the result of the work into the reply. It runs in the thread that plays the dialogues.
+        read: turns the result of the work into the reply. It runs in the thread that plays the dialogues. None means
+            that the result is the reply.
     """
 
-    future: Future[Any]
-    read: Callable[[Any], Reply]
+    future: Future[Any] | Ready
+    read: Callable[[Any], Reply] | None = None
+
+    def reply(self) -> Reply:
+        """Return the reply, for which this waits."""
+        result = self.future.result()
+        return result if self.read is None else self.read(result)
 
 
 class Engine:
@@ -79,12 +100,7 @@ class Engine:
 
         This implementation answers all requests at once, by :meth:`generate`.
         """
-        pending = []
-        for reply in self.generate(requests, decoding):
-            done: Future[Reply] = Future()
-            done.set_result(reply)
-            pending.append(Pending(done, lambda result: result))
-        return pending
+        return [Pending(Ready(reply)) for reply in self.generate(requests, decoding)]
 
     def advance(self) -> bool:
         """Hook: work for a moment on what was submitted, if this is done in this thread. Return whether there is more to do."""
@@ -106,7 +122,9 @@ class Engine:
         return {}
 
 
-def wait_for(groups: Sequence[Sequence[Future[Any]]], advance: Callable[[], bool], every: bool = True) -> list[int]:
+def wait_for(
+    groups: Sequence[Sequence[Future[Any] | Ready]], advance: Callable[[], bool], every: bool = True
+) -> list[int]:
     """Wait until all futures of a group are done, or those of every group. Return the numbers of the groups that are done.
 
     Args:
@@ -125,5 +143,5 @@ def wait_for(groups: Sequence[Sequence[Future[Any]]], advance: Callable[[], bool
         if len(done) == len(groups) or (done and not every):
             return done
         if not advance():
-            left = [future for future in chain.from_iterable(groups) if not future.done()]
+            left: list[Any] = [future for future in chain.from_iterable(groups) if not future.done()]
             wait(left, return_when=FIRST_COMPLETED)

@@ -194,7 +194,7 @@ class RolloutDriver:
                     "protocol"
                 )
             said = range(len(episode.dialogue.utterances))
-            if any(parent not in said for parent in ask.parents):
+            if ask.parents and any(parent not in said for parent in ask.parents):
                 raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} with parents={tuple(ask.parents)!r:.80}, but only utterances 0 to "
                     f"{len(said) - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
@@ -220,7 +220,8 @@ class RolloutDriver:
             spec = self.specs[ask.agent]
             if begins:
                 before = [] if ask.fresh else self.task.before_question(dialogue.example)
-                ask = replace(ask, messages=[*opening(spec.system, before), *ask.messages])
+                if first := opening(spec.system, before):
+                    ask = replace(ask, messages=[*first, *ask.messages])
             transcript.messages += ask.messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
@@ -271,7 +272,7 @@ class RolloutDriver:
         new = []
         for step in steps:
             episode = step.episode
-            replies = [one.read(one.future.result()) for one in step.pending]
+            replies = [one.reply() for one in step.pending]
             utterances = [
                 self._utterance(request, reply, len(episode.sent))
                 for request, reply in zip(step.requests, replies, strict=True)

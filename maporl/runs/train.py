@@ -1,5 +1,6 @@
 """Run a configuration: claim its folder, build the trainer, and train. ``maporl train`` calls this."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -52,7 +53,12 @@ def _train(config: Config, folder: Path, resume: bool, quiet: bool) -> tuple[Eva
                 print(f"{folder}: has no checkpoint; the run starts again", file=sys.stderr, flush=True)
                 trainer.run.set_results_aside()
             trainer.run.rewind(0)
-        trainer.train(resume_from_checkpoint=from_checkpoint)
+        # what the libraries have made stays; looking through it for garbage would take a third of a second each time
+        gc.freeze()
+        try:
+            trainer.train(resume_from_checkpoint=from_checkpoint)
+        finally:
+            gc.unfreeze()
     except Exception:
         if not resume and distributed.is_main():
             release(folder)

@@ -102,7 +102,7 @@ class VLLMEngine(Engine):
         """
         pending = self.submit(requests, decoding)
         wait_for([[one.future for one in pending]], self.advance)
-        return [one.read(one.future.result()) for one in pending]
+        return [one.reply() for one in pending]
 
     def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
         """Begin to answer. A policy's requests take its servers in turn.
