@@ -26,13 +26,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 VARIANTS = {
     "naive": {"adapters": "plain", "states": False, "prefixes": False, "joint": False},
-    "agents in one batch": {"adapters": "mixed", "states": False, "prefixes": False, "joint": False},
     "adapters merged": {"adapters": "merged", "states": False, "prefixes": False, "joint": False},
-    "merged, states kept": {"adapters": "merged", "states": True, "prefixes": False, "joint": False},
-    "and conversations read once": {"adapters": "merged", "states": True, "prefixes": True, "joint": False},
-    "and adapters updated together": {"adapters": "merged", "states": True, "prefixes": True, "joint": True},
+    "agents in one batch": {"adapters": "mixed", "states": False, "prefixes": False, "joint": False},
+    "and states kept": {"adapters": "mixed", "states": True, "prefixes": False, "joint": False},
+    "and conversations read once": {"adapters": "mixed", "states": True, "prefixes": True, "joint": False},
+    "and adapters updated together": {"adapters": "mixed", "states": True, "prefixes": True, "joint": True},
 }
-"""How adapters sample, and whether the KV cache is kept, rows share prefixes, and adapters share an update."""
+"""How adapters sample (merged ones need float32), and whether the KV cache is kept, rows share prefixes, and adapters share an update."""
 
 
 def parse() -> argparse.Namespace:
