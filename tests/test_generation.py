@@ -7,9 +7,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny_models import build, lively
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers.cache_utils import DynamicLayer
 
-from trl_ext.kv_cache import KVCache, plain_states
+from trl_ext.kv_cache import KVCache, RoomyLayer, plain_states
 from trl_ext.lora_merge import merged, merges
 from trl_ext.sampling import Sampling, _inverse_cdf, generate, sample
 
@@ -174,6 +175,45 @@ def test_states_are_kept_only_where_columns_do_not_count(tiny):
             plain = model.eval()(ids).logits[0, -1]
             inside = model(padded, attention_mask=mask.long().unsqueeze(0), position_ids=positions).logits[0, -1]
         assert torch.allclose(plain, inside, atol=1e-4) is same
+
+
+def test_a_step_of_decoding_copies_its_own_keys_only_and_equals_the_library_cache():
+    """Keys go into memory with room, which is moved once in 64 steps. The cache of transformers copies all in each step."""
+    torch.manual_seed(0)
+    plain, roomy = DynamicLayer(), RoomyLayer()
+    places, rows = [], 3
+    for step in range(140):
+        new = [torch.randn(rows, 2, 5 if step == 0 else 1, 4) for _ in range(2)]
+        for expected, found in zip(plain.update(*new), roomy.update(*new), strict=True):
+            assert torch.equal(expected, found)
+        places.append(roomy.keys.data_ptr())
+        if step == 100:  # a row ends and leaves the batch
+            for layer in (plain, roomy):
+                layer.batch_select_indices(torch.tensor([0, 2]))
+            rows = 2
+    moved = [step for step in range(1, 140) if places[step] != places[step - 1]]
+    assert moved == [65, 101], "after 64 tokens, and after the batch got smaller, whose memory has room for 64 more"
+
+
+def test_heads_that_share_keys_read_them_once_in_a_step_of_decoding(monkeypatch):
+    """Without a mask, torch's kernel for processors reads the keys once for each head of queries, six times as slowly."""
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+                         num_key_value_heads=1, max_position_embeddings=64)  # fmt: skip
+    model, shapes = lively(LlamaForCausalLM(config)).eval(), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query, key, value, **options):
+        shapes.append((query.shape[1:3], key.shape[1], options.get("enable_gqa", False)))
+        return attend(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    found = generate(model, [[5, 6, 7], [8, 9, 10]], Sampling(4, 0.0))
+    assert shapes[1:] == [((1, 4), 1, False)] * 3, "four queries of a row beside each other, for one head of keys"
+    monkeypatch.undo()
+    for prompt, answer in zip([[5, 6, 7], [8, 9, 10]], found, strict=True):
+        for count, token in enumerate(answer):  # read from the beginning, without any cache
+            assert model(torch.tensor([prompt + answer[:count]])).logits[0, -1].argmax() == token
 
 
 def test_adapters_of_one_base_answer_in_one_batch_as_each_alone(tiny):

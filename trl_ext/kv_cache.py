@@ -186,8 +186,54 @@ class KVCache:
         self.bytes, self._limit = 0, self.budget
 
 
-def assemble(rows: Sequence[tuple[Block, int] | None], width: int, config: Any) -> DynamicCache:
-    """Return a cache of ``width`` columns with one row for each of ``rows``.
+class RoomyLayer(DynamicLayer):
+    """The keys and values of one layer, in memory with room for tokens to come.
+
+    The layer of transformers copies all keys and values in every step of decoding. This one copies the new ones only, and
+    moves all of them once in ``ROOM`` steps.
+    """
+
+    ROOM = 64
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._memory: list[Tensor | None] = [None, None]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values [B, heads, n, width], and return all of them, [B, heads, T + n, width]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys = self._append(0, self.keys, key_states)
+        self.values = self._append(1, self.values, value_states)
+        return self.keys, self.values
+
+    def _append(self, which: int, held: Any, new: Tensor) -> Tensor:
+        before = held.shape[2] if held.numel() else 0
+        after = before + new.shape[2]
+        memory = self._memory[which]
+        if memory is None or memory.shape[2] < after:
+            memory = new.new_empty(*new.shape[:2], after + self.ROOM, new.shape[3])
+            if before:
+                memory[:, :, :before] = held
+            self._memory[which] = memory
+        memory[:, :, before:after] = new
+        return memory[:, :, :after]
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows ``indices`` only. Their states move into memory of their own."""
+        super().batch_select_indices(indices)
+        self._memory = [None, None]
+
+
+def empty_cache(model: Any) -> DynamicCache:
+    """Return the cache in which ``model`` decodes a batch. Layers with sliding windows are those of transformers."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def assemble(rows: Sequence[tuple[Block, int] | None], width: int, model: Any) -> DynamicCache:
+    """Return a cache of ``width`` columns with one row for each of ``rows``, in which ``model`` decodes them.
 
     Each entry of ``rows`` is a block and a row of it, or None for an empty row. States stand at the right end.
     """
@@ -201,12 +247,12 @@ def assemble(rows: Sequence[tuple[Block, int] | None], width: int, config: Any) 
     device = first.layers[0][0].device
     # on the device once, because lists would be copied for every layer
     places = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, to, at in sources.values()]
-    data = []
+    cache = empty_cache(model)
     for layer, pair in enumerate(first.layers):
         joined = tuple(like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
         for block, to, at in places:
             for target, values in zip(joined, block.layers[layer], strict=True):
                 shared = min(width, values.shape[2])
                 target[to, :, width - shared :] = values[at][:, :, values.shape[2] - shared :]
-        data.append(joined)
-    return DynamicCache(data, config=config)
+        cache.layers[layer].update(*joined)
+    return cache

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from trl_ext.chat import Tokenizer
 from trl_ext.devices import forked_rng
-from trl_ext.forward import accepts, base_of
-from trl_ext.kv_cache import Block, KVCache, assemble, plain_states
+from trl_ext.forward import accepts, base_of, tree_limits
+from trl_ext.kv_cache import Block, KVCache, assemble, empty_cache, plain_states
 from trl_ext.mixed_adapters import mixed
 from trl_ext.recomputation import recomputes, set_recomputation
 from trl_ext.stop_strings import StopStrings, ended
@@ -210,11 +210,12 @@ class _Batch:
         self.choose_adapters = choose
         self.device = next(self.base.parameters()).device
         self.rows = rows
-        self.cache = DynamicCache(config=self.base.config)
+        self.cache = empty_cache(self.base)
         self.mask = torch.zeros(0)
         uniforms = [row.uniforms for row in rows if row.uniforms is not None]  # empty if sampling is greedy
         self.uniforms = torch.stack(uniforms).to(self.device) if uniforms else None
         self.position_ids = accepts(self.base, "position_ids")
+        self.masks = _takes_masks(self.base)
 
     def run(self) -> None:
         logits = self._prefill()
@@ -253,7 +254,7 @@ class _Batch:
             self.mask[number, past - row.read :] = 1
         self.mask = self.mask.to(self.device)
         if past:
-            self.cache = assemble([row.past for row in unique], past, self.base.config)
+            self.cache = assemble([row.past for row in unique], past, self.base)
         if self.states is not None:
             self.states.give_back(row.past for row in all_rows)
         for row in all_rows:
@@ -283,9 +284,12 @@ class _Batch:
             options["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=self.device)
         if self.choose_adapters is not None:
             self.choose_adapters([str(row.adapter) for row in self.rows])
-        output = self.model(
-            input_ids=ids, attention_mask=self.mask, past_key_values=self.cache, use_cache=True, **options
-        )
+        mask = self.mask
+        if self.masks and ids.shape[1] == 1:
+            # transformers would look whether there is padding, for which a device waits, and where there is none it would
+            # take a kernel that reads keys and values once for every head that shares them
+            mask = mask.bool()[:, None, None]
+        output = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **options)
         return output.logits[:, -1].float()
 
     # -- choosing tokens ------------------------------------------------------------------------------------------
@@ -328,6 +332,12 @@ class _Batch:
             self.mask = self.mask[index]
             self.rows = [self.rows[p] for p in positions]
             self.uniforms = None if self.uniforms is None else self.uniforms[index]
+
+
+def _takes_masks(model: Any) -> bool:
+    """Return whether every layer of ``model`` takes one mask of keys, [B, 1, 1, T], in a step of decoding."""
+    limits = tree_limits(model)
+    return limits is not None and limits.blocks and plain_states(model) == "everywhere"
 
 
 def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
