@@ -24,6 +24,7 @@ from maporl.protocols import build_protocol
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
 from maporl.runs.build import build_trainer
+from maporl.team.loading import load_agents, load_tokenizers
 from maporl.training.sft import solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
 from maporl.training.warm_start import warm_start
@@ -331,6 +332,22 @@ def test_a_small_adapter_of_a_bfloat16_base_speaks_in_rollouts(tiny, tmp_path):
     base = trainer.learners["ann"].reference_logprobs(rows)
     assert float((learned - base).abs().mean()) > 0.06, "the adapter changes the probabilities"
     assert float((sampled - learned).abs().mean()) < 0.02
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_tiny_models_have_the_precision_that_is_asked_for(architecture):
+    tiny_section = {"architecture": architecture, "hidden_size": 32, "layers": 1}
+    found = {}
+    for dtype in ("auto", "float32", "bfloat16", "float16"):
+        config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": tiny_section, "dtype": dtype}}})
+        torch.manual_seed(0)
+        [agent] = load_agents(config, load_tokenizers(config))
+        found[dtype] = dict(agent.model.named_parameters())
+        assert {buffer.dtype for buffer in agent.model.buffers() if buffer.is_floating_point()} == {torch.float32}
+    for name, exact in found["auto"].items():
+        assert torch.equal(exact, found["float32"][name]) and exact.dtype == torch.float32
+        for dtype in ("bfloat16", "float16"):
+            assert torch.equal(found[dtype][name], exact.to(getattr(torch, dtype))), name
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------

@@ -58,7 +58,12 @@ def kept(folder, name, agents, kl_coef=0.0, **more):
             "advantage": {"returns": "utterance", "baseline": "none", "scale": "none"}, "evaluation": {"questions": 0}, **more,
         }  # fmt: skip
         (own / "config.json").write_text(json.dumps(config))
-        world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        world = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         together = [world | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(2)]
         starts = [{}] if number == 1 else together
         ranks = [processes.start([WORKER, own], variables | at) for at in starts]

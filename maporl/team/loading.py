@@ -253,7 +253,7 @@ def _load_policy(
     """Load the model of a policy. Policies with a LoRA on the same model and dtype share its base."""
     key, adapted = base_key(section), bool(section.lora or section.adapter)
     if section.tiny is not None:
-        base: Any = build_tiny_model(section.tiny, tokenizer)
+        base: Any = build_tiny_model(section.tiny, tokenizer, section.dtype)
     elif adapted and key in bases:
         base = bases[key]
     else:
