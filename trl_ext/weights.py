@@ -160,12 +160,17 @@ def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
         model.add_adapter(name, options)
     else:
         model = get_peft_model(model, options, adapter_name=name)
+    _leave_meta(model, name)
+    return model
+
+
+def _leave_meta(model: PeftModel, name: str) -> None:
+    """Put the tensors of an adapter that are on the meta device on the CPU. They are 0 until they are loaded or received."""
     for key, parameter in list(model.named_parameters()):
         if parameter.is_meta and name in key.split("."):
             owner, _, last = key.rpartition(".")
             value = torch.zeros_like(parameter, device="cpu")
             setattr(model.get_submodule(owner), last, nn.Parameter(value, parameter.requires_grad))
-    return model
 
 
 def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftModel:
@@ -176,7 +181,7 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
     """
     _check_adapter(source)
     options: dict[str, Any] = {"adapter_name": name, "is_trainable": trainable}
-    if base_of(model).device.type == "meta":  # the adapter is on the CPU, as in :func:`add_adapter`
+    if base_of(model).device.type == "meta":  # PEFT would warn that nothing is copied
         options |= {"low_cpu_mem_usage": True, "torch_device": "cpu"}
     try:
         if isinstance(model, PeftModel):
@@ -185,6 +190,7 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
             model = PeftModel.from_pretrained(model, source, **options)
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
+    _leave_meta(model, name)
     load_adapter_weights(model, name, source)
     return model
 
