@@ -7,7 +7,6 @@ import processes
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
 from test_distributed import STRATEGIES, free_port, skip_unless_here
 from test_strategy_memory import SMALL, ZERO_3
 

@@ -239,17 +239,18 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def _place_frozen(self) -> None:
         """Bring the models that nobody trains to their devices, distributed over the processes as trained ones are."""
-        held: dict[int, Any] = {id(base_of(own.model)): own.strategy for own in self.learners.values()}
+        trained = {id(base_of(own.model)): own.strategy for own in self.learners.values()}
         strategy = next(iter(self.learners.values())).strategy
+        frozen: dict[int, Frozen] = {}
         for name, policy in self.team.policies.items():
             base = id(base_of(policy.model))
-            if base not in held and policy.is_quantized:  # it is on its device already
-                held[base] = Frozen()
-            elif base not in held:
-                held[base] = strategy.freeze(policy.model, self._places.get(base, self.accelerator.device))
-            self.learning.holders[name] = held[base]
-        if self.past_policies is not None and self.past_policies.past.adapter is None:
-            self.past_policies.holder = self.learning.holders[self.past_policies.past.name]
+            if base not in trained and base not in frozen:
+                device = self._places.get(base, self.accelerator.device)
+                frozen[base] = Frozen() if policy.is_quantized else strategy.freeze(policy.model, device)
+            self.learning.holders[name] = trained[base] if base in trained else frozen[base]
+        pool = self.past_policies
+        if pool is not None and pool.past.adapter is None:
+            pool.holder = frozen[id(base_of(pool.past.model))]
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
