@@ -8,6 +8,8 @@ do not learn are still played, but they make no training rows, so they cost no f
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from maporl.text import check_choices
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -114,6 +116,9 @@ class Schedule:
     critic_warmup: int = 0
     opponent_pool: OpponentPool | None = None
     curriculum: list[Stage] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     def resolved(self, turns: int, agents: tuple[str, ...]) -> "Schedule":
         """Return the schedule without a preset, checked against a protocol of ``turns`` turns and against ``agents``.

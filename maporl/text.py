@@ -1,10 +1,11 @@
 """Makes texts of models and people safe to show, and reads placeholders and regular expressions of a configuration safely."""
 
+import dataclasses
 import re
 import string
 import unicodedata
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import regex
 
@@ -110,6 +111,22 @@ def check_names(names: Any, where: str) -> None:
         return
     meant = [names] if isinstance(names, str) else list(names) if isinstance(names, list | tuple) else ["NAME"]
     raise ConfigError(f"{where}: expected a set of names, as frozenset({{{str(meant)[1:-1]}}}), got {names!r:.80}")
+
+
+def check_choices(part: Any) -> None:
+    """Check the fields of the dataclass ``part`` that allow a few values only (``Literal``).
+
+    A configuration is checked anyway. A part that is made in Python would otherwise run with an option that means nothing.
+
+    Raises:
+        ValueError: a field has another value. The message names the class, the field and its values.
+    """
+    for field in dataclasses.fields(part):
+        allowed, value = get_args(field.type), getattr(part, field.name)
+        if get_origin(field.type) is Literal and value not in allowed:
+            raise ValueError(
+                f"{type(part).__name__}: {field.name}: expected {' or '.join(map(repr, allowed))}, got {value!r:.80}"
+            )
 
 
 class PatternError(UserError, ValueError):

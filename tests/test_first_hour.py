@@ -296,7 +296,7 @@ def test_a_game_with_questions_is_warned_of_and_episodes_without_a_game_are_refu
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
 def test_quantised_models_need_their_package_and_a_model(monkeypatch, bits):
     lora = {"lora": {}, bits: True}
-    with pytest.raises(ConfigError, match=rf"agents.ann.{bits}: a tiny model is built in float32"):
+    with pytest.raises(ConfigError, match=rf"agents.ann.{bits}: a tiny model is not quantised"):
         from_dict({**BASE, "agents": {"ann": {"tiny": TINY, **lora}}})
     monkeypatch.setattr("maporl.team.checks.find_spec", lambda name: None)
     with pytest.raises(

@@ -24,13 +24,14 @@ from maporl.protocols import build_protocol
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
 from maporl.runs.build import build_trainer
+from maporl.team.loading import load_agents, load_tokenizers
 from maporl.training.sft import solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
 from maporl.training.warm_start import warm_start
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Config, PPOv2Trainer, distributed
-from trl_ext.checkpoint import load_learner, read_checkpoint, write_checkpoint
+from trl_ext.checkpoint import load_learner, read_checkpoint, save_policy, write_checkpoint
 from trl_ext.learner import Learner, check_mixed_precision
 from trl_ext.master_weights import MasterAdamW
 from trl_ext.sharding import working_dtype
@@ -333,6 +334,22 @@ def test_a_small_adapter_of_a_bfloat16_base_speaks_in_rollouts(tiny, tmp_path):
     assert float((sampled - learned).abs().mean()) < 0.02
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_tiny_models_have_the_precision_that_is_asked_for(architecture):
+    tiny_section = {"architecture": architecture, "hidden_size": 32, "layers": 1}
+    found = {}
+    for dtype in ("auto", "float32", "bfloat16", "float16"):
+        config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": tiny_section, "dtype": dtype}}})
+        torch.manual_seed(0)
+        [agent] = load_agents(config, load_tokenizers(config))
+        found[dtype] = dict(agent.model.named_parameters())
+        assert {buffer.dtype for buffer in agent.model.buffers() if buffer.is_floating_point()} == {torch.float32}
+    for name, exact in found["auto"].items():
+        assert torch.equal(exact, found["float32"][name]) and exact.dtype == torch.float32
+        for dtype in ("bfloat16", "float16"):
+            assert torch.equal(found[dtype][name], exact.to(getattr(torch, dtype))), name
+
+
 # -- checkpoints --------------------------------------------------------------------------------------------------
 
 
@@ -351,12 +368,27 @@ def test_a_resumed_run_is_bit_identical(tmp_path, critic):
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items()) and len(ends[0]) > 4
 
 
+@pytest.mark.parametrize("critic", ["head", "adapter", "model", "none"])
+def test_a_policys_folder_has_no_weights_but_its_own(tmp_path, critic):
+    """vLLM loads all of these files beside a model's ``config.json``, and refuses tensors that the model lacks."""
+    learner = learner_of(HALF, critic, tmp_path)
+    take_steps(learner, 1)
+    write_checkpoint(tmp_path / "checkpoint-1", {"policy": learner}, {})
+    save_policy(learner, tmp_path / "final")
+    for folder in (tmp_path / "checkpoint-1/policies/policy", tmp_path / "final"):
+        weights = [path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth")]
+        assert weights == ["adapter_model.safetensors" if critic == "adapter" else "model.safetensors"]
+        assert (folder / "critic").is_dir() == (critic != "none")
+
+
 def test_a_checkpoint_without_master_weights_goes_on_from_its_weights(tmp_path):
     """Versions up to 0.4 stepped bfloat16 weights, and had the critic's head in one group with the critic's model."""
     learner = learner_of(HALF, "model", tmp_path, value_learning_rate=3e-6)
     take_steps(learner, 2)
     write_checkpoint(tmp_path / "checkpoint-1", {"policy": learner}, {})
     folder = tmp_path / "checkpoint-1/policies/policy"
+    for file in [*(folder / "optimizer").iterdir(), folder / "critic/value_head.safetensors"]:
+        file.rename(folder / file.name)  # their old place
     tensors = load_file(folder / "optimizer.safetensors")
     save_file(
         {n: v.to(HALF) if v.dim() else v for n, v in tensors.items() if not n.endswith(".master")},

@@ -179,7 +179,7 @@ def test_every_kind_of_critic_trains_and_is_saved(tiny, tmp_path, critic):
     trainer.train()
     trainer.save_model(str(tmp_path / "out"))
     learner = trainer.learners["policy"]
-    assert (tmp_path / "out" / "value_head.safetensors").exists() == (critic != "none")
+    assert (tmp_path / "out/critic/value_head.safetensors").exists() == (critic != "none")
     if critic != "none":
         assert learner.value_head.linear.weight.abs().sum() > 0
     if critic == "model":

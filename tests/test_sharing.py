@@ -123,7 +123,7 @@ def test_a_dry_run_says_what_would_be_pushed(run):
         "report.html",
         "evaluation_after.json",
         "bob/model.safetensors",
-        "bob/value_head.safetensors",
+        "bob/critic/value_head.safetensors",
         "cat/adapter_model.safetensors",
     ):
         assert file in result.output, file

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 from trl.trainer import disable_dropout_in_model
 
-from trl_ext.checkpoint import load_head, load_weights
+from trl_ext.checkpoint import HEAD, load_head, load_weights
 from trl_ext.distributed import WorldError
 from trl_ext.forward import base_of, read_states
 from trl_ext.learner import NonFiniteError
@@ -95,7 +95,7 @@ class CentralCritic:
     def save(self, folder: Path) -> None:
         """Write the weights, the optimizer and the schedule into ``folder``."""
         self.model.save_pretrained(folder / "model")
-        save_file(self.head.state_dict(), folder / "value_head.safetensors")
+        save_file(self.head.state_dict(), folder / HEAD)
         more = {"scheduler": self.scheduler.state_dict()}
         save_optimizer(self.strategy.optimizer_entries(), self.strategy.optimizer_groups(), folder, more)
 

@@ -2,8 +2,8 @@
 
 ``checkpoint-N/`` holds these files:
 
-- ``policies/NAME/`` for each policy: a model or PEFT folder with its tokenizer, the critic's head and the optimizer's
-  state.
+- ``policies/NAME/`` for each policy: a model or PEFT folder with its tokenizer, and in folders of their own, ``critic/``
+  and ``optimizer/``, what only training needs. vLLM takes every safetensors file beside a model for its weights.
 - ``others/NAME/`` for everything else that learns.
 - ``rng.safetensors`` and ``state.json``.
 - ``MANIFEST.json``: every file with its SHA-256.
@@ -33,8 +33,12 @@ from trl_ext.checkpoint_folder import discard
 from trl_ext.devices import accelerators
 from trl_ext.learner import Learner
 from trl_ext.manifest import CheckpointError, verify, write_manifest
-from trl_ext.optimizer_files import read_optimizer, save_optimizer
+from trl_ext.optimizer_files import RECORD, read_optimizer, save_optimizer
 from trl_ext.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
+
+CRITIC, OPTIMIZER = "critic", "optimizer"
+"""The folders in a policy's folder that hold its critic and its optimizer."""
+HEAD = "value_head.safetensors"
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
@@ -138,17 +142,19 @@ def read_state(folder: Path) -> dict:
 def save_policy(learner: Learner, folder: Path) -> None:
     """Save the policy as a plain ``from_pretrained`` folder, with its tokenizer and its critic.
 
-    The folder is a model folder, or a PEFT adapter folder if the policy is an adapter.
+    The folder is a model folder, or a PEFT adapter folder if the policy is an adapter. The critic is in its folder
+    ``critic``, because vLLM takes every safetensors file beside a model for its weights.
     """
     save_policy_weights(learner.model, learner.adapter, learner.tokenizer, folder)
     if learner.critic == "adapter":
-        save_adapter(learner.model, str(learner.critic_adapter), folder / "critic")
+        save_adapter(learner.model, str(learner.critic_adapter), folder / CRITIC)
     if isinstance(learner.value_model, PeftModel):
-        save_adapter(learner.value_model, str(learner.value_model.active_adapter), folder / "critic")
+        save_adapter(learner.value_model, str(learner.value_model.active_adapter), folder / CRITIC)
     elif learner.value_model is not None:
-        save_model(learner.value_model, folder / "critic")
+        save_model(learner.value_model, folder / CRITIC)
     if learner.value_head is not None:
-        save_file(_contiguous(learner.value_head.state_dict()), folder / "value_head.safetensors")
+        (folder / CRITIC).mkdir(exist_ok=True)
+        save_file(_contiguous(learner.value_head.state_dict()), folder / CRITIC / HEAD)
 
 
 def save_policy_weights(model: Any, adapter: Any, tokenizer: Tokenizer, folder: Path) -> None:
@@ -197,7 +203,8 @@ def save_learner(learner: Learner, folder: Path) -> None:
             pass  # the other processes only help to gather it
         return
     try:
-        save_optimizer(state, groups, folder, {"scheduler": learner.scheduler.state_dict()})
+        (folder / OPTIMIZER).mkdir()
+        save_optimizer(state, groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
     finally:
         for _ in state:
             pass  # the other processes go on to the end, also if the disk is full
@@ -208,13 +215,13 @@ def load_learner(learner: Learner, folder: Path) -> None:
     with learner.strategy.whole(write=True):
         _load_everywhere(learner.model, learner.adapter, folder)
         if learner.critic == "adapter":
-            _load_everywhere(learner.model, learner.critic_adapter, folder / "critic")
+            _load_everywhere(learner.model, learner.critic_adapter, folder / CRITIC)
         if learner.value_model is not None:
             active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
-            _load_everywhere(learner.value_model, active, folder / "critic")
+            _load_everywhere(learner.value_model, active, folder / CRITIC)
         if learner.value_head is not None:
-            load_head(learner.value_head, folder)
-    state, record = read_optimizer(folder)
+            load_head(learner.value_head, _inner(folder, CRITIC, HEAD))
+    state, record = read_optimizer(_inner(folder, OPTIMIZER, RECORD))
     saved, groups = record["groups"], learner.strategy.optimizer_groups()
     # older checkpoints have the critic's head in one group with the critic's other weights
     source = [next(n for n, old in enumerate(saved) if group["params"][0] in old["params"]) for group in groups]
@@ -223,6 +230,12 @@ def load_learner(learner: Learner, folder: Path) -> None:
     scheduler = record["scheduler"]
     rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
     learner.scheduler.load_state_dict({**scheduler, **rates})
+
+
+def _inner(folder: Path, name: str, file: str) -> Path:
+    """Return the folder ``name`` of a policy's ``folder``, or the latter itself if ``file`` is there, as in older versions."""
+    older = (folder / file).is_file() and not (folder / name / file).is_file()
+    return folder if older else folder / name
 
 
 def _load_everywhere(model: Any, adapter: Any, folder: Path) -> None:
@@ -259,7 +272,7 @@ def load_head(head: nn.Module, folder: Path) -> None:
         CheckpointError: it cannot be read, or it is not a head of this shape.
     """
     try:
-        load_tensors(head, folder / "value_head.safetensors")
+        load_tensors(head, folder / HEAD)
     except WeightsError as error:
         raise CheckpointError(str(error)) from error
 

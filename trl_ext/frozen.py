@@ -1,15 +1,14 @@
-"""Frozen copies of models, such as references, under the strategy of the policies that train.
+"""Frozen models, such as references, frozen agents and past opponents, under the strategy of the policies that train.
 
-A copy that is whole in every process costs as much as the weights that it is a copy of, and those may be distributed over
-all processes.
+A frozen model that is whole in every process costs as much as a policy, and policies may be distributed over all processes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trl_ext import distributed
 from trl_ext.spreading import Received, parts, spread
@@ -48,6 +47,17 @@ class Frozen:
         """Give every process the whole weights, to sample. All processes enter together."""
         yield
 
+    @torch.no_grad()
+    def load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Replace the parameters of ``model``, which this holds, by the ``weights`` of the main process.
+
+        The other processes need none. All processes call this together, outside of :meth:`whole`.
+        """
+        for name, parameter in model.named_parameters():
+            if distributed.rank() == 0:
+                parameter.copy_(weights[name])
+            distributed.broadcast_weights([parameter])
+
 
 class FrozenShards(Frozen):
     """A frozen model whose weights FSDP2 distributes. Every transformer block is one group, and everything else another.
@@ -63,11 +73,11 @@ class FrozenShards(Frozen):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(device.type, (distributed.size(),))
-        self.root: Any = Whole({"model": model}, None)
+        self.mesh = init_device_mesh(device.type, (distributed.size(),))
+        self.root: Any = Whole({"model": model.requires_grad_(False)}, None)
         for group, own in parts(self.root, blocks_of(model)):
             spread(own, device)
-            fully_shard(group, mesh=mesh, reshard_after_forward=True)
+            fully_shard(group, mesh=self.mesh, reshard_after_forward=True)
 
     def call(self, function: Callable[[], Result]) -> Result:
         return self.root(function)
@@ -76,6 +86,10 @@ class FrozenShards(Frozen):
     def whole(self) -> Iterator[None]:
         with gathered(self.root):
             yield
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        scatter(dict(model.named_parameters()), dict(weights), self.mesh)
 
 
 class FrozenZero(Frozen):
@@ -90,7 +104,7 @@ class FrozenZero(Frozen):
     def __init__(self, model: nn.Module, device: torch.device, config: dict[str, Any]):
         import deepspeed
 
-        self.root = Whole({"model": model}, None)
+        self.root = Whole({"model": model.requires_grad_(False)}, None)
         partition(self.root, device, config)
         zero = {key: value for key, value in config["zero_optimization"].items() if key != "offload_optimizer"}
         self.engine, *_ = deepspeed.initialize(model=self.root, config=config | {"zero_optimization": zero})
@@ -105,6 +119,15 @@ class FrozenZero(Frozen):
     def whole(self) -> Iterator[None]:
         with gathered_by_zero(self.engine, list(self.root.parameters())):
             yield
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        import deepspeed
+
+        for name, parameter in model.named_parameters():  # memory need not hold the whole model
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                if distributed.rank() == 0:
+                    parameter.copy_(weights[name])
 
 
 def blocks_of(*models: nn.Module) -> set[str]:
@@ -136,6 +159,24 @@ def gathered(root: Any, root_stays: bool = False) -> Iterator[None]:
         for group in groups:
             group.reshard()
             group.set_reshard_after_forward(group is not root or not root_stays, recurse=False)
+
+
+@torch.no_grad()
+def scatter(parameters: Mapping[str, Any], loaded: dict[str, Tensor], mesh: Any) -> None:
+    """Give every process its shards of what the main process has ``loaded``. The other processes have nothing.
+
+    Args:
+        parameters: FSDP2's parameters by name.
+        loaded: their whole values. It is used up.
+        mesh: the device mesh that the parameters are distributed over.
+    """
+    from torch.distributed.tensor import distribute_tensor
+
+    for name, parameter in parameters.items():
+        whole = loaded.pop(name, None)
+        whole = torch.empty(parameter.shape, device=parameter.device) if whole is None else whole
+        whole = whole.to(parameter.device, parameter.dtype)
+        parameter.copy_(distribute_tensor(whole, mesh, parameter.placements))
 
 
 def _state_dict_hooks(module: nn.Module) -> tuple[dict, ...]:

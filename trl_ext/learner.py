@@ -32,6 +32,7 @@ from trl_ext.sharding import HALF_PRECISION, Replicated, build_optimizer, strate
 from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch, placeholder
 from trl_ext.value_head import ValueHead
+from trl_ext.weights import add_adapter
 
 CRITICS = ("head", "adapter", "model", "central", "none")
 
@@ -156,7 +157,7 @@ class Learner:
         if self.critic == "adapter":
             self.critic_adapter = f"{self.adapter}_critic"
             if self.critic_adapter not in self.model.peft_config:
-                self.model.add_adapter(self.critic_adapter, copy.deepcopy(self.model.peft_config[self.adapter]))
+                add_adapter(self.model, self.critic_adapter, copy.deepcopy(self.model.peft_config[self.adapter]))
         trunk = self.model if self.value_model is None else self.value_model
         if hasattr(trunk, "score"):  # a sequence-classification model has its own head
             if trunk.config.num_labels != outputs:
@@ -579,7 +580,7 @@ def starting_point(model: Any, adapter: str) -> str | None:
         return None
     name = f"{adapter}_start"
     kept = list(model.active_adapters)
-    model.add_adapter(name, copy.deepcopy(model.peft_config[adapter]))
+    add_adapter(model, name, copy.deepcopy(model.peft_config[adapter]))
     set_peft_model_state_dict(model, weights, adapter_name=name)
     for parameter_name, parameter in model.named_parameters():
         if f".{name}." in parameter_name:

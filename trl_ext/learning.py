@@ -11,11 +11,13 @@ import torch
 from trl_ext import distributed
 from trl_ext.central_critic import CentralCritic
 from trl_ext.free_memory import free_bytes
+from trl_ext.frozen import Frozen
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
 from trl_ext.metrics import Metrics, update_metrics
 from trl_ext.model_memory import limit_microbatches
 from trl_ext.multi_adapter import accumulate_together, groups_of
+from trl_ext.sharding import Replicated
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
 
@@ -31,6 +33,8 @@ class Learning:
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
         self.learners, self.args, self.device, self.central = learners, args, device, central
+        self.holders: dict[str, Replicated | Frozen] = {name: own.strategy for name, own in learners.items()}
+        """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
         self._limited = False
 
     def token_batches(
@@ -135,15 +139,17 @@ class Learning:
 
     @contextmanager
     def whole_weights(self, names: Collection[str] | None = None, references: bool = False) -> Iterator[None]:
-        """Give every process the whole weights of the learners ``names``, to sample or to save; by default of all.
+        """Give every process the whole weights of the policies ``names``, to sample or to save; by default of all.
 
-        ``references`` asks for their references too. All processes enter together.
+        ``references`` asks for the references of learners too. All processes enter together.
         """
+        wanted = list(self.holders if names is None else names)
+        held: list[Replicated | Frozen] = [self.holders[name] for name in wanted]
+        if references:
+            held += [self.learners[name].frozen for name in wanted if name in self.learners]
         with ExitStack() as stack:
-            for name in self.learners if names is None else names:
-                stack.enter_context(self.learners[name].strategy.whole())
-                if references:
-                    stack.enter_context(self.learners[name].frozen.whole())
+            for holder in {id(holder): holder for holder in held}.values():  # adapters of one base have one holder
+                stack.enter_context(holder.whole())
             yield
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:

@@ -351,7 +351,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Give every process the whole weights of all learners, to sample or to save. All processes enter together."""
+        """Give every process the whole weights of all policies, to sample or to save. All processes enter together."""
         with self.learning.whole_weights():
             yield
 
@@ -369,7 +369,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             yield
 
     def sampled_here(self) -> Collection[str]:
-        """Hook: return the learners whose own weights sample in this process. By default all do."""
+        """Hook: return the policies whose own weights sample in this process. By default all learners do."""
         return self.learners
 
     # -- saving -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ _BODY = """
 - updates: {updates}, completions: {episodes}
 - critic: {critic}, KL coefficient {kl_coef}, clip range {cliprange}, learning rate {learning_rate}
 
-`value_head.safetensors` and `critic/`, where present, are the critic. They are needed only to go on training.
+`critic/`, where present, is the critic. It is needed only to go on training.
 
 ## Citation
 

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from trl_ext.sharding import State
 
+RECORD = "optimizer.json"
+"""The file with everything that is not a tensor."""
 LARGEST = 2**30
 """Bytes of an optimizer's state after which another file begins."""
 
@@ -43,7 +45,7 @@ def save_optimizer(
             tensors, files = {}, files + 1
     if tensors or not files:
         save_file(tensors, folder / _optimizer_file(files))
-    (folder / "optimizer.json").write_text(json.dumps({"numbers": numbers, "groups": groups, **more}))
+    (folder / RECORD).write_text(json.dumps({"numbers": numbers, "groups": groups, **more}))
 
 
 def _optimizer_file(number: int) -> str:
@@ -55,7 +57,7 @@ def read_optimizer(folder: Path) -> tuple[State, dict[str, Any]]:
 
     Tensors are read from the disk where they are used.
     """
-    record = json.loads((folder / "optimizer.json").read_text())
+    record = json.loads((folder / RECORD).read_text())
     state: State = {}
     files = [
         _optimizer_file(0),

@@ -23,7 +23,17 @@ from transformers import Trainer
 
 from trl_ext import distributed
 from trl_ext.forward import base_of
-from trl_ext.frozen import Frozen, FrozenShards, FrozenZero, Whole, blocks_of, gathered, gathered_by_zero, partition
+from trl_ext.frozen import (
+    Frozen,
+    FrozenShards,
+    FrozenZero,
+    Whole,
+    blocks_of,
+    gathered,
+    gathered_by_zero,
+    partition,
+    scatter,
+)
 from trl_ext.master_weights import HALF_PRECISION, move_gradients, round_to_weights, with_master
 from trl_ext.spreading import parts, place, spread
 
@@ -252,20 +262,7 @@ class Sharded(Replicated):
             if write and distributed.is_main():
                 loaded = {name: p.detach().clone() for name, p in self.root.named_parameters()}
         if write:
-            self._scatter(loaded)
-
-    @torch.no_grad()
-    def _scatter(self, loaded: dict[str, Tensor]) -> None:
-        """Give every process its shards of what the main process has ``loaded``. The others have nothing."""
-        from torch.distributed.tensor import distribute_tensor
-
-        parameters: dict[str, Any] = dict(self.root.named_parameters())
-        for name, parameter in parameters.items():
-            whole = loaded.pop(name, None)
-            whole = (
-                torch.empty(parameter.shape, device=parameter.device) if whole is None else whole.to(parameter.dtype)
-            )
-            parameter.copy_(distribute_tensor(whole.to(parameter.dtype), self.mesh, parameter.placements))
+            scatter(dict(self.root.named_parameters()), loaded, self.mesh)
 
     def stepped_here(self) -> int:
         return super().stepped_here() // distributed.size()  # a shard gives the number of the whole

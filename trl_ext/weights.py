@@ -12,7 +12,7 @@ from typing import Any
 
 import accelerate.utils.other
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -20,6 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from trl_ext.errors import UserError
+from trl_ext.forward import base_of
 
 ADAPTER_OPTIONS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_LAYERS = 1000
@@ -149,6 +150,29 @@ def _check_config(kind: Any, source: str | Path) -> None:
             )
 
 
+def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
+    """Add a new adapter to a model, or to the ``PeftModel`` that other adapters share.
+
+    If the base is on the meta device, because this process will receive its weights, the adapter is on the CPU. Adapters
+    are small, and every process reads those that are saved.
+    """
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, options)
+    else:
+        model = get_peft_model(model, options, adapter_name=name)
+    _leave_meta(model, name)
+    return model
+
+
+def _leave_meta(model: PeftModel, name: str) -> None:
+    """Put the tensors of an adapter that are on the meta device on the CPU. They are 0 until they are loaded or received."""
+    for key, parameter in list(model.named_parameters()):
+        if parameter.is_meta and name in key.split("."):
+            owner, _, last = key.rpartition(".")
+            value = torch.zeros_like(parameter, device="cpu")
+            setattr(model.get_submodule(owner), last, nn.Parameter(value, parameter.requires_grad))
+
+
 def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftModel:
     """Add the adapter in a folder or on the hub to a model, or to the ``PeftModel`` that other adapters share.
 
@@ -156,13 +180,17 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
         WeightsError: it cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
     _check_adapter(source)
+    options: dict[str, Any] = {"adapter_name": name, "is_trainable": trainable}
+    if base_of(model).device.type == "meta":  # PEFT would warn that nothing is copied
+        options |= {"low_cpu_mem_usage": True, "torch_device": "cpu"}
     try:
         if isinstance(model, PeftModel):
-            model.load_adapter(source, adapter_name=name, is_trainable=trainable)
+            model.load_adapter(source, **options)
         else:
-            model = PeftModel.from_pretrained(model, source, adapter_name=name, is_trainable=trainable)
+            model = PeftModel.from_pretrained(model, source, **options)
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
+    _leave_meta(model, name)
     load_adapter_weights(model, name, source)
     return model
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from maporl.advantages.batch import TurnBatch
 from maporl.config.parse import build_named
 from maporl.config.schema import AdvantageConfig
+from maporl.text import check_choices
 
 
 class Transform:
@@ -31,6 +32,9 @@ class Transform:
 
     compares_turns: ClassVar[bool] = False
     """Whether a row's advantage or weight depends on the rows of other turns of its dialogue."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     def weigh(self, batch: TurnBatch) -> Tensor:
         """Return how often each row counts in statistics and in the loss, [N], before rows are compared."""

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 from maporl.errors import ConfigError
-from maporl.text import check_names, check_placeholders
+from maporl.text import check_choices, check_names, check_placeholders
 from maporl.types import Ask, Example, Utterance
 
 Play = Generator[list[Ask], list[Utterance], Any]
@@ -65,6 +65,9 @@ class Protocol:
     """Whether all answers of a turn are given in one step, so that none of them follows another."""
     score_between_turns: bool = False
     """Whether it must know an answer's score, the weighted sum of all sources, before it continues."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play one example with ``agents``, given in speaking order.

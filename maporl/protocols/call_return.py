@@ -42,6 +42,7 @@ class CallReturn(Protocol):
     pays = frozenset({"reply_form"})
 
     def __post_init__(self):
+        super().__post_init__()
         if self.calls < 1:
             raise ValueError(f"calls: expected at least 1, got {self.calls}")
         check_template("plan", self.plan, {"question"}, {"question"})

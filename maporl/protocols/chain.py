@@ -36,6 +36,7 @@ class Chain(Protocol):
     answering: Literal["all", "last"] = "all"
 
     def __post_init__(self):
+        super().__post_init__()
         if self.turns < 1:
             raise ValueError(f"turns: a chain has at least 1 round, got {self.turns}")
         if (self.visibility == "graph") != bool(self.sees):

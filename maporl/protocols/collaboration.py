@@ -38,6 +38,7 @@ class Collaboration(Protocol):
     least_players = 2
 
     def __post_init__(self):
+        super().__post_init__()
         check_template("opening", self.opening, {"question"}, {"question"})
         check_template("hint", self.hint, {"question"}, {"question"})
         check_template("with_hint", self.with_hint, {"question", "words"}, {"words"})

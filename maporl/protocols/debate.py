@@ -128,6 +128,7 @@ class Debate(Protocol):
     )
 
     def __post_init__(self):
+        super().__post_init__()
         if self.turns < 1:
             raise ValueError(f"turns: a debate has at least 1 turn, got {self.turns}")
         check_template("opening", self.opening, {"question"}, {"question"})

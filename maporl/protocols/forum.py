@@ -43,6 +43,7 @@ class Forum(Protocol):
     pays = frozenset({"peer"})
 
     def __post_init__(self):
+        super().__post_init__()
         for name in ("rounds", "evaluations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")

@@ -48,6 +48,7 @@ class PlayGame(Protocol):
     pays = frozenset({"env", "legal"})
 
     def __post_init__(self):
+        super().__post_init__()
         check_template("prompt", self.prompt, {"observation", "moves"}, {"observation"})
         game = self.new_game()
         if self.after_illegal == "replace" and not game.replaces:

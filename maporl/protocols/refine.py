@@ -40,6 +40,7 @@ class Refine(Protocol):
     least_players = 2
 
     def __post_init__(self):
+        super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
         check_template("opening", self.opening, {"question"}, {"question"})

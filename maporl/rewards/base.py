@@ -26,6 +26,8 @@ class RewardSource:
     answers_only: bool = False
     """Whether it is shown only the utterances that answer the question. All sources that come with maporl are. A source
     of one's own is shown whole dialogues, and returns None for an utterance that it does not score."""
+    agents: tuple[str, ...] = ()
+    """The agents of the team that it asks, such as a judge."""
     learns: bool = False
     """Whether it changes while a team is trained: then :meth:`save` and :meth:`load` make it part of checkpoints."""
 

@@ -22,7 +22,7 @@ class PointwiseJudge(RewardSource):
     answers_only = True
 
     def __init__(self, section: JudgeSection, speak: Speak):
-        self.section, self.speak = section, speak
+        self.section, self.speak, self.agents = section, speak, (section.agent,)
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """Return the judge's reward for each answer.
@@ -67,7 +67,7 @@ class PairwiseJudge(RewardSource):
     answers_only = True
 
     def __init__(self, section: ArenaSection, speak: Speak):
-        self.section, self.speak = section, speak
+        self.section, self.speak, self.agents = section, speak, (section.agent,)
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """Return the reward of each answer, which is that of its dialogue."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from maporl.config import build_named
 from maporl.rewards.labels import IMPLIED
 from maporl.rewards.tournament import eliminate
-from maporl.text import check_names
+from maporl.text import check_choices, check_names
 from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
@@ -35,6 +35,9 @@ class Rule:
     """The columns that the protocol must record (:attr:`maporl.Protocol.records`)."""
     along: ClassVar[Along] = "dialogue"
     """What the credit of an utterance depends on."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -276,6 +279,7 @@ class Gate(Rule):
     threshold: float = 0.0
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.order:
             raise ValueError("order: expected the names of rewards, the most important first, got none")
         for place, lower in enumerate(self.order):

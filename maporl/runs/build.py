@@ -223,8 +223,8 @@ def _load_initial(team: Team, initial: Path) -> None:
 
 
 def _load_unless_received(policy: Policy, folder: Path) -> None:
-    """Load the weights of ``policy``, unless the main process loads them and sends them to this one later."""
-    if base_of(policy.model).device.type != "meta":
+    """Load the weights of ``policy``, unless the main process loads its model and sends it to this one later."""
+    if policy.adapter is not None or base_of(policy.model).device.type != "meta":
         load_weights(policy.model, policy.adapter, folder)
 
 

@@ -51,8 +51,8 @@ maporl play {name}    # play in place of one of the agents
 maporl eval {name}    # held-out accuracy per turn
 ```
 
-Each policy has a folder with a model or an adapter: {policies}. `value_head.safetensors` is a critic's head, which only
-further training needs. `config.yaml` is what is recorded of the run, and `report.html` is its report.
+Each policy has a folder with a model or an adapter: {policies}. The folder `critic` in it is for further training
+only. `config.yaml` is what is recorded of the run, and `report.html` is its report.
 
 {method}
 

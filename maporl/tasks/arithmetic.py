@@ -37,6 +37,7 @@ class Arithmetic(Task):
     seed: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 <= self.smallest < self.largest:
             raise ValueError(
                 f"smallest and largest: expected 0 <= smallest < largest, got {self.smallest} and {self.largest}"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
-from maporl.text import well_formed
+from maporl.text import check_choices, well_formed
 from maporl.types import Example, Grade, Message
 
 
@@ -37,6 +37,9 @@ class Task(ABC):
     """The skills that its questions ask for, where a pupil can be taught one of them alone (:meth:`write_by_skill`)."""
     labelled: ClassVar[bool] = True
     """Whether answers can be right or wrong. If not, evaluations measure rewards in place of accuracy."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -137,6 +140,7 @@ class ReadTask(Task):
     def _examples(self) -> Sequence[Example]: ...
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
         if "{question}" not in self.instruction:

@@ -23,6 +23,7 @@ class Episodes(Task):
     seed: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         if self.count < 1 or self.held_out < 1:
             raise ValueError(f"count and held_out: expected at least 1 episode, got {self.count} and {self.held_out}")
 

@@ -53,6 +53,7 @@ class FANToM(Task):
     seed: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
         if not 0 < self.held_out < 1:

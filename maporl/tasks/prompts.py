@@ -17,6 +17,7 @@ class _PromptRows(Task):
     labelled = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.rows) == 0:
             raise TaskError("prompts: the data set is empty; expected rows with a column 'prompt'")
         for number, row in enumerate(self.rows):

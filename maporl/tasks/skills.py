@@ -48,6 +48,7 @@ class Skills(Task):
     seed: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.skills or len(set(self.skills)) < len(self.skills):
             raise ValueError(f"skills: expected each skill once and at least one, got {list(self.skills)}")
         if not 2 <= self.digits <= 5:

@@ -49,7 +49,7 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
         raise ConfigError(f"{where}: agents.{name}: load_in_4bit and load_in_8bit exclude each other; set one of them")
     if bits and agent.tiny is not None:
         raise ConfigError(
-            f"{where}: agents.{name}.{bits[0]}: a tiny model is built in float32 and is not quantised; remove it, or give 'model'"
+            f"{where}: agents.{name}.{bits[0]}: a tiny model is not quantised; remove it, or give 'model'"
         )
     if bits and find_spec("bitsandbytes") is None:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
 from maporl.config import Config
@@ -21,7 +21,7 @@ from maporl.team.devices import own_device, split
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
 from trl_ext.forward import base_of
-from trl_ext.weights import WeightsError, read_adapter, read_model, read_pretrained
+from trl_ext.weights import WeightsError, add_adapter, read_adapter, read_model, read_pretrained
 
 
 def policy_names(agent: str, section: AgentSection, config: Config) -> tuple[str, ...]:
@@ -98,8 +98,8 @@ def load_agents(
         tokenizers: each agent's tokenizer.
         weights: False builds models from their configurations, without reading weights.
         bases: the base models that earlier calls have loaded. New ones are added to it.
-        receives: whether this process will receive the weights from another one. Models without adapters are then built on
-            the meta device.
+        receives: whether this process will receive the weights of models from another one. They are then on the meta
+            device. It reads adapters itself.
 
     Raises:
         ConfigError: a model or an adapter cannot be loaded.
@@ -253,12 +253,12 @@ def _load_policy(
     """Load the model of a policy. Policies with a LoRA on the same model and dtype share its base."""
     key, adapted = base_key(section), bool(section.lora or section.adapter)
     if section.tiny is not None:
-        base: Any = build_tiny_model(section.tiny, tokenizer)
+        base: Any = build_tiny_model(section.tiny, tokenizer, section.dtype)
     elif adapted and key in bases:
         base = bases[key]
     else:
         quantized = section.load_in_4bit or section.load_in_8bit
-        elsewhere = torch.device("meta") if receives and not adapted and not quantized else None
+        elsewhere = torch.device("meta") if receives and not quantized else None
         base = _load_base(agent, section, weights, elsewhere or places.get(_owner_key(policy, section)))
     if not adapted:
         return base
@@ -281,10 +281,7 @@ def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, sec
             return read_adapter(base, section.adapter, policy, section.trainable)
         except WeightsError as error:
             raise ConfigError(f"agents.{agent}.adapter: {error}") from error
-    if isinstance(base, PeftModel):
-        base.add_adapter(policy, _lora_config(section))
-        return base
-    return get_peft_model(base, _lora_config(section), adapter_name=policy)
+    return add_adapter(base, policy, _lora_config(section))
 
 
 def _lora_config(section: AgentSection) -> LoraConfig:

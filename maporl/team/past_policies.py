@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from maporl.schedules import OpponentPool
 from maporl.team.team import Policy, Team
 from trl_ext import distributed
-from trl_ext.weights import check_fit, read_tensors
+from trl_ext.frozen import Frozen
+from trl_ext.weights import add_adapter, check_fit, read_tensors
 
 
 class PastPolicies:
@@ -35,7 +36,7 @@ class PastPolicies:
         model, adapter = self.policy.model, self.policy.adapter
         if isinstance(model, PeftModel) and adapter is not None:
             active = list(model.active_adapters)
-            model.add_adapter(name, copy.deepcopy(model.peft_config[adapter]))
+            add_adapter(model, name, copy.deepcopy(model.peft_config[adapter]))
             for parameter_name, parameter in model.named_parameters():
                 if f".{name}." in parameter_name:
                     parameter.requires_grad_(False)
@@ -46,6 +47,9 @@ class PastPolicies:
         voice = replace(self.policy.voice, name=name)
         self.past = Policy(voice, model, adapter, False, None, None, [section.agent])
         team.policies[name] = self.past
+        self.holder = Frozen()
+        """How the processes hold the past policy, if this is a model of its own. The trainer decides it."""
+        self._shapes = {key: w.detach().to("meta") for key, w in _weights(self.past).items()}
 
     def speaking(self, update: int) -> str | None:
         """Return the frozen policy's name if it speaks in ``update``, with a snapshot loaded, or else None.
@@ -85,31 +89,28 @@ class PastPolicies:
             self._read(files)
 
     def _read(self, files: list[Path]) -> None:
-        # the past policy has the policy's shapes, and its weights are whole in every process
-        self.snapshots, own = [read_tensors(file) for file in files], _copied(self.past)
+        self.snapshots = [read_tensors(file) for file in files]
         for file, snapshot in zip(files, self.snapshots, strict=True):
-            check_fit(own, snapshot, file)
+            check_fit(self._shapes, snapshot, file)
 
     @property
     def _keeps(self) -> bool:
         """Whether this process keeps snapshots: adapters are small, and whole models are not."""
         return self.past.adapter is not None or distributed.rank() == 0
 
-    @torch.no_grad()
     def _load(self, weights: dict[str, torch.Tensor]) -> None:
         if self.past.adapter is not None:
             set_peft_model_state_dict(self.past.model, weights, adapter_name=self.past.adapter)
-            return
-        for name, parameter in self.past.model.named_parameters():
-            if self._keeps:
-                parameter.copy_(weights[name])
-            distributed.broadcast_weights([parameter])
+        else:
+            self.holder.load(self.past.model, weights)
+
+
+def _weights(policy: Policy) -> dict[str, torch.Tensor]:
+    if policy.adapter is not None:
+        return get_peft_model_state_dict(policy.model, adapter_name=policy.adapter)
+    return dict(policy.model.named_parameters())
 
 
 def _copied(policy: Policy) -> dict[str, torch.Tensor]:
     """Return a copy of the weights of ``policy`` as they are now, on the CPU."""
-    if policy.adapter is not None:
-        weights = get_peft_model_state_dict(policy.model, adapter_name=policy.adapter)
-    else:
-        weights = dict(policy.model.named_parameters())
-    return {name: w.detach().cpu().clone().contiguous() for name, w in weights.items()}
+    return {name: w.detach().cpu().clone().contiguous() for name, w in _weights(policy).items()}

@@ -1,5 +1,6 @@
 """Build tiny character-level models with real architectures, without any download."""
 
+import torch
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import (
@@ -37,8 +38,20 @@ def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
     )
 
 
-def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Build a randomly initialised float32 model of the section's architecture and size."""
+def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast, dtype: str = "auto") -> PreTrainedModel:
+    """Build a randomly initialised model of the section's architecture and size.
+
+    ``dtype`` is the precision of its weights: float32, bfloat16 or float16. ``auto`` is float32. Each has the same random
+    numbers, which are then rounded.
+    """
+    model = _build(section, tokenizer)
+    if dtype != "auto":
+        for parameter in model.parameters():  # buffers stay in float32, as those of models that are read
+            parameter.data = parameter.data.to(getattr(torch, dtype))
+    return model
+
+
+def _build(section: TinySection, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": section.hidden_size,

@@ -1,6 +1,8 @@
 """Collect the dialogues of an update, with branching and with past policies as opponents."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from maporl.config.schema import BranchingSection
 from maporl.rewards.metrics import with_reward_variance
@@ -40,7 +42,10 @@ class Collector:
         With ``resample``, questions without reward variance are replaced by other questions, at most so many times.
         This is the dynamic sampling of DAPO (arXiv 2503.14476).
         """
-        past = self._past_speaker(batch)
+        with self._past_speaker(batch) as past:
+            self._collect(batch, past)
+
+    def _collect(self, batch: TeamUpdateBatch, past: str | None) -> None:
         batch.dialogues = self._play(batch, batch.examples, past)
         for number in range(self.branching.resample):
             self.player.scorer.credit(batch.dialogues, batch.task)
@@ -62,16 +67,20 @@ class Collector:
     def _own_batch_size(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
 
-    def _past_speaker(self, batch: TeamUpdateBatch) -> str | None:
-        """Return the past policy that speaks in this update, if one does. The engines have its weights.
+    @contextmanager
+    def _past_speaker(self, batch: TeamUpdateBatch) -> Iterator[str | None]:
+        """Yield the past policy that speaks in this update, if one does. Its weights are whole, and the engines have them.
 
         All processes come here once in an update. They resample different numbers of times, and ``sync`` waits for all.
         """
         past = None if self.past is None else self.past.speaking(batch.number)
-        if past is not None:
+        if self.past is None or past is None:
+            yield None
+            return
+        with self.past.holder.whole():
             for engine in self.player.engines.values():
                 engine.sync(past)  # the past policy may have other weights than in the last update
-        return past
+            yield past
 
     def _play(
         self, batch: TeamUpdateBatch, examples: list[Example], past: str | None, first: int = 0

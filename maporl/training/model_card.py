@@ -22,7 +22,7 @@ It speaks for: {agents}.
 {loading}
 ```
 
-`value_head.safetensors`, where present, is the critic's head; it is needed only to go on training.
+`critic/`, where present, is the critic; it is needed only to go on training.
 
 ## Citation
 

@@ -52,11 +52,11 @@ from maporl.types import Dialogue, Example
 from trl_ext import distributed
 from trl_ext.checkpoint import Saved, save_policy
 from trl_ext.forward import base_of
+from trl_ext.frozen import Frozen
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics
 from trl_ext.ppov2_config import check_args
 from trl_ext.scoring import RewardFunction
-from trl_ext.spreading import place
 
 
 class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
@@ -168,9 +168,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         learners = team.build_learners(args, self._critic_outputs, critics, central)
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
         self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
-        for policy in team.policies.values():
-            if not policy.is_quantized:
-                place(policy.model, self._places.get(id(base_of(policy.model)), self.accelerator.device))
+        self._place_frozen()
         self.advantages = Advantages(advantage, args, {n for n, own in learners.items() if own.critic != "none"})
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
@@ -214,13 +212,20 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.player.inform_engines(self._whole_policy)
 
     def sampled_here(self) -> Collection[str]:
-        """Return all learners, or none if every engine samples from copies of the weights."""
+        """Return all policies but a whole past one, or none if every engine samples from copies of the weights.
+
+        The collector opens a whole past policy itself, because it has other weights first. Those of a past adapter are
+        loaded into the opened model.
+        """
+        pool = self.past_policies
+        past = [] if pool is None else [pool.past.name]
         elsewhere = all(self.engines[agent.engine].remote for agent in self.team.agents.values())
-        return [] if elsewhere and self.args.restate == "off" else self.learners
+        own = [] if elsewhere and self.args.restate == "off" else [n for n in self.learning.holders if n not in past]
+        return own + past if pool is not None and pool.past.adapter is not None else own
 
     def _whole_policy(self, policy: str) -> AbstractContextManager:
         """Return a context manager that gives this process the whole weights of ``policy``."""
-        return self.learning.whole_weights([policy] if policy in self.learners else [])
+        return self.learning.whole_weights([policy])
 
     @property
     def engines(self) -> dict[str, Engine]:
@@ -231,6 +236,21 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Return a device for every base model if ``placement`` is split. Otherwise all share one device."""
         self._places = split_bases(self.team.policies, self.args.use_cpu) if self.args.placement == "split" else {}
         return self._places
+
+    def _place_frozen(self) -> None:
+        """Bring the models that nobody trains to their devices, distributed over the processes as trained ones are."""
+        trained = {id(base_of(own.model)): own.strategy for own in self.learners.values()}
+        strategy = next(iter(self.learners.values())).strategy
+        frozen: dict[int, Frozen] = {}
+        for name, policy in self.team.policies.items():
+            base = id(base_of(policy.model))
+            if base not in trained and base not in frozen:
+                device = self._places.get(base, self.accelerator.device)
+                frozen[base] = Frozen() if policy.is_quantized else strategy.freeze(policy.model, device)
+            self.learning.holders[name] = trained[base] if base in trained else frozen[base]
+        pool = self.past_policies
+        if pool is not None and pool.past.adapter is None:
+            pool.holder = frozen[id(base_of(pool.past.model))]
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -310,7 +330,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def score(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
         """Grade and score every answer, and assign credit to the utterances."""
-        self.player.scorer.credit(batch.dialogues, batch.task)
+        asked = [agent for source in self.player.scorer.sources.values() for agent in source.agents]
+        judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
+        with self.learning.whole_weights(judges):
+            self.player.scorer.credit(batch.dialogues, batch.task)
         for engine in self.engines.values():
             engine.release()  # judges may have spoken, and the update needs the memory
         return batch
