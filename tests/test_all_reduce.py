@@ -77,7 +77,11 @@ def sent(monkeypatch, tensors):
 
 def test_no_copy_is_larger_than_a_bucket_and_small_tensors_share_messages(monkeypatch):
     """As of a model of 8 billion parameters: a large embedding, and layers of matrices and small vectors."""
-    layer = [torch.empty(4096, 14336, device="meta"), torch.empty(4096, device="meta"), torch.empty(4096, device="meta")]
+    layer = [
+        torch.empty(4096, 14336, device="meta"),
+        torch.empty(4096, device="meta"),
+        torch.empty(4096, device="meta"),
+    ]
     model = [torch.empty(151_936, 4096, device="meta"), *layer * 36]
     total = sum(t.nbytes for t in model)
     messages, largest = sent(monkeypatch, model)
