@@ -1,6 +1,8 @@
 """Playing ahead of training, and learners on separate devices."""
 
 import copy
+import threading
+import time
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from maporl.team.team import Policy
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.learner import Learner
+from trl_ext.learner import Learner, NonFiniteError
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -182,6 +184,88 @@ def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
     assert [learner.device for learner in apart.learners.values()] == [torch.device("cpu", 0), torch.device("cpu", 1)]
     apart.train()
     assert torch.equal(weights(shared), weights(apart))
+
+
+def split_trainer(tiny, folder, monkeypatch, **options):
+    """A trainer whose two learners are on two devices, for which the CPU stands."""
+    monkeypatch.setattr(
+        "maporl.team.devices.split", lambda owners, use_cpu: [torch.device("cpu", n) for n in range(len(owners))]
+    )
+    return trainer_of(tiny, folder, False, placement="split", **options)
+
+
+KINDS = [
+    {"kl_coef": 0.05, "critic": "model", "num_mini_batches": 2, "bf16": True},
+    {"logits_chunk": 3, "entropy_coef": 0.01},
+    {"gradient_checkpointing": True, "target_kl": 1e-3},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: next(iter(options)))
+def test_learners_on_two_threads_end_as_one_after_the_other(tiny, tmp_path, monkeypatch, options):
+    """Weights, metrics and the random state of the process are the same bits."""
+    ends = []
+    for name in ("serial", "threads"):
+        if name == "serial":
+            monkeypatch.setattr(
+                "trl_ext.learning.Learning._on_all_devices", lambda self, groups, work: [work(g) for g in groups]
+            )
+        torch.manual_seed(7)
+        trainer = split_trainer(tiny, tmp_path / name, monkeypatch, total_episodes=16, **options)
+        trainer.train()
+        records = [
+            {k: v for k, v in r.items() if "/" in k and not k.startswith(("time/", "memory/"))}
+            for r in trainer.run.read_metrics()
+        ]
+        ends.append((weights(trainer), records, torch.get_rng_state()))
+        monkeypatch.undo()
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1] and len(ends[0][1]) == 2
+    assert torch.equal(ends[0][2], ends[1][2])
+
+
+@pytest.mark.parametrize("method", ["compute_old_logprobs_and_values", "accumulate", "step"])
+def test_devices_work_at_the_same_time(tiny, tmp_path, monkeypatch, method):
+    """Each learner waits in ``method`` until the other has come there too, which one after the other never does."""
+    trainer = split_trainer(tiny, tmp_path, monkeypatch, total_episodes=8)
+    meeting = threading.Barrier(2, timeout=60)
+    inner = getattr(Learner, method)
+    monkeypatch.setattr(Learner, method, lambda *args: (meeting.wait(), inner(*args))[1])
+    trainer.train()
+    assert not meeting.broken
+
+
+def test_learners_of_one_device_or_with_a_central_critic_take_turns(tiny, tmp_path, monkeypatch):
+    threads = set()
+    inner = Learner.accumulate
+    monkeypatch.setattr(Learner, "accumulate", lambda *args: (threads.add(threading.current_thread()), inner(*args))[1])
+    trainer_of(tiny, tmp_path / "one", False, total_episodes=8).train()
+    apart = split_trainer(tiny, tmp_path / "central", monkeypatch, total_episodes=8)
+    apart.learning.central = type(
+        "Central", (), {"step": lambda self: 0.0, "scheduler": apart.learners["ann"].scheduler}
+    )()
+    monkeypatch.setattr(apart, "checkpoint_others", dict)
+    apart.train()
+    assert threads == {threading.main_thread()}
+
+
+@pytest.mark.parametrize("failing", ["ann", "bob"])
+def test_an_error_on_one_device_stops_the_run_after_the_others_have_ended(tiny, tmp_path, monkeypatch, failing):
+    trainer = split_trainer(tiny, tmp_path, monkeypatch, total_episodes=8)
+    inner, ended = Learner.accumulate, []
+
+    def accumulate(learner, *args):
+        if learner.name == failing:
+            raise NonFiniteError(f"policy {failing!r}: on purpose")
+        time.sleep(0.05)
+        found = inner(learner, *args)
+        ended.append(learner.name)
+        return found
+
+    monkeypatch.setattr(Learner, "accumulate", accumulate)
+    with pytest.raises(NonFiniteError, match=f"policy '{failing}': on purpose"):
+        trainer.train()
+    assert ended == [{"ann": "bob", "bob": "ann"}[failing]]
 
 
 @pytest.mark.parametrize(

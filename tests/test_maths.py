@@ -137,3 +137,50 @@ def test_gradients_of_log_probabilities_are_those_of_cross_entropy_and_logits_st
     )
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-2)
+
+
+def of_slices(monkeypatch, size, logits, tokens):
+    """Log-probabilities, entropies and both gradients if slices have ``size`` bytes."""
+    monkeypatch.setattr(maths, "_slice_bytes", lambda kind: size)
+    logits = logits.clone().requires_grad_()
+    logprobs, entropies = maths.token_logprobs(logits, tokens, 0.7), maths.token_entropies(logits, 0.7)
+    weights = torch.linspace(-1, 1, len(tokens))
+    found = [torch.autograd.grad((part * weights).sum(), logits)[0] for part in (logprobs, entropies)]
+    return [logprobs.detach(), entropies.detach(), *found]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_results_do_not_depend_on_the_size_of_slices(monkeypatch, dtype):
+    torch.manual_seed(0)
+    for rows in (1, 13, 64):
+        logits, tokens = (5 * torch.randn(rows, 997)).to(dtype), torch.randint(997, (rows,))
+        alone = of_slices(monkeypatch, 1, logits, tokens)  # one row at a time
+        for size in (3 * 4 * 997 + 5, 2**22, 2**29):
+            for one, other in zip(alone, of_slices(monkeypatch, size, logits, tokens), strict=True):
+                torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+    empty = of_slices(monkeypatch, 2**22, torch.zeros(0, 997), torch.zeros(0, dtype=torch.long))
+    assert [len(part) for part in empty] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("memory", "most", "tokens"),
+    [(141 * 10**9, 2**29, 4096), (24 * 10**9, 94 * 10**6, 1024), (None, 2**26, 1024), (10**6, 4 * 151_936, 16)],
+)
+def test_an_accelerator_gets_few_large_slices(monkeypatch, memory, most, tokens):
+    """The meta device stands for an accelerator: it computes nothing, and only shapes matter here."""
+    monkeypatch.setattr(maths, "total_bytes", lambda: memory)
+    maths._slice_bytes.cache_clear()
+    sizes = []
+    exp = torch.Tensor.logsumexp
+    monkeypatch.setattr(torch.Tensor, "logsumexp", lambda rows, dim: sizes.append(rows.nbytes) or exp(rows, dim))
+    ids = torch.zeros(tokens, dtype=torch.long, device="meta")
+    try:
+        maths.token_logprobs(torch.empty(tokens, 151_936, dtype=torch.bfloat16, device="meta"), ids)
+        assert sum(sizes) == tokens * 151_936 * 4
+        assert most / 2 < max(sizes) <= most
+        assert len(sizes) == math.ceil(sum(sizes) / max(sizes))
+        sizes.clear()
+        maths.token_logprobs(torch.zeros(16, 151_936), torch.zeros(16, dtype=torch.long))
+        assert max(sizes) <= 2**22  # on a CPU a slice stays in the cache, whatever an accelerator has
+    finally:
+        maths._slice_bytes.cache_clear()

@@ -173,7 +173,7 @@ def test_compiled_code_for_attention_is_not_fetched(folder):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"attn_implementation": "org/kernel"}))
     for kind in (AutoModelForCausalLM, LlamaForCausalLM):
         with pytest.raises(
-            WeightsError, match=r"attn_implementation='org/kernel', which is code from another repository"
+            WeightsError, match=r"attn_implementation='org/kernel': 'org/kernel' is code from another repository"
         ):
             read_model(kind, folder)
 

@@ -5,7 +5,7 @@ Importing this module does not import torch.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import UserError
@@ -179,16 +179,42 @@ def all_reduce_max(number: int, device: "torch.device | str") -> int:
     return int(tensor)
 
 
+BUCKET = 2**28
+"""Most bytes of the copies that :func:`all_reduce_tensors` makes at a time."""
+
+
 def all_reduce_tensors(tensors: "list[torch.Tensor]") -> None:
-    """Replace each of ``tensors`` by its sum over all processes. Tensors of one dtype are sent in one message."""
+    """Replace each of ``tensors`` by its sum over all processes.
+
+    Small tensors of one dtype are copied into messages of at most :data:`BUCKET` bytes, because every message costs time.
+    Larger ones are summed where they are. Two processes get the same bits however tensors are grouped. More processes may
+    add in another order.
+    """
     if size() == 1:
         return
     import torch
     import torch.distributed as dist
 
-    for dtype in sorted({t.dtype for t in tensors}, key=str):
-        alike = [t for t in tensors if t.dtype == dtype]
-        flat = torch.cat([t.flatten() for t in alike])
+    for bucket in _buckets(tensors):
+        if len(bucket) == 1 and bucket[0].is_contiguous():
+            dist.all_reduce(bucket[0])
+            continue
+        flat = torch.cat([t.flatten() for t in bucket])
         dist.all_reduce(flat)
-        for tensor, summed in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
+        for tensor, summed in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
             tensor.copy_(summed.view_as(tensor))
+
+
+def _buckets(tensors: "list[torch.Tensor]") -> "Iterator[list[torch.Tensor]]":
+    """Yield ``tensors`` in groups of one dtype and at most :data:`BUCKET` bytes. A larger tensor is alone."""
+    for dtype in sorted({t.dtype for t in tensors}, key=str):
+        bucket: list[torch.Tensor] = []
+        used = 0
+        for tensor in (t for t in tensors if t.dtype == dtype):
+            if bucket and used + tensor.nbytes > BUCKET:
+                yield bucket
+                bucket, used = [], 0
+            bucket.append(tensor)
+            used += tensor.nbytes
+        if bucket:
+            yield bucket

@@ -133,7 +133,9 @@ def read_actions(
         logprobs, entropy = scores(output[0], targets)
         return hidden, logprobs, entropy if entropies else None
     scored = [
-        checkpoint(tail, *part, use_reentrant=False) if torch.is_grad_enabled() else tail(*part)
+        checkpoint(tail, *part, use_reentrant=False, preserve_rng_state=False)
+        if torch.is_grad_enabled()
+        else tail(*part)
         for part in zip(hidden.split(chunk or 1), targets.split(chunk or 1), strict=True)
     ]
     logprobs = torch.cat([part for part, _ in scored])

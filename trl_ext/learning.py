@@ -1,9 +1,10 @@
 """Everything that touches weights in an update, for one learner or several, perhaps with a central critic."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from trl_ext.multi_adapter import accumulate_together, groups_of
 from trl_ext.sharding import Replicated
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
+Result = TypeVar("Result")
+
 
 class Learning:
     """The learners of a run by name, and the two steps that an update needs of them.
@@ -27,6 +30,9 @@ class Learning:
     Data flow: completions -> :meth:`token_batches` -> advantages -> :meth:`update`. The first step computes old
     log-probabilities, reference log-probabilities and values under the present weights. The caller fills in the
     advantages. The last step computes losses and gradients and changes the weights.
+
+    Learners on different devices (``placement: split``) work at the same time, each device in a thread. They share no
+    weights and draw no random numbers, so the results are those of one after the other.
     """
 
     def __init__(
@@ -59,26 +65,33 @@ class Learning:
         if not self._limited:  # the first rollouts are over, and everything but gradients and moments is in memory
             limit_microbatches(self.learners.values(), free_bytes)
             self._limited = True
-        batches, metrics = {}, {}
-        for name, sampled in completions.items():
-            learner = self.learners[name]
-            if critic_only and learner.strategy.steps_all and self.args.weight_decay:
-                raise ValueError(
-                    f"critic_warmup: DeepSpeed would decay the weights of policy {name!r} while its critic learns; expected "
-                    f"weight_decay 0, got {self.args.weight_decay}; set it to 0, or use FSDP"
-                )
-            device = learner.device
-            batches[name] = build_token_batch(sampled, device, critic_only)
-            metrics[name] = learner.compute_old_logprobs_and_values(batches[name])
-            distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batches[name]), device)
-            if tokens:
-                metrics[name] |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
-            counts = [len(sampled), sum(c.ended for c in sampled), sum(len(c.response_ids) for c in sampled)]
-            answers, ended, length = distributed.all_reduce_sum([float(count) for count in counts], device)
-            metrics[name]["val/num_eos_tokens"] = ended
-            metrics[name]["completions/mean_length"] = length / max(answers, 1.0)
-            metrics[name]["completions/clipped_ratio"] = 1.0 - ended / max(answers, 1.0)
-        return batches, metrics
+        names = list(completions)
+        found = self._on_all_devices(
+            [[name] for name in names], lambda group: self._token_batch(group[0], completions[group[0]], critic_only)
+        )
+        batches, metrics = zip(*found, strict=True) if found else ((), ())
+        return dict(zip(names, batches, strict=True)), dict(zip(names, metrics, strict=True))
+
+    def _token_batch(self, name: str, sampled: Sequence[Completion], critic_only: bool) -> tuple[TokenBatch, Metrics]:
+        """Return the token batch of a learner and its statistics."""
+        learner = self.learners[name]
+        if critic_only and learner.strategy.steps_all and self.args.weight_decay:
+            raise ValueError(
+                f"critic_warmup: DeepSpeed would decay the weights of policy {name!r} while its critic learns; expected "
+                f"weight_decay 0, got {self.args.weight_decay}; set it to 0, or use FSDP"
+            )
+        device = learner.device
+        batch = build_token_batch(sampled, device, critic_only)
+        metrics = learner.compute_old_logprobs_and_values(batch)
+        distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batch), device)
+        if tokens:
+            metrics |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
+        counts = [len(sampled), sum(c.ended for c in sampled), sum(len(c.response_ids) for c in sampled)]
+        answers, ended, length = distributed.all_reduce_sum([float(count) for count in counts], device)
+        metrics["val/num_eos_tokens"] = ended
+        metrics["completions/mean_length"] = length / max(answers, 1.0)
+        metrics["completions/clipped_ratio"] = 1.0 - ended / max(answers, 1.0)
+        return batch, metrics
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
         """Train every learner: ``num_ppo_epochs`` passes over its batch, with ``num_mini_batches`` steps in each.
@@ -105,8 +118,10 @@ class Learning:
                 indices = {name: minibatches[name][number] for name in stepping}
                 for name, measures in self._accumulated(batches, indices).items():
                     collected[name].append(measures)
-                for name in stepping:  # all gradients are computed before any weights change
-                    collected[name][-1]["grad_norm"] = self.learners[name].step()
+                # all gradients are computed before any weights change
+                norms = self._on_all_devices([[n] for n in stepping], lambda group: self.learners[group[0]].step())
+                for name, norm in zip(stepping, norms, strict=True):
+                    collected[name][-1]["grad_norm"] = norm
                     if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
                         active.discard(name)
                 if self.central is not None and stepping:
@@ -160,13 +175,29 @@ class Learning:
         index, joint = minibatch, self.args.joint_adapters
         alone = [name for name in index if not joint or self.learners[name].has_forward(batches[name])]
         groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
-        found: dict[str, Metrics] = {}
-        for group in groups:
+
+        def accumulate(group: list[str]) -> dict[str, Metrics]:
             if len(group) == 1:
-                found[group[0]] = self.learners[group[0]].accumulate(batches[group[0]], index[group[0]])
-            else:
-                found |= accumulate_together(self.learners, batches, {name: index[name] for name in group})
-        return found
+                return {group[0]: self.learners[group[0]].accumulate(batches[group[0]], index[group[0]])}
+            return accumulate_together(self.learners, batches, {name: index[name] for name in group})
+
+        return {name: found for part in self._on_all_devices(groups, accumulate) for name, found in part.items()}
+
+    def _on_all_devices(self, groups: list[list[str]], work: Callable[[list[str]], Result]) -> list[Result]:
+        """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device.
+
+        Groups on one device work one after the other, as without threads. Processes that train together exchange messages,
+        whose order must be the same in all of them, and a central critic belongs to all learners, so neither has threads.
+        """
+        by_device: dict[torch.device, list[int]] = {}
+        for number, group in enumerate(groups):
+            by_device.setdefault(self.learners[group[0]].device, []).append(number)
+        if len(by_device) < 2 or self.central is not None or distributed.size() > 1:
+            return [work(group) for group in groups]
+        with ThreadPoolExecutor(len(by_device)) as pool:
+            ends = [pool.submit(lambda own: [(n, work(groups[n])) for n in own], own) for own in by_device.values()]
+        found = dict(entry for end in ends for entry in end.result())
+        return [found[number] for number in range(len(groups))]
 
     def _any_rows(self, index: torch.Tensor) -> bool:
         """Return whether any process has rows in a minibatch."""

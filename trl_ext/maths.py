@@ -9,11 +9,17 @@ al., "The N Implementation Details of RLHF with PPO", 2023.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from trl_ext.free_memory import total_bytes
+
+CPU_SLICE, ACCELERATOR_SLICE = 2**22, 2**29
+"""Most bytes of float32 logits that are worked on at a time, on a CPU and on an accelerator with enough memory."""
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -230,9 +236,28 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
-    """Return slices of rows that hold a few MB each."""
-    rows = max(1, 2**20 // logits.shape[-1])
+    """Return slices of at most :func:`_rows_at_a_time`."""
+    rows = _rows_at_a_time(logits)
     return (slice(start, start + rows) for start in range(0, len(logits), rows))
+
+
+def _rows_at_a_time(logits: Tensor) -> int:
+    """Return how many rows of ``logits`` [M, V] have a float32 copy of at most :func:`_slice_bytes`, and at least 1."""
+    return max(1, _slice_bytes(logits.device.type) // (4 * logits.shape[-1]))
+
+
+@cache
+def _slice_bytes(kind: str) -> int:
+    """Return how large a slice of logits should be on a device of this ``kind``.
+
+    On a CPU it stays in the cache. An accelerator waits for the host between small slices, so it gets a large one, of which
+    about three copies must fit into a small part of its memory. Each row is computed alone, so that results do not
+    depend on the size.
+    """
+    if kind == "cpu":
+        return CPU_SLICE
+    total = total_bytes()
+    return ACCELERATOR_SLICE // 8 if total is None else min(ACCELERATOR_SLICE, total // 256)
 
 
 def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -242,7 +267,7 @@ def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """
     rows = logits.flatten(0, -2)
     parts = []
-    for part in rows.split(max(1, 2**22 // logits.shape[-1])):  # a few MB at a time, to avoid a copy of all logits
+    for part in rows.split(_rows_at_a_time(rows)):  # to avoid a copy of all logits
         logprobs = torch.log_softmax(part.float() / temperature, dim=-1)
         parts.append(-(logprobs.exp() * logprobs).sum(-1))
     return torch.cat(parts).view(logits.shape[:-1])

@@ -15,6 +15,8 @@ DECIDING = (
 )
 """The arguments that decide the weights of a run. A resumed run must have the same."""
 
+NOT_COMPILED = "compiling takes minutes and saved a tenth of an update on a CPU (docs/performance.md), so the trainer does not compile"
+
 REFUSED = {
     "auto_find_batch_size": "lower per_device_train_batch_size and raise gradient_accumulation_steps, or set "
     "max_tokens_per_microbatch",
@@ -36,9 +38,9 @@ REFUSED = {
     "restore_callback_states_from_checkpoint": "callbacks begin again when a run resumes",
     "save_only_model": "checkpoints are for resuming; trainer.save_model() saves the weights alone",
     "skip_memory_metrics": "memory/peak is logged",
-    "torch_compile": "the trainer does not compile the model",
-    "torch_compile_backend": "the trainer does not compile the model",
-    "torch_compile_mode": "the trainer does not compile the model",
+    "torch_compile": NOT_COMPILED,
+    "torch_compile_backend": NOT_COMPILED,
+    "torch_compile_mode": NOT_COMPILED,
     "torch_empty_cache_steps": "lower max_tokens_per_microbatch, or set logits_chunk",
     "train_sampling_strategy": "the order of the data is drawn from seed",
     "use_liger_kernel": "logits_chunk saves the memory of logits",

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from trl_ext.attention import fault
 from trl_ext.errors import UserError
 from trl_ext.forward import base_of
 
@@ -68,8 +69,11 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
     Raises:
         WeightsError: the model cannot be read, or tensors are missing, left over, misshapen or not finite.
     """
+    asked = options.get("attn_implementation")
+    if asked is not None and (why := fault(str(asked))):
+        raise WeightsError(f"{source}: attn_implementation: {why}")
     if "config" not in options:
-        _check_config(kind, source)
+        _check_config(kind, source, chosen=asked is not None)
     # misshapen tensors are named here, and transformers would name them in its log only
     model, found = read_pretrained(
         kind, source, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True, **options
@@ -132,16 +136,20 @@ def _same_rows(saved: Any, own: torch.Tensor) -> bool:
     return all(torch.equal(saved[row : row + 1].to(own.dtype), own[row : row + 1].detach().cpu()) for row in rows)
 
 
-def _check_config(kind: Any, source: str | Path) -> None:
-    """Check that a model's configuration names no repository with compiled code, and no absurd number of layers."""
+def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
+    """Check that a model's configuration asks for no attention that cannot be used, and for no absurd number of layers.
+
+    A kind that is not installed does no harm where another one was ``chosen``. Code of other repositories is refused in any
+    case.
+    """
     own = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
     config = read_pretrained(kind.config_class if own else AutoConfig, source)
     parts = [config, *(part for name, part in vars(config).items() if name in config.sub_configs and part is not None)]
     for part in parts:
-        if "/" in str(part._attn_implementation):
+        name = str(part._attn_implementation)
+        if (why := fault(name)) and not (chosen and "/" not in name):
             raise WeightsError(
-                f"{source}: its config.json sets attn_implementation={part._attn_implementation!r:.80}, which is code from another "
-                "repository; nothing of that kind is run here: remove the key in a copy of the folder"
+                f"{source}: its config.json sets attn_implementation={name!r:.80}: {why}; or remove the key in a copy of the folder"
             )
         layers = part.to_dict().get("num_hidden_layers")
         if isinstance(layers, int) and layers > MOST_LAYERS:

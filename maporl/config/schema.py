@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from maporl.config.engines import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from maporl.text import check_pattern, check_placeholders
+from trl_ext.attention import ATTENTIONS, check_name
 from trl_ext.ppo_options import Decoding, LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
@@ -25,6 +26,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -162,6 +164,7 @@ class AgentSection:
     template_options: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
     pad_token: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    attn_implementation: Attention | None = None
     lora: LoraSection | None = None
     adapter: str | None = None
     load_in_4bit: bool = False
@@ -235,7 +238,7 @@ class VerifierSection:
 
     It runs in this process if only ``model`` is given. Servers run it if ``urls`` are given. Without both, the URLs
     come from the environment variable ``MAPORL_VERIFIER_URLS``. ``batch_size`` is the number of chats in a forward, or
-    in a request. ``timeout`` is the seconds for a whole exchange. ``on_failure`` says what happens after ``retries``: the run stops, waits
+    in a request. ``attn_implementation`` is as for agents. ``timeout`` is the seconds for a whole exchange. ``on_failure`` says what happens after ``retries``: the run stops, waits
     for the servers, or uses the task's grades. A verifier in this process is trained on graded answers every
     ``learn_every`` updates, and never if that is 0.
 
@@ -244,6 +247,7 @@ class VerifierSection:
     """
 
     model: str | None = None
+    attn_implementation: Attention | None = None
     batch_size: Positive = 16
     urls: tuple[str, ...] = ()
     api: Literal["maporl", "vllm"] = "maporl"
@@ -260,6 +264,10 @@ class VerifierSection:
             raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
         if self.learn_every and (self.urls or self.model is None):
             raise ValueError("learn_every: only a verifier in this process can learn; give 'model' and no 'urls'")
+        if self.attn_implementation is not None and (self.urls or self.model is None):
+            raise ValueError(
+                "attn_implementation: servers choose their own; give 'model' and no 'urls', or leave it out"
+            )
 
 
 def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError, install_command
+from trl_ext.attention import fault
 
 
 def check_agents(config: Config, where: str) -> None:
@@ -44,6 +45,8 @@ def _check_agent(name: str, agent: AgentSection, where: str) -> None:
                 f"{where}: agents.{name}.{key}: the folder {value!r} has no {file}; expected a folder that save_pretrained wrote, "
                 "such as a policy's in the folder 'final' of a run"
             )
+    if agent.attn_implementation is not None and (why := fault(agent.attn_implementation)):
+        raise ConfigError(f"{where}: agents.{name}.attn_implementation: {why}")
     bits = [key for key in ("load_in_4bit", "load_in_8bit") if getattr(agent, key)]
     if len(bits) > 1:
         raise ConfigError(f"{where}: agents.{name}: load_in_4bit and load_in_8bit exclude each other; set one of them")
@@ -100,7 +103,7 @@ def _check_policies(config: Config, where: str) -> None:
         policy = agent.policy or name
         other = first.setdefault(policy, name)
         for key in (
-            "model", "tiny", "lora", "adapter", "dtype", "load_in_4bit", "load_in_8bit", "policy_per", "trainable", "learning_rate", "critic",
+            "model", "tiny", "lora", "adapter", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "policy_per", "trainable", "learning_rate", "critic",
         ):  # fmt: skip
             mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
             if mine != theirs:

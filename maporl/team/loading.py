@@ -40,7 +40,7 @@ Bases = dict[tuple, PeftModel]
 
 def base_key(section: AgentSection) -> tuple:
     """Return what agents with an adapter must have in common to share a base model."""
-    return (section.model, section.dtype, section.load_in_4bit, section.load_in_8bit)
+    return (section.model, section.dtype, section.attn_implementation, section.load_in_4bit, section.load_in_8bit)
 
 
 def base_owners(config: Config) -> dict[tuple, str]:
@@ -254,6 +254,8 @@ def _load_policy(
     key, adapted = base_key(section), bool(section.lora or section.adapter)
     if section.tiny is not None:
         base: Any = build_tiny_model(section.tiny, tokenizer, section.dtype)
+        if section.attn_implementation is not None:
+            base.set_attn_implementation(section.attn_implementation)
     elif adapted and key in bases:
         base = bases[key]
     else:
@@ -291,10 +293,11 @@ def _lora_config(section: AgentSection) -> LoraConfig:
 
 def _load_base(agent: str, section: AgentSection, weights: bool, place: torch.device | None) -> PreTrainedModel:
     where = f"agents.{agent}.model"
+    attention = {} if section.attn_implementation is None else {"attn_implementation": section.attn_implementation}
     if not weights:
         config = _from_pretrained(AutoConfig, section.model, where)
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    options: dict[str, Any] = {"dtype": section.dtype}
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **attention)
+    options: dict[str, Any] = {"dtype": section.dtype, **attention}
     if section.load_in_4bit:
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16

@@ -19,6 +19,7 @@ from maporl.storage.run_folder import must_be_empty
 from maporl.team.agents import Agent, Policy
 from maporl.team.team import Team
 from trl_ext.atomic import new_folder, replace_file
+from trl_ext.attention import ATTENTIONS
 from trl_ext.checkpoint import save_model, save_policy_weights
 from trl_ext.forward import base_of
 from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of, plain_state
@@ -132,6 +133,7 @@ class SavedTeam:
             "tokenizer": at if self._saves_weights(first) else f"{self.tokenizers}/{self._owners[id(first.tokenizer)]}",
             "policy": first.name if not turns and first.name != agent else None,
             "dtype": dtype if dtype in _DTYPES else None,
+            "attn_implementation": _attention(base),
             "trainable": first.trainable,
             "learning_rate": first.learning_rate,
             "critic": first.critic,
@@ -188,6 +190,12 @@ def _quantized(policy: Policy) -> dict[str, bool]:
     return {key: True for key in ("load_in_4bit", "load_in_8bit") if getattr(options, key, False)}
 
 
+def _attention(base: Any) -> str | None:
+    """Return the attention implementation of a model, or None if it is what transformers chooses by itself."""
+    own = base.config._attn_implementation
+    return own if own in ATTENTIONS and own != ("sdpa" if base._supports_sdpa else "eager") else None
+
+
 def _options(policy: Policy) -> dict[str, Any]:
     """Return what all policies of one agent must have in common, because its section says it once."""
     adapter = None
@@ -198,6 +206,7 @@ def _options(policy: Policy) -> dict[str, Any]:
     return {
         "base": id(base_of(policy.model)) if adapter else base_of(policy.model).config.to_dict(),
         "adapter": adapter,
+        "attention": _attention(base_of(policy.model)),
         "trainable": policy.trainable,
         "learning_rate": policy.learning_rate,
         "critic": policy.critic,

@@ -1,14 +1,21 @@
 """Check what a configuration says of models against their shapes and alphabets. No weights are read."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from maporl.config.parse import unknown
-from maporl.config.schema import Config
+from maporl.config.schema import Config, TinySection
 from maporl.errors import ConfigError
 from maporl.protocols import speakers
 from maporl.tasks import Task
+from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.text import check_pattern, matches
 from maporl.validation import memory
+from trl_ext.attention import fault
+from trl_ext.weights import read_pretrained
 
 
 def check_lora(config: Config) -> None:
@@ -42,6 +49,57 @@ def _check_pattern_of_modules(pattern: str, modules: Sequence[str], known: list[
             f"{where}: the regular expression {pattern!r:.80} is the whole name of no module, such as {modules[-1]!r}; give a "
             f"list of some of {', '.join(known)}, or all-linear"
         )
+
+
+def check_attention(config: Config) -> None:
+    """Check that the models that name an attention implementation have it, and can use it on this run's device.
+
+    Raises:
+        ConfigError: one cannot. The message names it and says what to choose.
+    """
+    for name, section in config.agents.items():
+        kind = section.attn_implementation
+        if kind is None or not section.weights:
+            continue
+        where = f"agents.{name}.attn_implementation"
+        _check_device(config, kind, where)
+        if kind == "flash_attention_2" and memory.shape_of(section).bytes == 4 and not config.training.bf16:
+            raise ConfigError(
+                f"{where}: flash_attention_2 computes in half precision, and these weights are in float32; set agents.{name}.dtype: "
+                "bfloat16, or choose sdpa"
+            )
+        _check_architecture(AutoModelForCausalLM, section.model, section.tiny, kind, where)
+    verifier = config.reward.verifier
+    if verifier is not None and verifier.attn_implementation is not None:
+        where = "reward.verifier.attn_implementation"
+        if why := fault(verifier.attn_implementation):
+            raise ConfigError(f"{where}: {why}")
+        _check_device(config, verifier.attn_implementation, where)
+        _check_architecture(
+            AutoModelForSequenceClassification, verifier.model, None, verifier.attn_implementation, where
+        )
+
+
+def _check_device(config: Config, kind: str, where: str) -> None:
+    """Check that the run's device computes this kind of attention."""
+    if kind in ("flash_attention_2", "flex_attention") and memory.training_on_cpu(config):
+        raise ConfigError(
+            f"{where}: {kind} computes no gradients on a CPU, where this run trains; choose sdpa, or leave it out"
+        )
+
+
+def _check_architecture(loader: Any, source: str | None, tiny: TinySection | None, kind: str, where: str) -> None:
+    """Check that an architecture has this kind of attention, by building it without weights."""
+    try:
+        with torch.device("meta"):
+            if tiny is not None:
+                build_tiny_model(tiny, build_tiny_tokenizer(tiny)).set_attn_implementation(kind)
+            else:
+                shape = read_pretrained(AutoConfig, str(source))
+                loader.from_config(shape, trust_remote_code=False, attn_implementation=kind)
+    except (ValueError, ImportError) as error:
+        said = str(error).strip().partition("\n")[0].partition(". ")[0].partition(" Please ")[0]
+        raise ConfigError(f"{where}: {said[:200]}; choose another one, or leave it out") from None
 
 
 def check_alphabets(config: Config, splits: Sequence[Task]) -> None:

@@ -35,7 +35,7 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.types import Dialogue
 from maporl.validation import memory
 from maporl.validation.credited import credit_lines
-from maporl.validation.model_checks import check_alphabets, check_lora
+from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught
@@ -146,6 +146,7 @@ def check_run(config: Config) -> list[str]:
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
     check_lora(config)
+    check_attention(config)
     own_warnings = check_own_task(config, splits)
     check_reward_functions(config, splits)
     check_alphabets(config, splits)

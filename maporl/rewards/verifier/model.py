@@ -44,11 +44,17 @@ class Verifier:
 
     @classmethod
     def load(
-        cls, source: str, device: str | torch.device | None = None, dtype: str = "auto", batch_size: int = 16
+        cls,
+        source: str,
+        device: str | torch.device | None = None,
+        dtype: str = "auto",
+        batch_size: int = 16,
+        attn_implementation: str | None = None,
     ) -> "Verifier":
         """The verifier in a folder or on the hub: a sequence-classification model with one output.
 
         ``device`` None: the device of this process, which is the CPU with ``training.use_cpu``. ``dtype`` "auto": as the weights were saved.
+        ``attn_implementation`` None: what transformers chooses.
 
         Raises:
             VerifierError: it cannot be loaded, or it is another kind of model.
@@ -61,7 +67,8 @@ class Verifier:
                     f"{source!r} has {outputs} outputs; expected a sequence-classification model with one (num_labels=1), such as "
                     "'maporl verifier train' makes; a causal language model cannot score"
                 )
-            model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype)
+            attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+            model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype, **attention)
         except WeightsError as error:
             raise VerifierError(
                 f"{error}; expected the folder or hub name of a sequence-classification model with one output"

@@ -31,7 +31,7 @@ def load_verifier(section: VerifierSection) -> RewardSource:
         raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
     if section.learn_every:
         return LearningVerifier(section, section.model)
-    return verifier_source(_loaded(section.model, section.batch_size).score, section.model)
+    return verifier_source(_loaded(section.model, section.batch_size, section.attn_implementation).score, section.model)
 
 
 def verifier_source(scores_of: Scores, name: str) -> RewardSource:
@@ -91,7 +91,7 @@ class LearningVerifier(RewardSource):
     learns = True
 
     def __init__(self, section: VerifierSection, model: str):
-        verifier = _load(model, section.batch_size)
+        verifier = _load(model, section.batch_size, section.attn_implementation)
         self.score = verifier_source(verifier.score, model)
         self.learning = CoTraining(verifier, section.learn_every, section.learning_rate)
 
@@ -132,9 +132,9 @@ def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], na
     return scores
 
 
-def _load(source: str, batch_size: int) -> Verifier:
+def _load(source: str, batch_size: int, attention: str | None) -> Verifier:
     try:
-        return Verifier.load(source, batch_size=batch_size)
+        return Verifier.load(source, batch_size=batch_size, attn_implementation=attention)
     except VerifierError as error:
         raise ConfigError(f"reward.verifier.model: {error}") from error
 
