@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState
 from peft import LoraConfig, get_peft_model
 from second_device import waits
+from test_gpu_acceptance import assert_all_passed, gpu_acceptance, run_parts, spoil_logprobs
 from test_update_layouts import Plain
 from tiny_run import assert_same_end, config_of, end_of
 from transformers import LlamaConfig, LlamaForSequenceClassification
@@ -295,6 +296,23 @@ def test_a_verifier_has_one_digest_in_either_precision(verifier):
     with torch.no_grad():
         wide.model.score.weight[0, 0] += 0.1
     assert wide.digest() != narrow.digest()
+
+
+# -- the acceptance run -----------------------------------------------------------------------------------------------
+
+
+def test_the_acceptance_run_passes(sim, monkeypatch, capsys):
+    parts = [name for name in gpu_acceptance.PARTS if name != "vllm"]  # it computes by kernels of its own
+    status, result, said = run_parts(monkeypatch, capsys, *parts, more=())
+    assert status == 0, said
+    assert result["device"] == "sim:0"
+    assert_all_passed(result)
+
+
+def test_the_acceptance_run_names_what_is_broken_on_the_device(sim, monkeypatch, capsys):
+    spoil_logprobs(monkeypatch)
+    status, result, _ = run_parts(monkeypatch, capsys, "logprobs", more=())
+    assert status == 1 and set(result["failed"]) == {"logprobs.exact"}
 
 
 # -- recipes ----------------------------------------------------------------------------------------------------------
