@@ -345,7 +345,9 @@ def second_device(count=1):
         with (
             patch.object(PartialState, "__init__", choose),
             patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="sim"),
-            patch.object(torch.accelerator, "synchronize", _Module().synchronize),  # torch knows none for such a backend
+            patch.object(
+                torch.accelerator, "synchronize", _Module().synchronize
+            ),  # torch knows none for such a backend
         ):
             yield torch.device("sim", 0)
     finally:
