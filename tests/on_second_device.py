@@ -21,6 +21,7 @@ from maporl.runs import doctor
 from maporl.runs.build import build_trainer
 from maporl.runs.train import train
 from maporl.team.devices import split
+from maporl.training.token_traces import trace
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
@@ -411,6 +412,21 @@ def test_the_number_of_rows_does_not_matter_to_the_waits_of_advantages(sim, tiny
             assign_advantages(rows, learner.args)
         counts.append(sum(found.values()))
     assert counts[0] == counts[1] <= 16
+
+
+def test_traces_wait_twice_for_a_policy(sim, tmp_path, monkeypatch):
+    counts = []
+
+    def counted(batch, recorded, *others):
+        assert len(recorded) > 1
+        for some in (recorded[:1], recorded):
+            with waits() as found:
+                trace(batch, some, *others)
+            counts.append(sum(found.values()))
+
+    monkeypatch.setattr("maporl.training.trainer.trace", counted)
+    run_of(tmp_path, False, {}, {})
+    assert len(counts) == 2 * UPDATES and set(counts) == {2 * 2}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
