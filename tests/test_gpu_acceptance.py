@@ -58,6 +58,7 @@ def run_parts(monkeypatch, capsys, *parts, more=("--cpu",)):
     with pytest.raises(SystemExit) as exit_:
         gpu_acceptance.main()
     said = capsys.readouterr()
+    assert said.out, said.err[-3000:]
     return int(exit_.value.code), json.loads(said.out.strip().splitlines()[-1]), said.err
 
 
