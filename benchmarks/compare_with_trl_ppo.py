@@ -1,10 +1,10 @@
 """Compare PPO updates with those of TRL 1.12's PPOTrainer. Both do the same work, in alternating processes.
 
-    python benchmarks/compare_with_trl_ppo.py --peer-python VENV/bin/python --peer-script bench_ppo112.py \
+    python benchmarks/compare_with_trl_ppo.py --peer-python VENV/bin/python \
         --model DIR --rounds 2 [--dtype float32] [--critic head model] [--lora 16]
 
 ``--peer-python`` is an environment with torch 2.13.0, trl 1.12.0, transformers 5.23.0 and psutil. ``--peer-script``
-drives TRL's trainer with a forced completion length and prints one JSON line with ``update_s`` and ``peak_rss_mb``.
+drives TRL's trainer there; by default it is ``trl_ppo.py``.
 This script prints a Markdown table of medians and ratios. A ratio of times above 1 means that this package is faster. A
 ratio of memory below 1 means that it needs less.
 """
@@ -29,7 +29,7 @@ def run(command: list[str]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True)
-    parser.add_argument("--peer-script", required=True)
+    parser.add_argument("--peer-script", default=os.path.join(os.path.dirname(__file__), "trl_ppo.py"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--updates", type=int, default=2)
@@ -48,7 +48,16 @@ def main() -> None:
         seconds["trl"] += peer["update_s"]
         memory["trl"].append(peer["peak_rss_mb"] * 2**20)
         for critic in options.critic:
-            here = run([sys.executable, "benchmarks/ppo_step.py", *shared, "--critic", critic, "--json"])
+            here = run(
+                [
+                    sys.executable,
+                    os.path.join(os.path.dirname(__file__), "ppo_step.py"),
+                    *shared,
+                    "--critic",
+                    critic,
+                    "--json",
+                ]
+            )
             seconds[critic].append(here["seconds_per_update"])
             memory[critic].append(here["peak_rss_bytes"])
         print({name: [round(s, 1) for s in values] for name, values in seconds.items()}, file=sys.stderr, flush=True)

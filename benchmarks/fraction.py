@@ -76,21 +76,26 @@ def main() -> None:
             torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten()).backward()
             model.zero_grad(set_to_none=True)
 
-    def seconds(function, *arguments) -> float:
+    def timed(function, *arguments):
+        """Return the seconds of a call, and its result."""
         started = time.perf_counter()
-        function(*arguments)
+        result = function(*arguments)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - started
+        return time.perf_counter() - started, result
 
     times: dict[str, list[float]] = {"update": [], "bare": [], "collect": [], "generate": []}
     for number in range(options.rounds + 1):
-        batch = trainer.advantage(sampled())
-        rows = batch.token_batches
-        ids = next(iter(rows.values())).input_ids
+        collect, scored = timed(sampled)
+        batch = trainer.advantage(scored)
+        (rows,) = batch.token_batches.values()
         measured = {
-            "bare": seconds(bare, ids), "update": seconds(trainer.update, batch), "generate": seconds(generated), "collect": seconds(sampled),
-        }  # fmt: skip
+            "collect": collect,
+            "generate": timed(generated)[0],
+            "bare": timed(bare, rows.input_ids)[0],
+            "update": timed(trainer.update, batch)[0],
+        }
+        trainer.finish_update(batch)
         for name, value in measured.items() if number else ():
             times[name].append(value)
     middle = {name: statistics.median(values) for name, values in times.items()}

@@ -68,6 +68,10 @@ def groups_of_ids(options: argparse.Namespace) -> list[tuple[list[int], list[lis
 
 def now() -> tuple[float, float]:
     """Return the time on the clock and the time of the processor, of which other programs take none."""
+    import torch
+
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return time.perf_counter(), time.process_time()
 
 
@@ -102,7 +106,7 @@ def maporl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
     for number in range(options.updates + 1):
         batches, _ = learning.token_batches({"policy": completions})
         rows = batches["policy"]
-        rows.advantages = torch.randn(len(rows), 1) * rows.sampled_mask
+        rows.advantages = torch.randn(len(rows), 1).to(rows.sampled_mask.device) * rows.sampled_mask
         learning.update(batches, number)
         starts.append(now())
     return starts

@@ -1,12 +1,11 @@
 """Compare tokens per second with CoMLRL 1.4.3: two agents with separate weights, one turn, one pass of optimisation.
 
-    python benchmarks/two_agents.py --peer-python VENV/bin/python --peer-script bench_comlrl.py --model DIR --rounds 3
+    python benchmarks/two_agents.py --peer-python VENV/bin/python --model DIR --rounds 3
 
 ``--peer-python`` is an environment with torch 2.13.0, comlrl 1.4.3, transformers, wandb and openai. ``--peer-script``
-drives CoMLRL's independent actor-critic on the same prompts, trains both models fully in bfloat16, and prints one JSON
-line. Both libraries stop completions at the end of sequence. The comparison is therefore of tokens per second: all
-sampled tokens over the seconds of ``train()``, without loading. Prompts are the bare text in both. Runs alternate in
-separate processes.
+drives CoMLRL's independent actor-critic there; by default it is ``comlrl_step.py``. Both libraries stop completions at
+the end of sequence. The comparison is therefore of tokens per second: all sampled tokens over the seconds of
+``train()``, without loading. Prompts are the bare text in both. Runs alternate in separate processes.
 """
 
 import argparse
@@ -27,7 +26,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--once", action="store_true", help="measure maporl alone, in this process: one JSON line")
     parser.add_argument("--peer-python")
-    parser.add_argument("--peer-script")
+    parser.add_argument("--peer-script", default=os.path.join(os.path.dirname(__file__), "comlrl_step.py"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompts", type=int, default=8, help="per update")
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -84,10 +83,8 @@ def main() -> None:
     if options.once:
         print(json.dumps(once(options)))
         return
-    if not (options.peer_python and options.peer_script):
-        sys.exit(
-            "--peer-python and --peer-script: expected CoMLRL's environment and the script that drives it (or --once)"
-        )
+    if not options.peer_python:
+        sys.exit("--peer-python: expected the Python of an environment with CoMLRL (or --once)")
     names = ("model", "prompts", "new_tokens", "critic", "threads")
     shared = [word for n in names for word in (f"--{n.replace('_', '-')}", str(getattr(options, n)))]
     commands = {

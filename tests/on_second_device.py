@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState
 from peft import LoraConfig, get_peft_model
 from second_device import waits
+from test_gpu_acceptance import assert_all_passed, gpu_acceptance, run_parts, spoil_logprobs
 from test_update_layouts import Plain
 from tiny_run import assert_same_end, config_of, end_of
 from transformers import LlamaConfig, LlamaForSequenceClassification
@@ -20,6 +21,7 @@ from maporl.runs import doctor
 from maporl.runs.build import build_trainer
 from maporl.runs.train import train
 from maporl.team.devices import split
+from maporl.training.token_traces import trace
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
@@ -297,6 +299,23 @@ def test_a_verifier_has_one_digest_in_either_precision(verifier):
     assert wide.digest() != narrow.digest()
 
 
+# -- the acceptance run -----------------------------------------------------------------------------------------------
+
+
+def test_the_acceptance_run_passes(sim, monkeypatch, capsys):
+    parts = [name for name in gpu_acceptance.PARTS if name != "vllm"]  # it computes by kernels of its own
+    status, result, said = run_parts(monkeypatch, capsys, *parts, more=())
+    assert status == 0, said
+    assert result["device"] == "sim:0"
+    assert_all_passed(result)
+
+
+def test_the_acceptance_run_names_what_is_broken_on_the_device(sim, monkeypatch, capsys):
+    spoil_logprobs(monkeypatch)
+    status, result, _ = run_parts(monkeypatch, capsys, "logprobs", more=())
+    assert status == 1 and set(result["failed"]) == {"logprobs.exact"}
+
+
 # -- recipes ----------------------------------------------------------------------------------------------------------
 
 QUICK = {"salt"}
@@ -393,6 +412,21 @@ def test_the_number_of_rows_does_not_matter_to_the_waits_of_advantages(sim, tiny
             assign_advantages(rows, learner.args)
         counts.append(sum(found.values()))
     assert counts[0] == counts[1] <= 16
+
+
+def test_traces_wait_twice_for_a_policy(sim, tmp_path, monkeypatch):
+    counts = []
+
+    def counted(batch, recorded, *others):
+        assert len(recorded) > 1
+        for some in (recorded[:1], recorded):
+            with waits() as found:
+                trace(batch, some, *others)
+            counts.append(sum(found.values()))
+
+    monkeypatch.setattr("maporl.training.trainer.trace", counted)
+    run_of(tmp_path, False, {}, {})
+    assert len(counts) == 2 * UPDATES and set(counts) == {2 * 2}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -342,7 +342,13 @@ def second_device(count=1):
     _State.here, _State.count = True, count
     torch.manual_seed(0)
     try:
-        with patch.object(PartialState, "__init__", choose), patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="sim"):
+        with (
+            patch.object(PartialState, "__init__", choose),
+            patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="sim"),
+            patch.object(
+                torch.accelerator, "synchronize", _Module().synchronize
+            ),  # torch knows none for such a backend
+        ):
             yield torch.device("sim", 0)
     finally:
         leave()

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.training.token_traces import pieces
+from trl_ext import distributed
 
 
 def bytes_tokenizer():
@@ -25,6 +26,14 @@ def test_a_token_within_a_character_adds_nothing_and_the_last_one_all_of_it():
     cut = ids[:-2]  # ends within the thumb
     assert "".join(pieces(tokenizer, cut)) == tokenizer.decode(cut) and len(pieces(tokenizer, cut)) == len(cut)
     assert pieces(tokenizer, []) == []
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, [0, 1, 2]), (1, [0, 1]), (2, [])])
+def test_a_process_traces_only_what_is_recorded_of_it(monkeypatch, rank, expected):
+    """The first five dialogues of all processes are recorded, of which the first has three."""
+    monkeypatch.setattr(distributed, "rank", lambda: rank)
+    monkeypatch.setattr(distributed, "all_gather", lambda value: [3, 4, 4])
+    assert distributed.share_of_first(list(range(4 if rank else 3)), 5) == expected
 
 
 @pytest.mark.parametrize("critic", ["head", "none"])

@@ -1,13 +1,15 @@
 """What a forward of the update reads: shared prefixes once, a token budget, logits in chunks. Results do not change."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 from tiny_models import build
 
-from trl_ext import PPOv2Config
+from trl_ext import PPOv2Config, distributed
 from trl_ext.learner import Learner
+from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch, build_token_batch
 
 
@@ -286,3 +288,48 @@ def test_rows_that_are_dropped_are_indexed_on_the_device_of_the_rows():
     kept = GlobalBatch.of(own).take(torch.tensor([4, 1]))
     assert kept.process.tolist() == [0, 0] and kept.row.tolist() == [4, 1]
     assert [len(kept.rows), kept.back(own).labels] == [2, [own.labels[4], own.labels[1]]]
+
+
+def scored(completions):
+    """Rows with log-probabilities, values and scores that differ."""
+    rows = build_token_batch(completions, "cpu")
+    torch.manual_seed(2)
+    for name in ("old_logprobs", "ref_logprobs", "values"):
+        setattr(rows, name, torch.where(rows.sampled_mask, torch.randn(rows.input_ids.shape), 0.0))
+    rows.weight[1::3] = 0.0
+    return rows
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_rows_of_two_processes_have_advantages_over_all_rows(monkeypatch, tmp_path, rank, dropped):
+    """What processes send each other, without prompts, gives the advantages that all rows together would have."""
+    options = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, kl_coef=0.1, lam=0.9)
+    whole = scored([replace(c, score=float(n)) for n, c in enumerate(conversations())])
+    parts = [whole.take(torch.arange(4)), whole.take(torch.arange(4, len(whole)))]
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: rank)
+    sent = [pickle.loads(pickle.dumps(part.without_prompts())) for part in parts]
+    monkeypatch.setattr(distributed, "all_gather", lambda value: sent)
+    gathered = GlobalBatch.of(parts[rank])
+    metrics, expected = assign_advantages(gathered.rows, options), assign_advantages(whole, options)
+    assert metrics == pytest.approx(expected, abs=1e-6)
+    kept = gathered.rows.weight.nonzero().flatten() if dropped else torch.arange(len(whole))
+    found = gathered.take(kept).back(parts[rank])
+    places = [row for row in kept.tolist() if (row >= 4) == bool(rank)]
+    right = whole.take(torch.tensor(places))
+    assert found.labels == right.labels and found.tree.lengths == right.tree.lengths and found.first == right.first
+    for name in ("advantages", "returns", "values", "old_logprobs"):
+        torch.testing.assert_close(getattr(found, name), getattr(right, name))
+    for name in ("input_ids", "value_mask", "sampled_mask", "weight", "group", "sample"):
+        assert torch.equal(getattr(found, name), getattr(right, name)), name
+    assert float(right.advantages.abs().sum()) > 1.0
+
+
+def test_what_processes_send_each_other_does_not_grow_with_prompts():
+    def sent(prompt):
+        rows = build_token_batch([Completion([3] * prompt, [4, 5], True, f"row {n}") for n in range(64)], "cpu")
+        return len(pickle.dumps(rows.without_prompts()))
+
+    assert sent(2000) == sent(2)
+    assert sent(2) < 64 * 400

@@ -99,15 +99,10 @@ def to_main(items: list[Any]) -> list[Any]:
     return items if parts is None else [item for part in parts for item in part]
 
 
-def first_of_all(items: list[Any], count: int) -> list[Any]:
-    """Return the first ``count`` items of all processes on the main process.
-
-    Every other process returns its own share of them. At most ``count`` items are sent, and only to the main process.
-    """
-    if size() == 1:
-        return items[:count]
+def share_of_first(items: list[Any], count: int) -> list[Any]:
+    """Return which of this process's ``items`` are among the first ``count`` of all processes."""
     lengths: list[int] = all_gather(len(items))
-    return to_main(items[: max(0, count - sum(lengths[: rank()]))])[:count]
+    return items[: max(0, count - sum(lengths[: rank()]))]
 
 
 def broadcast_from_main(value: Any) -> Any:

@@ -23,6 +23,10 @@ ON_THE_HOST = ("trajectory", "value_mask")
 """Tensors of a :class:`TokenBatch` that stay on the CPU. Reading by them would wait for an accelerator if they were there."""
 
 
+SENT = ("sampled_mask", "token_scores", "value_mask", "old_logprobs", "ref_logprobs", "values")
+"""What processes send each other of every sampled token, to compute advantages over the rows of all of them."""
+
+
 @dataclass
 class Completion:
     """One sampled completion, before it becomes a row of a :class:`TokenBatch`.
@@ -125,6 +129,31 @@ class TokenBatch:
         """Return :attr:`sampled_on_host` on the device of the batch."""
         row, column = self.sampled_on_host
         return row.to(self.input_ids.device), column.to(self.input_ids.device)
+
+    def without_prompts(self) -> "TokenBatch":
+        """Return what advantages are computed from: the rows on the CPU, with the values of their sampled tokens only.
+
+        A row begins with its first sampled token. Ids and labels stay behind, and so does what is only known later.
+        """
+        row, column = self.sampled_on_host
+        first = torch.tensor(self.first, dtype=torch.long)
+        lengths = (torch.tensor(self.tree.lengths, dtype=torch.long) - first).tolist()
+        shape = len(self), max(lengths, default=0)
+        columns: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                value = value.cpu()
+                columns[f.name] = value
+                if value.dim() == 2:
+                    # one number takes the place of all that nobody reads
+                    columns[f.name] = value.new_zeros(()).expand(shape)
+                    if f.name in SENT:
+                        columns[f.name] = value.new_zeros(shape)
+                        columns[f.name][row, column - first[row]] = value[row, column]
+        none = [0] * len(self)
+        tree = PrefixTree(list(range(len(self))), none, lengths, none)
+        return replace(self, **columns, tree=tree, first=none, labels=[""] * len(self), critic=None)
 
     @property
     def score(self) -> Tensor:
@@ -333,7 +362,7 @@ def placeholder(device: torch.device | str, critic_only: bool = False) -> TokenB
 class GlobalBatch:
     """The rows of all processes, for statistics over all of them.
 
-    ``process`` [N] and ``row`` [N] say which process each row belongs to, and which row it is there.
+    Where they come from several processes or devices, they are :meth:`TokenBatch.without_prompts`. ``process`` [N] and ``row`` [N] say which process each row belongs to, and which row it is there.
     """
 
     rows: TokenBatch
@@ -344,12 +373,12 @@ class GlobalBatch:
     def of(cls, own: TokenBatch, device: torch.device | None = None) -> "GlobalBatch":
         """Gather the rows of all processes. All processes call this together.
 
-        The critics' own rows are not sent. ``device``: where the rows must be, if a single process has several devices.
+        Prompts, ids and the critics' own rows are not sent. ``device``: where the rows must be, if a single process has several devices.
         """
         if distributed.size() == 1 and (device is None or own.input_ids.device == device):
             row = torch.arange(len(own), device=own.input_ids.device)
             return cls(own, torch.zeros_like(row), row)
-        parts: list[TokenBatch] = distributed.all_gather(_moved(replace(own, critic=None), "cpu"))
+        parts: list[TokenBatch] = distributed.all_gather(own.without_prompts())
         rows = concatenated(parts)
         process = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
         return cls(rows, process, torch.cat([torch.arange(len(part)) for part in parts]))
@@ -368,10 +397,16 @@ class GlobalBatch:
         if distributed.size() == 1 and self.rows.input_ids.device == own.input_ids.device:
             return self.rows
         index = (self.process == distributed.rank()).nonzero().flatten()
-        found = _moved(self.rows.take(index), own.input_ids.device)
-        computed = ("advantages", "returns", "group", "weight", "value_mask")
-        values: Any = {name: getattr(found, name) for name in computed}
-        return replace(own.take(self.row[index].to(own.input_ids.device)), **values)
+        found, kept = self.rows.take(index), own.take(self.row[index])
+        row, column = kept.sampled_on_host
+        place = column - torch.tensor(kept.first, dtype=torch.long)[row]
+        computed: dict[str, Any] = {"group": found.group, "weight": found.weight}
+        for name in ("advantages", "returns", "value_mask"):
+            value = getattr(found, name)
+            wide = value.new_zeros(kept.input_ids.shape)
+            wide[row, column] = value[row, place]
+            computed[name] = wide
+        return _moved(replace(kept, **computed), own.input_ids.device)
 
 
 def _moved(rows: TokenBatch, device: torch.device | str) -> TokenBatch:

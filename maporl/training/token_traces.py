@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
+
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Trace
 from trl_ext.chat import Tokenizer
@@ -24,14 +26,13 @@ def trace(
     wanted = {id(u) for d in recorded for u in d.utterances}
     for policy, rows in batch.token_batches.items():
         names = ["old_logprobs", "advantages", *(["values"] if policy in critics else [])]
-        for row, place in enumerate(rows.sample.tolist()):
-            sample = batch.samples[policy][place]
-            if id(sample.utterance) not in wanted:
-                continue
-            columns = rows.sampled_mask[row].nonzero().flatten()
-            logprobs, advantages, *values = (
-                [round(x, DIGITS) for x in getattr(rows, name)[row, columns].tolist()] for name in names
-            )
+        samples = [batch.samples[policy][place] for place in rows.sample.tolist()]
+        known = [row for row, sample in enumerate(samples) if id(sample.utterance) in wanted]
+        # all rows at once, to wait for the device once
+        numbers = torch.stack([getattr(rows, name)[torch.tensor(known, dtype=torch.long)] for name in names]).tolist()
+        for place, row in enumerate(known):
+            sample, columns = samples[row], slice(rows.first[row], rows.tree.lengths[row])
+            logprobs, advantages, *values = ([round(x, DIGITS) for x in of[place][columns]] for of in numbers)
             texts = pieces(tokenizers[policy], sample.response_ids)
             sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
 

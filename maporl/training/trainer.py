@@ -357,7 +357,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         batch.metrics |= self.untrained.measure(batch, tokenizers)
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
-        trace(batch, batch.dialogues[: self.args.dialogues_logged], tokenizers, self.advantages.critics)
+        recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
+        trace(batch, recorded, tokenizers, self.advantages.critics)
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
@@ -375,7 +376,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if self.past_policies is not None and self.past_policies.is_due(batch.number):
             with self._whole_policy(self.past_policies.policy.name):
                 self.past_policies.take_snapshot()
-        self.run.add_dialogues(batch.number, distributed.first_of_all(batch.dialogues, self.args.dialogues_logged))
+        recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
+        self.run.add_dialogues(batch.number, distributed.to_main(recorded))
         super().finish_update(batch, clock)
 
     # -- evaluating ---------------------------------------------------------------------------------------------------
