@@ -284,6 +284,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self.state.epoch = self.episodes / (len(self.train_dataset) * self.args.num_generations)
         metrics = batch.metrics
         metrics["episode"] = self.episodes
+        metrics["threads"] = torch.get_num_threads()
         metrics["memory/peak"] = peak_memory(learner.device for learner in self.learners.values())
         if clock is not None:
             metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
