@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 from quickstart import QUICKSTART, ROOT, about
 
@@ -45,7 +44,8 @@ def seconds(count: int, spin: bool, options: argparse.Namespace) -> float:
             command = [sys.executable, "-m", "maporl", "train", "--quiet", options.config]
             command += [word for value in values for word in ("--set", value)]
             running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=variables(spin)))
-        if any([process.wait() for process in running]):
+        statuses = [process.wait() for process in running]
+        if any(statuses):
             raise SystemExit("a run failed: its message is above")
         return time.perf_counter() - started
 

@@ -34,6 +34,7 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.types import Dialogue
 from maporl.validation import memory
 from maporl.validation.credited import credit_lines
+from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.model_checks import check_alphabets, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
@@ -41,7 +42,7 @@ from maporl.validation.taught import check_taught
 from maporl.validation.threads import threads_of
 from trl_ext.chat import Tokenizer
 from trl_ext.devices import accelerator
-from trl_ext.free_memory import total_bytes
+from trl_ext.free_memory import main_bytes, total_bytes
 from trl_ext.ppo_options import GREEDY, Decoding
 
 LARGE_RATE = 0.1
@@ -144,6 +145,7 @@ def check_run(config: Config) -> list[str]:
     tokenizers = load_tokenizers(config)
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
+    check_weight_transfer(config)
     check_lora(config)
     own_warnings = check_own_task(config, splits)
     check_reward_functions(config, splits)
@@ -157,7 +159,9 @@ def check_run(config: Config) -> list[str]:
         *(line for split in splits if (line := split.remark())),
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
         memory.line(config, longest, dialogues),
-        *memory.device_lines(config, longest, dialogues, total_bytes()),
+        *memory.device_lines(
+            config, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
+        ),
         str(threads_of(config)),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *_narrow_sampling(config),
