@@ -227,6 +227,7 @@ def test_check_compares_a_run_on_the_cpu_with_main_memory(monkeypatch):
     monkeypatch.setattr("trl_ext.free_memory.psutil.virtual_memory", lambda: SimpleNamespace(total=2**20))
     values = {
         "output_dir": "unused", "task": {"name": "toy_sum", "largest": 9}, "evaluation": {"questions": 0},
+        "protocol": {"name": "debate", "turns": 1}, "ppo": {"response_length": 4},
         "agents": {"ann": {"tiny": {"hidden_size": 16, "layers": 1, "heads": 2}}}, "training": {"use_cpu": True},
     }  # fmt: skip
     assert any("main memory has 0.0" in line for line in check_run(from_dict(values)))

@@ -105,9 +105,9 @@ def device_lines(config: Config, longest: int, dialogues: int, total: int | None
     if total is None:
         return []
     cpu, bounded = training_on_cpu(config), config.ppo.max_tokens_per_microbatch is not None
-    where = "main memory" if cpu else "the device"
-    if config.training.placement == "split":
-        total, where = total * len(base_owners(config)), "the devices"
+    where = "main memory has" if cpu else "the device has"
+    if config.training.placement == "split" and not cpu:
+        total, where = total * len(base_owners(config)), "the devices have"
     parts = estimate(config, longest, dialogues)
     cache = kv_cache(config, longest, dialogues)
     # on accelerators a limit of micro-batches is chosen so that they fit
@@ -123,10 +123,10 @@ def device_lines(config: Config, longest: int, dialogues: int, total: int | None
     if needed <= total:
         return found
     needs = (
-        f"the run needs about {needed / 2**30:.1f} GiB in one process, and {where} has {total / 2**30:.1f}: weights "
+        f"the run needs about {needed / 2**30:.1f} GiB in one process, and {where} {total / 2**30:.1f}: weights "
         f"{parts['weights'] / 2**30:.1f}, references {parts['references'] / 2**30:.1f}, gradients {parts['gradients'] / 2**30:.1f}, "
         f"optimizer {parts['optimizer'] / 2**30:.1f}, micro-batches {moving / 2**30:.1f}, sampling {cache / 2**30:.1f}"
-    ).replace("devices has", "devices have")
+    )
     advice = _advice(parts, cache, moving, cpu, bounded)
     if parts["weights"] > total and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise ConfigError(f"agents: their weights alone do not fit: {needs}; set {advice}, or use smaller models")
