@@ -165,7 +165,7 @@ def test_a_number_that_only_the_launcher_has_set_is_not_the_users(launched, word
 def test_a_check_names_the_threads_and_a_run_uses_and_records_them(config, threads, tmp_path):
     torch.set_num_threads(2)
     [line] = [line for line in check_run(load(config)) if line.startswith("threads: ")]
-    assert line == "threads: 1 (more are no faster for tiny models; OMP_NUM_THREADS sets another number)"
+    assert line == "threads: 1 (tiny models gain nothing from more; OMP_NUM_THREADS sets another number)"
     assert torch.get_num_threads() == 2  # a check changes nothing
     done = CliRunner().invoke(app, ["train", str(config)])
     assert done.exit_code == 0 and done.output.count(line) == 1, done.output

@@ -60,7 +60,7 @@ def choose(tiny: bool, environment: Mapping[str, str] = os.environ) -> Threads:
         crowded = f"; there are {cores} cores for {processes * count} threads" if processes * count > cores else ""
         return Threads(count, f"{name}={environment[name]} is set{unused}{crowded}")
     if tiny:
-        return Threads(1, f"more are no faster for tiny models; {COUNTS[0]} sets another number")
+        return Threads(1, f"tiny models gain nothing from more; {COUNTS[0]} sets another number")
     if processes > 1:
         return Threads(share, f"{cores} cores for {processes} processes")
     return Threads(share, "one for each core that this process may use")
