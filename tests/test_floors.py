@@ -35,7 +35,7 @@ LIGHT = (
     "maporl.types", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client",
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
-    "maporl.rewards.rules", "maporl.rewards.build", "trl_ext.ppo_options", "trl_ext.errors", "trl_ext.distributed",
+    "maporl.rewards.rules", "maporl.rewards.build", "trl_ext.ppo_options", "trl_ext.errors", "trl_ext.distributed", "trl_ext.threads",
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from accelerate import Accelerator
 from half_precision import learner_of, rows_of
 
 from maporl.config.parse import to_yaml
+from maporl.errors import ConfigError
 from maporl.validation import memory
 from maporl.validation.load import from_dict
 from maporl.validation.memory import LIBRARIES, estimate
@@ -180,3 +182,52 @@ def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, chang
     assert len(warnings) == (message is not None)
     if message is not None:
         assert message in warnings[0] and "the run needs about" in warnings[0]
+
+
+def model_of(monkeypatch, parameters, on_cpu=True, **changes):
+    shape = memory.Shape(parameters, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
+    monkeypatch.setattr(memory, "shape_of", lambda section: shape)
+    monkeypatch.setattr(memory, "training_on_cpu", lambda config: on_cpu)  # True or False on every machine
+    return from_dict({
+        "output_dir": "unused", "task": {"name": "toy_sum"}, "evaluation": {"questions": 0},
+        "agents": {"ann": {"model": "org/model"}, "bob": {"model": "org/model"}}, **changes,
+    })  # fmt: skip
+
+
+def test_a_run_that_main_memory_does_not_hold_is_warned_of_with_numbers_and_a_setting(monkeypatch):
+    config = model_of(monkeypatch, 10**9)
+    assert memory.device_lines(config, 20, 1, 2**40) == []
+    [line] = memory.device_lines(config, 20, 1, 16 * 2**30)
+    assert line.startswith("warning: the run needs about ") and "main memory has 16.0: weights 3.7" in line
+    assert "set training.optim: adamw_bnb_8bit, or agents.NAME.lora" in line and "more machines" in line
+    long = model_of(monkeypatch, 1000)
+    [line] = memory.device_lines(long, 10**6, 1, 2**30)
+    assert line.endswith("set ppo.max_tokens_per_microbatch, or use training.gradient_checkpointing: true")
+
+
+@pytest.mark.parametrize("on_cpu, where", [(True, "main memory"), (False, "the device")])
+def test_weights_that_alone_do_not_fit_are_refused_unless_processes_share_them(monkeypatch, on_cpu, where):
+    config = model_of(monkeypatch, 10**10, on_cpu)
+    with pytest.raises(
+        ConfigError, match=rf"weights alone do not fit: the run needs about .* and {where} has 16.0: .*; set "
+    ):
+        memory.device_lines(config, 20, 1, 16 * 2**30)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert "warning: the run needs" in memory.device_lines(config, 20, 1, 16 * 2**30)[-1]
+
+
+def test_split_placement_has_the_memory_of_a_device_for_each_base(monkeypatch):
+    config = model_of(monkeypatch, 10**9, False, training={"placement": "split"})
+    [_, line] = memory.device_lines(config, 20, 1, 16 * 2**30)
+    assert "the devices have 32.0" in line
+    assert len(memory.device_lines(config, 20, 1, 64 * 2**30)) == 1
+
+
+def test_check_compares_a_run_on_the_cpu_with_main_memory(monkeypatch):
+    monkeypatch.setattr("trl_ext.free_memory.psutil.virtual_memory", lambda: SimpleNamespace(total=2**20))
+    values = {
+        "output_dir": "unused", "task": {"name": "toy_sum", "largest": 9}, "evaluation": {"questions": 0},
+        "protocol": {"name": "debate", "turns": 1}, "ppo": {"response_length": 4},
+        "agents": {"ann": {"tiny": {"hidden_size": 16, "layers": 1, "heads": 2}}}, "training": {"use_cpu": True},
+    }  # fmt: skip
+    assert any("main memory has 0.0" in line for line in check_run(from_dict(values)))

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType, SimpleNamespace
 
@@ -26,6 +27,7 @@ from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.loading import load_tokenizers
+from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.load import from_dict
 from trl_ext import maths
 from trl_ext.ppo_options import Decoding
@@ -394,3 +396,25 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
             "the trained adapter answers, not the base"
         )
     assert sampled["ann"].ids != sampled["bob"].ids
+
+
+@pytest.mark.parametrize(
+    "agent, gpu, package, message",
+    [
+        ({}, False, True, r"ann trains all its weights, which travel to http://127.0.0.1:1 .*this process has no GPU; give it a LoRA"),
+        ({}, True, False, r"this process lacks the package vllm \(.*\); give it a LoRA \(agents.ann.lora\)"),
+        ({}, True, True, None),
+        ({"lora": {}}, False, False, None),
+        ({"trainable": False}, False, False, None),
+    ],
+)  # fmt: skip
+def test_whole_weights_that_cannot_travel_are_refused_before_a_model_loads(monkeypatch, agent, gpu, package, message):
+    """The GPU and the package are pretended: neither is here."""
+    section = {"model": "org/model", "engine": "vllm", "vllm": {"urls": ["http://127.0.0.1:1"]}, **agent}
+    config = from_dict(
+        {"output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": section, "bob": {"tiny": {}}}}
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr("maporl.validation.engine_choice.find_spec", lambda name: package or None)
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+        check_weight_transfer(config)

@@ -15,6 +15,11 @@ def total_bytes() -> int | None:
     return None if ask is None else ask()[1]
 
 
+def main_bytes() -> int:
+    """Return this process's share of the main memory, if the processes on this machine share it equally."""
+    return psutil.virtual_memory().total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Return how many bytes this process can still allocate on ``device``, or None if the device cannot tell.
 

@@ -15,6 +15,7 @@ from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import random_state, save_policy, set_random_state, write_checkpoint
+from trl_ext.devices import device_failure
 from trl_ext.forward import base_of
 from trl_ext.interruptions import Discarded, Interrupted, Interruptions
 from trl_ext.learner import Learner
@@ -131,6 +132,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 options have changed.
             FolderInUse: another process trains in the output folder.
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
+            DeviceFailure: an accelerator failed or ran out of memory. The message names the newest checkpoint.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
         """
         metrics: Metrics = {}
@@ -156,6 +158,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
                 options have changed.
             FolderInUse: another process trains in the output folder.
+            DeviceFailure: an accelerator failed or ran out of memory.
             RuntimeError: the last update was not finished.
         """
         lock = RunLock(self.folder)
@@ -171,8 +174,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 )
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.end_run()
-        except (Exception, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt) as error:
             self.run_failed()
+            if (failure := device_failure(error, self.folder, self.state.global_step)) is not None:
+                raise failure from error
             raise
         finally:
             lock.release()
@@ -284,6 +289,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self.state.epoch = self.episodes / (len(self.train_dataset) * self.args.num_generations)
         metrics = batch.metrics
         metrics["episode"] = self.episodes
+        metrics["threads"] = torch.get_num_threads()
         metrics["memory/peak"] = peak_memory(learner.device for learner in self.learners.values())
         if clock is not None:
             metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}

@@ -64,6 +64,10 @@ def evaluate(
     """
     settings, checkpoint = load_team_config(values, config, set_, checkpoint)
     quiet_libraries()
+    from maporl.validation.threads import threads_of
+    from trl_ext.threads import use
+
+    use(threads_of(settings))
     exchanged = swap.split(",") if swap is not None else []
     if suite is not None:
         return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json, exchanged)

@@ -71,12 +71,15 @@ def try_(name: Name) -> None:
     from maporl.storage.run_folder import RunFolder
     from maporl.validation.load import from_dict
     from maporl.validation.preflight import check_run
+    from maporl.validation.threads import threads_of
+    from trl_ext.threads import use
 
     values = tiny_version(name, "")
     folder = tempfile.mkdtemp(prefix=f"maporl-{name}-")  # not before the name is known to be a recipe's
     config = from_dict(values | {"output_dir": f"{folder}/{name}"}, name)
     for line in check_run(config):
         echo(line)
+    use(threads_of(config))
     train(config, resume=False, quiet=True)
     for metrics in RunFolder(config.output_dir).read_metrics():
         shown = sorted(

@@ -31,11 +31,16 @@ def train(
     from maporl.evaluation.tables import before_after, flip_lines
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
+    from maporl.validation.threads import threads_of
     from trl_ext import distributed
     from trl_ext.interruptions import Interrupted
+    from trl_ext.threads import use
 
     console, folder = Screen(markup=False, highlight=False), Path(settings.output_dir)
     checked = check_run(settings)
+    use(
+        threads_of(settings)
+    )  # after the check, which builds accelerate's state: that sets a number of its own with MPI
     for line in checked if distributed.is_main() else ():
         console.print(line, soft_wrap=True)
     try:
@@ -96,8 +101,11 @@ def sft(
     from maporl.team.team import Team
     from maporl.training import sft as supervised
     from maporl.validation.preflight import tasks_of
+    from maporl.validation.threads import threads_of
+    from trl_ext.threads import use
 
     set_seed(settings.seed)
+    use(threads_of(settings))
     if dialogues is not None:
         team, material = Team.from_config(settings), supervised.best_debates(dialogues, best)
     else:

@@ -256,6 +256,7 @@ METRICS = (
     Metric("time/score", "Time to grade and score them.", "seconds", SECONDS),
     Metric("time/advantage", "Time to compute old log-probabilities, values and advantages.", "seconds", SECONDS),
     Metric("time/update", "Time to update the weights.", "seconds", SECONDS),
+    Metric("threads", "Threads that compute on the CPU. A run repeats bit by bit only with the same number.", "threads"),
     Metric("memory/peak", "The most memory that this process has held: of its fullest accelerator, or main memory on CPUs.", "GiB",
            Panel("Memory", "The most memory that this process has held, in GiB.", "machine", terminal=True, comparisons=MEAN)),
     Metric("kv_cache/gib", "The most KV cache that was kept between turns at one time.", "GiB"),

@@ -75,8 +75,11 @@ def _devices() -> list[Finding]:
     import torch
 
     from trl_ext.devices import accelerators
+    from trl_ext.threads import usable_cores
 
-    threads = Finding("processor", "fine", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    threads = Finding(
+        "processor", "fine", f"{usable_cores()} cores for this process, torch uses {torch.get_num_threads()} threads"
+    )
     if found := accelerators():
         return [threads, *(Finding(f"GPU {device.index}", "fine", _described(device)) for device in found)]
     why = "torch is a build for CPUs" if torch.version.cuda is None else "no driver or no device"

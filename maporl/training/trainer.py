@@ -271,6 +271,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             CheckpointError: no checkpoint exists to resume from, or the data have changed.
             FolderInUse: another process trains in the output folder.
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
+            DeviceFailure: an accelerator failed or ran out of memory. The message names the newest checkpoint.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
         """
         try:

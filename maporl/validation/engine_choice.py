@@ -1,4 +1,7 @@
-"""Choose the engine of agents whose configuration names none. Imports torch only where vLLM is installed."""
+"""Choose the engine of agents whose configuration names none, and check that weights can get to vLLM servers.
+
+Imports torch only where vLLM is installed or named.
+"""
 
 import os
 from collections.abc import Mapping
@@ -9,6 +12,7 @@ from typing import Any
 
 from maporl.config import Config, parse_config, read_yaml
 from maporl.config.schema import AgentSection, ColocateSection, VLLMSection
+from maporl.errors import ConfigError, install_command
 
 CONFIG = "config.yaml"
 SHARE, MOST_SHARE = 0.3, 0.6
@@ -52,6 +56,32 @@ def vllm_runs_here(config: Config) -> bool:
     import torch
 
     return torch.accelerator.is_available()
+
+
+def check_weight_transfer(config: Config) -> None:
+    """Check that the weights of agents that train all of them can travel to their vLLM servers, before a model loads.
+
+    Adapters travel by HTTP. Whole weights travel over a GPU group (NCCL), which TRL's client joins with vLLM's package.
+
+    Raises:
+        ConfigError: this process has no GPU, or vLLM is not installed here.
+    """
+    for name, agent in config.agents.items():
+        if agent.vllm is None or not agent.vllm.urls or not agent.trainable or agent.lora or agent.adapter:
+            continue
+        import torch
+
+        lacking = []
+        if config.training.use_cpu or not torch.cuda.is_available():
+            lacking.append("has no GPU" + (" (training.use_cpu)" if config.training.use_cpu else ""))
+        if find_spec("vllm") is None:
+            lacking.append(f"lacks the package vllm ({install_command('vllm')})")
+        if lacking:
+            raise ConfigError(
+                f"agents.{name}.vllm: {name} trains all its weights, which travel to {', '.join(agent.vllm.urls)} over a GPU group "
+                f"(NCCL), and this process {' and '.join(lacking)}; give it a LoRA (agents.{name}.lora), of which only the "
+                "adapter travels, or set its engine to transformers"
+            )
 
 
 def _is_served(agent: AgentSection) -> bool:

@@ -1,5 +1,6 @@
 """Estimate the memory of a run from its configuration. ``maporl check`` prints the estimate."""
 
+import os
 from functools import cache
 from typing import Any
 
@@ -8,8 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config, TinySection
+from maporl.errors import ConfigError
 from maporl.protocols import turns_of
-from maporl.team.loading import policy_names
+from maporl.team.loading import base_owners, policy_names
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.model_memory import EIGHT_BIT, Shape
 from trl_ext.weights import read_pretrained
@@ -94,23 +96,45 @@ def line(config: Config, longest: int, dialogues: int) -> str:
 def device_lines(config: Config, longest: int, dialogues: int, total: int | None) -> list[str]:
     """Return a line about the accelerator, and a warning with settings to change if the run does not fit.
 
-    ``total`` is the accelerator's memory in bytes. If it is None, the list is empty.
+    ``total`` is the memory in bytes of the accelerator, or the main memory of a run on the CPU. If it is None, the list is
+    empty. What is needed is an estimate, so a run that may not fit is warned of, and begins.
+
+    Raises:
+        ConfigError: a single process holds the run, and its weights alone do not fit.
     """
-    if total is None or training_on_cpu(config):
+    if total is None:
         return []
+    cpu, bounded = training_on_cpu(config), config.ppo.max_tokens_per_microbatch is not None
+    where = "main memory has" if cpu else "the device has"
+    if config.training.placement == "split" and not cpu:
+        total, where = total * len(base_owners(config)), "the devices have"
     parts = estimate(config, longest, dialogues)
-    fixed = sum(parts[what] for what in FIXED)
     cache = kv_cache(config, longest, dialogues)
-    found = [
-        f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache, and states kept "
-        "between turns at most half of what is free"
-    ]
-    if config.ppo.max_tokens_per_microbatch is None:
-        found[0] += "; ppo.max_tokens_per_microbatch is chosen from the free memory"
-    moving = parts["activations"] + parts["logits"] if config.ppo.max_tokens_per_microbatch is not None else 0.0
-    needed = fixed + max(cache, moving)
+    # on accelerators a limit of micro-batches is chosen so that they fit
+    moving = parts["activations"] + parts["logits"] if cpu or bounded else 0.0
+    needed = sum(parts[what] for what in FIXED) + max(cache, moving) + (LIBRARIES if cpu else 0.0)
+    found = []
+    if not cpu:
+        found.append(
+            f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache, and states "
+            "kept between turns at most half of what is free"
+            + ("" if bounded else "; ppo.max_tokens_per_microbatch is chosen from the free memory")
+        )
     if needed <= total:
         return found
+    needs = (
+        f"the run needs about {needed / 2**30:.1f} GiB in one process, and {where} {total / 2**30:.1f}: weights "
+        f"{parts['weights'] / 2**30:.1f}, references {parts['references'] / 2**30:.1f}, gradients {parts['gradients'] / 2**30:.1f}, "
+        f"optimizer {parts['optimizer'] / 2**30:.1f}, micro-batches {moving / 2**30:.1f}, sampling {cache / 2**30:.1f}"
+    )
+    advice = _advice(parts, cache, moving, cpu, bounded)
+    if parts["weights"] > total and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        raise ConfigError(f"agents: their weights alone do not fit: {needs}; set {advice}, or use smaller models")
+    return [*found, f"warning: {needs}; set {advice}"]
+
+
+def _advice(parts: dict[str, float], cache: float, moving: float, cpu: bool, bounded: bool) -> str:
+    """Return the settings that need less of what needs most."""
     changes = {
         "optimizer": "training.optim: adamw_bnb_8bit, or agents.NAME.lora",
         "references": "ppo.kl_coef: 0, or agents.NAME.lora",
@@ -118,17 +142,12 @@ def device_lines(config: Config, longest: int, dialogues: int, total: int | None
         "weights": "agents.NAME.lora on one model for several agents, or load_in_4bit with it",
     }
     largest = max(changes, key=lambda what: parts[what])
-    advice = [changes[largest], "zero3.yaml or fsdp2.yaml on more devices"]
     if moving >= cache and moving > parts[largest]:
-        advice = ["a smaller ppo.max_tokens_per_microbatch, or null", "training.gradient_checkpointing: true"]
-    elif cache > parts[largest]:
-        advice = ["a smaller ppo.local_rollout_forward_batch_size", "ppo.max_tokens_per_generate"]
-    found.append(
-        f"warning: the run needs about {needed / 2**30:.1f} GiB in one process, and the device has {total / 2**30:.1f}: weights "
-        f"{parts['weights'] / 2**30:.1f}, references {parts['references'] / 2**30:.1f}, gradients {parts['gradients'] / 2**30:.1f}, "
-        f"optimizer {parts['optimizer'] / 2**30:.1f}, sampling {cache / 2**30:.1f}; set {', or use '.join(advice)}"
-    )
-    return found
+        fewer = "a smaller ppo.max_tokens_per_microbatch" if bounded else "ppo.max_tokens_per_microbatch"
+        return f"{fewer}{'' if cpu else ', or null'}, or use training.gradient_checkpointing: true"
+    if cache > parts[largest]:
+        return "a smaller ppo.local_rollout_forward_batch_size, or use ppo.max_tokens_per_generate"
+    return f"{changes[largest]}, or use zero3.yaml or fsdp2.yaml on more {'machines' if cpu else 'devices'}"
 
 
 def kv_cache(config: Config, longest: int, dialogues: int) -> float:

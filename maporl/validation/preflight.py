@@ -4,7 +4,6 @@
 """
 
 import inspect
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -35,14 +34,15 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.types import Dialogue
 from maporl.validation import memory
 from maporl.validation.credited import credit_lines
+from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught
-from trl_ext import distributed
+from maporl.validation.threads import threads_of
 from trl_ext.chat import Tokenizer
 from trl_ext.devices import accelerator
-from trl_ext.free_memory import total_bytes
+from trl_ext.free_memory import main_bytes, total_bytes
 from trl_ext.ppo_options import GREEDY, Decoding
 
 LARGE_RATE = 0.1
@@ -145,6 +145,7 @@ def check_run(config: Config) -> list[str]:
     tokenizers = load_tokenizers(config)
     splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
+    check_weight_transfer(config)
     check_lora(config)
     check_attention(config)
     own_warnings = check_own_task(config, splits)
@@ -159,7 +160,10 @@ def check_run(config: Config) -> list[str]:
         *(line for split in splits if (line := split.remark())),
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
         memory.line(config, longest, dialogues),
-        *memory.device_lines(config, longest, dialogues, total_bytes()),
+        *memory.device_lines(
+            config, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
+        ),
+        str(threads_of(config)),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
         *_narrow_sampling(config),
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
@@ -172,7 +176,6 @@ def check_run(config: Config) -> list[str]:
         *check_hearing(config, task),
         *method_warnings(config),
         *_fewer_questions(config, held_out),
-        *_idle_cores(config),
     ]
 
 
@@ -267,22 +270,6 @@ def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
         return []
     return [
         f"warning: evaluation.questions={config.evaluation.questions}, but {len(held_out)} are held out; they are all used"
-    ]
-
-
-def _idle_cores(config: Config) -> list[str]:
-    """Return a warning if the launcher leaves cores of this machine unused.
-
-    ``accelerate launch`` gives a process on CPUs one thread.
-    """
-    threads, cores = os.environ.get("OMP_NUM_THREADS", ""), os.cpu_count() or 1
-    on_cpu = config.training.use_cpu or not torch.accelerator.is_available()
-    tiny = all(agent.tiny is not None for agent in config.agents.values())  # tiny models are as fast on one core
-    if not on_cpu or tiny or distributed.size() > 1 or not threads.isdigit() or int(threads) >= cores:
-        return []
-    return [
-        f"warning: OMP_NUM_THREADS={threads} leaves some of {cores} cores unused; unset it, or if `accelerate launch` has set "
-        f"it, give that --num_cpu_threads_per_process {cores}"
     ]
 
 
