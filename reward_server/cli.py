@@ -8,7 +8,7 @@ import typer
 from maporl.config.command_line import command, printable_messages
 from maporl.errors import install_command
 from reward_server.options import ServerError, ServerOptions
-from trl_ext.threads import wait_asleep
+from trl_ext.threads import wait_briefly
 
 
 @command
@@ -44,7 +44,7 @@ def serve(
     """
     if labels == (model is not None) or labels != (task is not None):
         raise ServerError("expected either --model DIR, or --task NAME with --labels")
-    wait_asleep()  # threads that wait by spinning would take the cores from those that score
+    wait_briefly()  # threads that wait by spinning would take the cores from those that score
     # oneDNN keeps 1,024 primitives, each made for one shape; batches have a new shape nearly every time
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:

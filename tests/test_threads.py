@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from maporl.cli.main import app
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
-from trl_ext.threads import Threads, choose, usable_cores, use, wait_asleep
+from trl_ext.threads import Threads, choose, usable_cores, use, wait_briefly
 
 TEAM = {
     "updates": 1,
@@ -76,24 +76,24 @@ def test_what_the_user_has_set_stays_and_its_consequence_is_told(monkeypatch, th
 
 def test_threads_sleep_while_they_wait_unless_the_user_has_said_how_they_wait():
     environment = {}
-    wait_asleep(environment)
-    assert environment == {"OMP_WAIT_POLICY": "PASSIVE"}
+    wait_briefly(environment)
+    assert environment == {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
     for name, value in (("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "10"), ("KMP_BLOCKTIME", "0")):
         environment = {name: value}
-        wait_asleep(environment)
+        wait_briefly(environment)
         assert environment == {name: value}
 
 
 def test_the_command_sets_how_threads_wait_before_torch_reads_it():
     program = (
         "import os, sys; from maporl.cli import main\n"
-        "def command(): print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)\n"
+        "def command(): print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n"
         "main.app.command('probe')(command)\n"
         "main.app(['probe'])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert told.stdout.split() == ["PASSIVE", "False"], told.stderr
+    assert told.stdout.split() == ["1000", "False"], told.stderr
 
 
 def test_cores_are_those_of_the_affinity_mask(threads):

@@ -18,6 +18,8 @@ COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """The variables by which a user sets the number of threads."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """The variables by which a user says how threads wait: of OpenMP, of GNU's library and of Intel's."""
+BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+"""How threads wait by default here: 1000 looks, which take some microseconds. Intel's library counts milliseconds."""
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
 """The variables by which a process knows that ``accelerate launch`` or ``torchrun`` has started it."""
 
@@ -33,14 +35,16 @@ class Threads:
         return f"threads: {self.count} ({self.why})"
 
 
-def wait_asleep(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let threads sleep while they wait for each other, unless the user has set how they wait.
+def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let threads sleep soon when they wait for each other, unless the user has set how they wait.
 
-    OpenMP reads this once, when torch is loaded, so this must be called before. By default a thread spins for some
-    milliseconds at the end of each operation, and takes the core from a thread of another process that computes.
+    By default a thread spins for some milliseconds at the end of each operation, and takes the core from a thread of
+    another process that computes: two trainings on two cores then take four times as long as one. Threads that sleep at
+    once slow a single training, because the next operation mostly follows within microseconds (``DECISIONS.md`` has the
+    figures). OpenMP reads the variables once, when torch is loaded, so this must be called before.
     """
     if not any(name in environment for name in WAITING):
-        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        environment.update(BRIEFLY)
 
 
 def choose(tiny: bool, environment: Mapping[str, str] = os.environ) -> Threads:

@@ -9,7 +9,7 @@ from maporl.cli import crossplay, look, recipes, share, train, verifier
 from maporl.cli.common import echo
 from maporl.config.command_line import printable_messages
 from reward_server.cli import serve
-from trl_ext.threads import wait_asleep
+from trl_ext.threads import wait_briefly
 
 HELP = """Train teams of language models that talk to each other.
 
@@ -76,7 +76,7 @@ def common(
     ] = False,
 ) -> None:
     """The options that stand before a command. The text of the help page is ``HELP``."""
-    wait_asleep()  # before a command imports torch, which reads it once
+    wait_briefly()  # before a command imports torch, which reads it once
 
 
 def main() -> None:
