@@ -254,5 +254,5 @@ def assemble(rows: Sequence[tuple[Block, int] | None], width: int, model: Any) -
             for target, values in zip(joined, block.layers[layer], strict=True):
                 shared = min(width, values.shape[2])
                 target[to, :, width - shared :] = values[at][:, :, values.shape[2] - shared :]
-        cache.layers[layer].update(*joined)
+        cache.update(*joined, layer)
     return cache
