@@ -249,10 +249,10 @@ def assemble(rows: Sequence[tuple[Block, int] | None], width: int, model: Any) -
     places = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, to, at in sources.values()]
     cache = empty_cache(model)
     for layer, pair in enumerate(first.layers):
-        joined = tuple(like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
+        keys, values = (like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
         for block, to, at in places:
-            for target, values in zip(joined, block.layers[layer], strict=True):
-                shared = min(width, values.shape[2])
-                target[to, :, width - shared :] = values[at][:, :, values.shape[2] - shared :]
-        cache.update(*joined, layer)
+            for target, kept in zip((keys, values), block.layers[layer], strict=True):
+                shared = min(width, kept.shape[2])
+                target[to, :, width - shared :] = kept[at][:, :, kept.shape[2] - shared :]
+        cache.update(keys, values, layer)
     return cache
