@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from maporl.cli.main import app
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
-from trl_ext.threads import Threads, choose, usable_cores, use, wait_briefly
+from trl_ext.threads import WAITING, Threads, choose, usable_cores, use, wait_briefly
 
 TEAM = {
     "updates": 1,
@@ -91,7 +91,7 @@ def test_the_command_sets_how_threads_wait_before_torch_reads_it():
         "main.app.command('probe')(command)\n"
         "main.app(['probe'])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING}
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert told.stdout.split() == ["1000", "False"], told.stderr
 

@@ -286,8 +286,8 @@ class _Batch:
             self.choose_adapters([str(row.adapter) for row in self.rows])
         mask = self.mask
         if self.masks and ids.shape[1] == 1:
-            # transformers would look whether there is padding, for which a device waits, and where there is none it would
-            # take a kernel that reads keys and values once for every head that shares them
+            # transformers would look for padding, which a device waits for. Without padding it would take a kernel that reads
+            # keys and values once for every head that shares them.
             mask = mask.bool()[:, None, None]
         output = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **options)
         return output.logits[:, -1].float()

@@ -247,7 +247,6 @@ class VerifierSection:
     """
 
     model: str | None = None
-    attn_implementation: Attention | None = None
     batch_size: Positive = 16
     urls: tuple[str, ...] = ()
     api: Literal["maporl", "vllm"] = "maporl"
@@ -257,6 +256,7 @@ class VerifierSection:
     on_failure: Literal["stop", "wait", "label"] = "stop"
     learn_every: Annotated[int, Field(ge=0)] = 0
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    attn_implementation: Attention | None = None
 
     def __post_init__(self):
         check_urls(self.urls)
