@@ -207,13 +207,19 @@ def test_a_run_that_main_memory_does_not_hold_is_warned_of_with_numbers_and_a_se
 
 @pytest.mark.parametrize("on_cpu, where", [(True, "main memory"), (False, "the device")])
 def test_weights_that_alone_do_not_fit_are_refused_unless_processes_share_them(monkeypatch, on_cpu, where):
-    config = model_of(monkeypatch, 10**10, on_cpu)
+    config = model_of(monkeypatch, 10**10, on_cpu, training={"use_cpu": on_cpu})
     with pytest.raises(
         ConfigError, match=rf"weights alone do not fit: the run needs about .* and {where} has 16.0: .*; set "
     ):
         memory.device_lines(config, 20, 1, 16 * 2**30)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert "warning: the run needs" in memory.device_lines(config, 20, 1, 16 * 2**30)[-1]
+
+
+def test_a_run_for_accelerators_can_be_checked_on_a_laptop(monkeypatch):
+    config = model_of(monkeypatch, 10**10)
+    [line] = memory.device_lines(config, 20, 1, 16 * 2**30)
+    assert line.startswith("warning: the run needs about ")
 
 
 def test_split_placement_has_the_memory_of_a_device_for_each_base(monkeypatch):

@@ -100,7 +100,8 @@ def device_lines(config: Config, longest: int, dialogues: int, total: int | None
     empty. What is needed is an estimate, so a run that may not fit is warned of, and begins.
 
     Raises:
-        ConfigError: a single process holds the run, and its weights alone do not fit.
+        ConfigError: a single process holds the run, and its weights alone do not fit. A run that does not ask for the
+            CPU, on a machine without an accelerator, is only warned of.
     """
     if total is None:
         return []
@@ -128,7 +129,8 @@ def device_lines(config: Config, longest: int, dialogues: int, total: int | None
         f"optimizer {parts['optimizer'] / 2**30:.1f}, micro-batches {moving / 2**30:.1f}, sampling {cache / 2**30:.1f}"
     )
     advice = _advice(parts, cache, moving, cpu, bounded)
-    if parts["weights"] > total and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    elsewhere = cpu and not config.training.use_cpu  # a run for accelerators may be checked where there is none
+    if parts["weights"] > total and int(os.environ.get("WORLD_SIZE", "1")) == 1 and not elsewhere:
         raise ConfigError(f"agents: their weights alone do not fit: {needs}; set {advice}, or use smaller models")
     return [*found, f"warning: {needs}; set {advice}"]
 
