@@ -129,7 +129,7 @@ def device_lines(config: Config, longest: int, dialogues: int, total: int | None
         f"optimizer {parts['optimizer'] / 2**30:.1f}, micro-batches {moving / 2**30:.1f}, sampling {cache / 2**30:.1f}"
     )
     advice = _advice(parts, cache, moving, cpu, bounded)
-    elsewhere = cpu and not config.training.use_cpu  # a run for accelerators may be checked where there is none
+    elsewhere = cpu and not config.training.use_cpu  # a run for accelerators may be checked on a laptop
     if parts["weights"] > total and int(os.environ.get("WORLD_SIZE", "1")) == 1 and not elsewhere:
         raise ConfigError(f"agents: their weights alone do not fit: {needs}; set {advice}, or use smaller models")
     return [*found, f"warning: {needs}; set {advice}"]
