@@ -155,7 +155,9 @@ def test_a_resume_hashes_each_file_once(ended, monkeypatch):
     hashed, digest = [], manifest._digest
     monkeypatch.setattr(manifest, "_digest", lambda path: hashed.append(path) or digest(path))
     resumed_trainer(ended).train(resume_from_checkpoint=True)
-    assert ended / "checkpoint-4/policies/ann/optimizer/optimizer.safetensors" in hashed and len(hashed) == len(set(hashed))
+    assert ended / "checkpoint-4/policies/ann/optimizer/optimizer.safetensors" in hashed and len(hashed) == len(
+        set(hashed)
+    )
 
 
 def test_the_last_checkpoint_leaves_the_results_of_its_run_in_place(ended):
