@@ -8,18 +8,89 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
-Message = dict[str, str]
-"""``{"role": "system" | "user" | "assistant", "content": text}``."""
+Message = dict[str, Any]
+"""``{"role": "system" | "user" | "assistant" | "tool", "content": text}``.
+
+A message of the role ``tool`` is the result of a call. It has the ``name`` of the tool too.
+"""
 
 
 class Stop(enum.StrEnum):
-    """Why a completion ended: a stop token, its length, or a filter of the engine."""
+    """Why a completion ended: a stop token, a stop string, its length, or a filter of the engine."""
 
     EOS = "eos"
+    STOP = "stop"
     LENGTH = "length"
     FILTERED = "filtered"
+
+    @property
+    def whole(self) -> bool:
+        """Whether the completion ended by itself: with a stop token or a stop string."""
+        return self in (Stop.EOS, Stop.STOP)
+
+
+class TurnEnd(enum.StrEnum):
+    """Why an agent's turn ended.
+
+    It answered without a call. Or it may not call any more (``limit``), or its completion was cut (``length``). Or its
+    environment is over, the next completion would not fit the context, or an environment was lost.
+    """
+
+    ANSWER = "answer"
+    LIMIT = "limit"
+    LENGTH = "length"
+    OVER = "over"
+    CONTEXT = "context"
+    LOST = "lost"
+
+
+CallError = Literal["unread", "unknown", "arguments", "raised", "timeout", "limit", "over", "lost"]
+"""Why a call failed: it could not be read, there is no such tool, its arguments do not fit the schema, the tool raised
+an error or took too long, the agent may not call any more, or the environment is over or lost."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call returned.
+
+    Args:
+        text: what the agent is shown, after cutting.
+        value: a value for protocols and rewards, which JSON can hold. No agent is shown it.
+        error: why the call failed, or None.
+        reward: what the call pays its agent at once.
+        done: whether the environment is over after it.
+        seconds: how long it took.
+        left_out: the number of tokens that were cut from ``text``.
+    """
+
+    text: str
+    value: Any = None
+    error: CallError | None = None
+    reward: float | None = None
+    done: bool = False
+    seconds: float = 0.0
+    left_out: int = 0
+
+
+@dataclass
+class Call:
+    """One call of a tool.
+
+    Args:
+        id: ``"{utterance}.{index}"``.
+        name: the name of the tool, or "" if the call could not be read.
+        arguments: the arguments by name.
+        place: the name of the environment to which the tool belongs. None is a tool that keeps no state.
+        result: what it returned. None: it has not been carried out.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    place: str | None = None
+    result: Result | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +131,8 @@ class Ask:
             advantages.
         taught: the texts of which a warm start teaches the agent a random one here, such as the legal moves of a game.
             By default the task writes what the agent says (:meth:`maporl.Task.write_reply`).
+        continues: the id of the agent's utterance whose turn goes on, because it called tools. The messages are the
+            results. None begins a new turn.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple.
@@ -74,6 +147,7 @@ class Ask:
     fresh: bool = False
     tags: dict[str, Any] = field(default_factory=dict)
     taught: tuple[str, ...] = ()
+    continues: int | None = None
 
     def __post_init__(self):
         for name, value, example in (
@@ -82,6 +156,25 @@ class Ask:
         ):
             if not isinstance(value, (tuple, list)):
                 raise ValueError(f"Ask: {name}: expected a tuple, such as {example}, got {value!r:.80}")
+
+
+@dataclass(frozen=True)
+class Act:
+    """A protocol's request to call a tool for an agent.
+
+    Args:
+        agent: the agent for which the tool is called.
+        name: the name of the tool.
+        arguments: the arguments by name.
+        of: the id of the utterance that the act carries out. The call is recorded there.
+        place: the name of the environment to which the tool belongs. None is a tool that keeps no state.
+    """
+
+    agent: str
+    name: str
+    arguments: dict[str, Any]
+    of: int
+    place: str | None = None
 
 
 @dataclass
@@ -131,6 +224,9 @@ class Utterance:
         settles: the ids of earlier utterances that it made final, such as the draft that a verdict approves. A protocol
             may set it. If nobody is shown the verdict, it has the credit of the draft.
         trace: the training values of its tokens, if they are recorded.
+        part: the number of the utterance in its turn. A turn in which the agent called tools has several utterances.
+        calls: what it called, in order.
+        turn_end: why the turn ended, on the last utterance of a turn of an agent with tools.
     """
 
     id: int
@@ -157,6 +253,9 @@ class Utterance:
     sample: str | None = None
     settles: tuple[int, ...] = ()
     trace: Trace | None = None
+    part: int = 0
+    calls: list[Call] = field(default_factory=list)
+    turn_end: TurnEnd | None = None
 
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""
@@ -204,7 +303,8 @@ def to_record(dialogue: Dialogue) -> dict[str, Any]:
     """Return ``dialogue`` as plain values for JSON. :func:`from_record` turns them into an equal dialogue."""
     record = asdict(dialogue)
     for utterance in record["utterances"]:
-        utterance["stop"] = utterance["stop"].value
+        for name in ("stop", "turn_end"):
+            utterance[name] = utterance[name] and utterance[name].value
     return record
 
 
@@ -230,10 +330,21 @@ def _utterance(entry: Mapping[str, Any]) -> Utterance:
             own[name] = tuple(own[name])
     if "stop" in own:
         own["stop"] = Stop(own["stop"])
+    if own.get("turn_end") is not None:
+        own["turn_end"] = TurnEnd(own["turn_end"])
     for name, kind in (("grade", Grade), ("trace", Trace)):
         if own.get(name) is not None:
             own[name] = kind(**_known(kind, own[name]))
+    if "calls" in own:
+        own["calls"] = [_call(call) for call in own["calls"]]
     return Utterance(**own)
+
+
+def _call(entry: Mapping[str, Any]) -> Call:
+    own = _known(Call, entry)
+    if own.get("result") is not None:
+        own["result"] = Result(**_known(Result, own["result"]))
+    return Call(**own)
 
 
 def _known(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +352,9 @@ def _known(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry[name] for name in _FIELDS[kind] if name in entry}
 
 
-_FIELDS: dict[type, list[str]] = {kind: [f.name for f in fields(kind)] for kind in (Example, Utterance, Grade, Trace)}
+_FIELDS: dict[type, list[str]] = {
+    kind: [f.name for f in fields(kind)] for kind in (Example, Utterance, Grade, Trace, Call, Result)
+}
 
 
 def to_json(dialogue: Dialogue) -> str:

@@ -1,0 +1,213 @@
+"""The contracts of tools and environments. Imports no torch, and transformers only to read a function's signature."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_type_hints
+
+from maporl.errors import ConfigError
+from maporl.types import Result
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+"""What the name of a tool may be, as most chat templates and APIs want it."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that agents may call. It is made once in a process, and several dialogues may call it at the same time.
+
+    Args:
+        name: the name by which agents call it.
+        description: what agents are told about it.
+        parameters: a JSON schema of an object with its arguments.
+        run: the function. It gets the arguments by name, already checked against ``parameters``. It returns text, a
+            :class:`maporl.types.Result`, or anything that ``str`` makes readable. A coroutine function is awaited.
+            What it raises is told to the agent.
+        ordered: whether two calls of one dialogue never run at once. The calls of one utterance then run in their order.
+        returns: a JSON schema of what it returns, which some chat templates show.
+
+    Raises:
+        ConfigError: the name is not one that models can write, or ``parameters`` is not the schema of an object.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any] = field(hash=False)
+    run: Callable[..., Any]
+    ordered: bool = False
+    returns: dict[str, Any] | None = field(default=None, hash=False)
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"tool {self.name!r:.80}: its name must have only letters, digits, _ and -, begin with a letter or _, and "
+                "have at most 64 characters"
+            )
+        if not isinstance(self.parameters, dict) or self.parameters.get("type") != "object":
+            raise ConfigError(
+                f'tool {self.name}: expected parameters to be a JSON schema of an object, as {{"type": "object", '
+                f'"properties": {{...}}}}, got {self.parameters!r:.80}'
+            )
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str | None = None, ordered: bool = False) -> "Tool":
+        """Return the tool of a typed function or method with a docstring, as TRL and transformers read it.
+
+        The schema is made from the annotations and from a Google-style docstring with a line for each argument.
+        ``name`` is by default the function's own.
+
+        Raises:
+            ConfigError: the function has no docstring, or an argument lacks its type or its description.
+        """
+        from transformers.utils import get_json_schema
+
+        called = getattr(function, "__qualname__", None) or repr(function)
+        if not callable(function) or isinstance(function, type):
+            raise ConfigError(f"tool {called}: expected a function, got {type(function).__name__}")
+        _check_signature(function, called)
+        try:
+            schema = get_json_schema(function)["function"]
+        except Exception as error:  # it raises several kinds that no module of transformers exports
+            raise ConfigError(
+                f"tool {called}: {' '.join(str(error).split())[:300]}; give every argument a type, and a line under Args: in "
+                "a Google-style docstring"
+            ) from None
+        return cls(
+            name or schema["name"], schema["description"], schema["parameters"], function, ordered, schema.get("return")
+        )
+
+    def schema(self) -> dict[str, Any]:
+        """Return the tool as chat templates and APIs take it: ``{"type": "function", "function": {...}}``."""
+        returns = {} if self.returns is None else {"return": self.returns}
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters, **returns}
+        return {"type": "function", "function": function}
+
+    def line(self) -> str:
+        """Return the tool as one line of plain text, such as ``add(a: integer, b: integer): Add two numbers.``"""
+        properties = self.parameters.get("properties", {})
+        arguments = ", ".join(f"{name}: {_kind(schema)}" for name, schema in properties.items())
+        return f"{self.name}({arguments}): {' '.join(self.description.split())}"
+
+
+def _check_signature(function: Callable[..., Any], called: str) -> None:
+    """Check what transformers would not name: a missing docstring, and arguments that no caller can give by name."""
+    if not inspect.getdoc(function):
+        raise ConfigError(
+            f"tool {called}: it has no docstring, so an agent could not know what it does; add one with a line under "
+            "Args: for every argument"
+        )
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigError(
+                f"tool {called}: argument {parameter}: an agent gives arguments by name; replace it by named ones"
+            )
+    try:
+        get_type_hints(function)
+    except Exception as error:  # an annotation may be any expression
+        raise ConfigError(f"tool {called}: its annotations cannot be read: {error}") from None
+
+
+def _kind(schema: Any) -> str:
+    """Return the type of an argument in words: ``integer``, ``string or null``, ``one of "a", "b"``."""
+    if not isinstance(schema, Mapping):
+        return "any"
+    if "enum" in schema:
+        return f"one of {', '.join(repr(value) for value in schema['enum'])}"
+    kinds = schema.get("type", "any")
+    return kinds if isinstance(kinds, str) else " or ".join(map(str, kinds))
+
+
+class Toolbox:
+    """Several tools that share something which must be closed, such as the process of a server.
+
+    It is made once in a process. A subclass defines :meth:`tools`.
+    """
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the tools."""
+        raise NotImplementedError(f"{type(self).__name__}: a toolbox defines tools()")
+
+    def renew(self) -> None:
+        """Hook: called before each update, for example to start a server again that has died."""
+
+    def close(self) -> None:
+        """Hook: called once, when the run is over."""
+
+
+class Environment:
+    """What agents act in. Each dialogue has its own instance, which one thread at a time uses.
+
+    A subclass defines :meth:`tools`, and overrides what else it needs. A class for TRL's ``environment_factory`` needs
+    no base class.
+
+    What a tool's ``run`` raises is told to the agent. What :meth:`reset`, :meth:`fork` or :meth:`reward` raises is a
+    fault of the environment and stops the run.
+
+    Attributes:
+        forks: how a dialogue in it can be forked. "copy": :meth:`fork` returns an independent equal one. "replay": the
+            same seed and the same calls give the same observations, which is checked. "no": it cannot be forked.
+        concurrent: whether instances may run at the same time. If not, because they share hidden state, their calls
+            take turns.
+    """
+
+    forks: Literal["copy", "replay", "no"] = "no"
+    concurrent: bool = True
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> str | dict[str, str] | None:
+        """Begin. Return the text that is appended to the first message of those who act here, or the text by agent.
+
+        ``row`` has ``id``, ``question``, ``answer``, ``prompt`` (messages) and every value of the example's ``meta``.
+        """
+        return None
+
+    def tools(self, agent: str) -> Sequence[Tool]:
+        """Return the tools of ``agent``. It is asked before :meth:`reset`, and its answer must not change."""
+        raise NotImplementedError(f"{type(self).__name__}: an environment defines tools(agent)")
+
+    def observe(self, agent: str) -> str | None:
+        """Return the news for ``agent``, which are appended to what begins its next turn, or None."""
+        return None
+
+    def reward(self) -> float | dict[str, float] | None:
+        """Return what the dialogue has earned, or what each agent has. It is asked once, at the end."""
+        return None
+
+    def state(self) -> str | None:
+        """Return the name of the situation, for the column ``state`` of advantages, or None."""
+        return None
+
+    def over(self) -> bool:
+        """Return whether nothing can be done here any more."""
+        return False
+
+    def fork(self) -> "Environment":
+        """Return an independent equal environment, if ``forks`` is "copy"."""
+        raise NotImplementedError(f"{type(self).__name__}: with forks = 'copy', an environment defines fork()")
+
+    def close(self) -> None:
+        """End. It is called exactly once, whatever happened."""
+
+
+class CallRefused(Exception):
+    """A call cannot be carried out. The agent is told the message.
+
+    Args:
+        kind: the :data:`maporl.types.CallError`.
+        message: what the agent is told.
+    """
+
+    def __init__(self, kind: Any, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+def as_result(value: Any) -> Result:
+    """Return what a tool returned as a :class:`maporl.types.Result`. None reads "done"."""
+    if isinstance(value, Result):
+        return value
+    if value is None:
+        return Result("done")
+    if isinstance(value, bytes | bytearray):
+        return Result(bytes(value).decode("utf-8", "replace"))
+    return Result(str(value))

@@ -1,0 +1,98 @@
+"""The contract of a tool: what functions it takes, what it tells models, and what it refuses."""
+
+import pytest
+
+from maporl.environments.base import Environment, Tool, as_result
+from maporl.errors import ConfigError
+from maporl.types import Act, Call, Dialogue, Example, Result, Stop, TurnEnd, Utterance, from_json, to_json
+
+
+def add(a: int, b: int = 3) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+
+class TestOfAFunction:
+    def test_schema_and_line(self):
+        tool = Tool.of(add)
+        assert tool.schema() == {
+            "type": "function",
+            "function": {
+                "name": "add",
+                "description": "Add two numbers.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "a": {"type": "integer", "description": "the first"},
+                        "b": {"type": "integer", "description": "the second"},
+                    },
+                    "required": ["a"],
+                },
+                "return": {"type": "integer"},
+            },
+        }
+        assert tool.line() == "add(a: integer, b: integer): Add two numbers."
+        assert tool.run(a=2) == 5
+
+    def test_a_method_leaves_out_self(self):
+        class Shop:
+            def look(self) -> str:
+                """Look around."""
+                return "three apples"
+
+        tool = Tool.of(Shop().look)
+        assert tool.parameters == {"type": "object", "properties": {}}
+        assert tool.run() == "three apples"
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("def f(a: int): pass", "tool f: it has no docstring"),
+            ("def f(a):\n    '''Do.\n\n    Args:\n        a: x\n    '''", "Argument a is missing a type hint"),
+            ("def f(a: int):\n    '''Do.'''", "the docstring has no description for the argument 'a'"),
+            ("def f(*a: int):\n    '''Do.'''", "tool f: argument \\*a: int: an agent gives arguments by name"),
+            ("def f(a: 'Nowhere'):\n    '''Do.\n\n    Args:\n        a: x\n    '''", "annotations cannot be read"),
+        ],
+    )
+    def test_what_is_refused(self, source, message):
+        names: dict = {}
+        exec(source, names)
+        with pytest.raises(ConfigError, match=message):
+            Tool.of(names["f"])
+
+    def test_a_name_that_no_model_can_write(self):
+        with pytest.raises(ConfigError, match="tool 'my tool': its name must have only letters"):
+            Tool("my tool", "x", {"type": "object"}, add)
+
+    def test_parameters_of_no_object(self):
+        with pytest.raises(ConfigError, match="tool add: expected parameters to be a JSON schema of an object"):
+            Tool("add", "x", {"a": "integer"}, add)
+
+
+def test_results_of_any_kind():
+    assert as_result(None).text == "done"
+    assert as_result(5).text == "5"
+    assert as_result(b"\xff a").text == "\ufffd a"
+    assert as_result(Result("x", reward=1.0)).reward == 1.0
+
+
+def test_an_environment_must_define_its_tools():
+    with pytest.raises(NotImplementedError, match="Environment: an environment defines tools"):
+        Environment().tools("ann")
+
+
+def test_the_record_holds_calls_and_reads_back_equal():
+    result = Result("5", value={"sum": 5}, reward=0.5, seconds=0.25)
+    calls = [Call("0.0", "add", {"a": 2}, "shop", result), Call("0.1", "", {}, None, Result("no", error="unread"))]
+    first = Utterance(0, "ann", "ann", 0, 0, [{"role": "user", "content": "?"}], "x", calls=calls, stop=Stop.STOP)
+    tool = {"role": "tool", "name": "add", "content": "5"}
+    last = Utterance(1, "ann", "ann", 0, 1, [tool], "5", part=1, parents=(0,), turn_end=TurnEnd.ANSWER)
+    dialogue = Dialogue(Example("q", "?", "5"), [first, last])
+    assert from_json(to_json(dialogue)) == dialogue
+    assert Stop.STOP.whole and Stop.EOS.whole and not Stop.LENGTH.whole
+    assert Act("ann", "add", {"a": 2}, of=0).place is None
