@@ -168,6 +168,7 @@ class Act:
         arguments: the arguments by name.
         of: the id of the utterance that the act carries out. The call is recorded there.
         place: the name of the environment to which the tool belongs. None is a tool that keeps no state.
+        call: the id of the recorded call that it carries out. None records a new one.
     """
 
     agent: str
@@ -175,6 +176,7 @@ class Act:
     arguments: dict[str, Any]
     of: int
     place: str | None = None
+    call: str | None = None
 
 
 @dataclass
@@ -272,6 +274,7 @@ class Dialogue:
         outcome: what the protocol returned at the end.
         prompt: the number of the question in its batch.
         rollout: the number of the dialogue among those on the same question.
+        lost: the environments that did not answer in time. The dialogue ended there, and nobody is trained on it.
     """
 
     example: Example
@@ -279,6 +282,7 @@ class Dialogue:
     outcome: Any = None
     prompt: int = 0
     rollout: int = 0
+    lost: tuple[str, ...] = ()
 
     def answers(self) -> list[Utterance]:
         """Return the utterances that answer the question, in order of speaking."""
@@ -320,6 +324,7 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
     """
     example = Example(**_known(Example, record["example"]))
     own = {name: record[name] for name in ("outcome", "prompt", "rollout") if name in record}
+    own["lost"] = tuple(record.get("lost", ()))
     return Dialogue(example, [_utterance(entry) for entry in record["utterances"]], **own)
 
 

@@ -5,13 +5,15 @@ reasoning, and tokenizers merge differently across a boundary. Here the first pr
 prompt is the *suffix* that the template puts after an assistant message. It is tokenised alone and appended.
 """
 
+import itertools
+import json
 from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.plain_text import Tokenizer, control_tokens, encode_pieces, new_mark
 from trl_ext.templates import TemplateFailed, render_template
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 FALLBACK_TEMPLATE = (
     "{{ bos_token if bos_token }}"
@@ -92,10 +94,13 @@ def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
         )
 
 
-def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True) -> str:
+def render(
+    tokenizer: Tokenizer, messages: list[Message], generate: bool = True, tools: list[dict[str, Any]] | None = None
+) -> str:
     """Return the text of ``messages`` by the chat template.
 
-    ``generate`` adds the opening of the next assistant message.
+    ``generate`` adds the opening of the next assistant message. ``tools`` are the schemas of the tools that the model
+    may call.
 
     Raises:
         ChatError: the template is not valid, refuses the messages, or takes too much time or memory.
@@ -109,7 +114,7 @@ def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True)
     if template in OWN_TEMPLATES:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
     try:
-        return render_template(template, messages, generate, tokenizer.special_tokens_map)
+        return render_template(template, messages, generate, tokenizer.special_tokens_map, tools)
     except TemplateFailed as error:
         roles = ", ".join(message["role"] for message in messages[:4])
         raise ChatError(
@@ -117,8 +122,13 @@ def render(tokenizer: Tokenizer, messages: list[Message], generate: bool = True)
         ) from None
 
 
-def encode_chat(tokenizer: Tokenizer, messages: list[Message], generate: bool = False) -> list[int]:
-    """Return the token ids of ``messages`` as the chat template writes them.
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: list[Message],
+    generate: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+) -> list[int]:
+    """Return the token ids of ``messages`` as the chat template writes them, with the schemas of ``tools`` if given.
 
     Only the template writes control tokens. A message that spells one is encoded as text
     (:mod:`trl_ext.plain_text`). ``generate`` adds the opening of the next assistant message.
@@ -126,12 +136,14 @@ def encode_chat(tokenizer: Tokenizer, messages: list[Message], generate: bool = 
     mark = new_mark()
     marked = control_tokens(tokenizer).marked(messages, mark)
     # the template writes the special tokens itself
-    return encode_pieces(tokenizer, render(tokenizer, marked, generate).split(mark))
+    return encode_pieces(tokenizer, render(tokenizer, marked, generate, tools).split(mark))
 
 
-def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
+def encode_prompt(
+    tokenizer: Tokenizer, messages: list[Message], tools: list[dict[str, Any]] | None = None
+) -> list[int]:
     """Return the token ids of a new conversation, up to the opening of the model's next message."""
-    return encode_chat(tokenizer, messages, generate=True)
+    return encode_chat(tokenizer, messages, True, tools)
 
 
 def encode_continuation(
@@ -144,11 +156,17 @@ def encode_continuation(
     token is left out. A message that was cut by length is closed here. The closing tokens are context and are never
     trained on.
 
+    Messages of the role ``tool`` at the beginning are the results of the calls in the sampled message.
+
     Raises:
-        ChatError: the template does not show earlier assistant messages.
+        ChatError: the template does not show earlier assistant messages or results.
     """
     sampled, mark = new_mark(), new_mark()  # the first stands for the sampled message
     marked = control_tokens(tokenizer).marked(messages, mark)
+    results = list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
+    if results:
+        suffix = _after_calls(tokenizer, [result["name"] for result in results], marked, sampled, stop_ids)
+        return _without_closing(encode_pieces(tokenizer, suffix.split(mark)), ended, stop_ids)
     rendered = render(
         tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": sampled}, *marked], True
     )
@@ -158,7 +176,45 @@ def encode_continuation(
             f"the chat template of {tokenizer.name_or_path!r} does not show earlier assistant messages, "
             "so a dialogue of several turns cannot be continued; use another template"
         )
-    ids = encode_pieces(tokenizer, suffix.split(mark))
-    if ended and ids and ids[0] in stop_ids:
-        return ids[1:]
-    return ids
+    return _without_closing(encode_pieces(tokenizer, suffix.split(mark)), ended, stop_ids)
+
+
+def _without_closing(ids: list[int], ended: bool, stop_ids: frozenset[int] | set[int]) -> list[int]:
+    return ids[1:] if ended and ids and ids[0] in stop_ids else ids
+
+
+def _after_calls(
+    tokenizer: Tokenizer, names: list[str], messages: list[Message], sampled: str, stop_ids: frozenset[int] | set[int]
+) -> str:
+    """Return what the template writes after an assistant message with calls of these ``names``, closing included.
+
+    ``messages`` begin with the results of the calls. ``sampled`` stands for the arguments of the calls.
+    """
+    rendered = _with_calls(tokenizer, names, messages, sampled)
+    _, shown, after = rendered.rpartition(sampled)
+    stops = [str(word) for word in tokenizer.convert_ids_to_tokens(sorted(stop_ids))]
+    places = [place for word in stops if (place := after.find(word)) >= 0]
+    if not shown or not places:
+        raise ChatError(
+            f"the chat template of {tokenizer.name_or_path!r} does not end a call with any of the tokens {stops}, so a "
+            "completion cannot be continued with its result; use call_format: json, or add the template's token to "
+            "ppo.stop_token_id"
+        )
+    return after[min(places) :]
+
+
+def _with_calls(tokenizer: Tokenizer, names: list[str], messages: list[Message], argument: str) -> str:
+    """Return a conversation in which the assistant calls tools of these ``names``, and ``messages`` follow."""
+    kinds: list[Any] = [{"argument": argument}, json.dumps({"argument": argument}, ensure_ascii=False)]
+    for arguments in kinds:  # some templates want arguments as text
+        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name in names]
+        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        try:
+            rendered = render(tokenizer, [*before, *messages], True)
+        except ChatError:
+            if arguments is kinds[-1]:
+                raise
+            continue
+        if rendered.count(argument) == len(names):
+            return rendered
+    return ""

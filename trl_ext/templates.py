@@ -34,7 +34,7 @@ class _Process:
         self.running: subprocess.Popen[str] | None = None
         self.inherited: subprocess.Popen[str] | None = None
 
-    def answer(self, request: str) -> dict[str, str] | None:
+    def answer(self, request: str) -> dict[str, Any] | None:
         """Return the worker's answer, or None if the request has ended the worker."""
         with self.lock:
             if self.running is None or self.running.poll() is not None:
@@ -56,7 +56,7 @@ class _Process:
         self.lock = threading.Lock()
         self.running, self.inherited = None, self.running
 
-    def _ask(self, request: str) -> dict[str, str] | None:
+    def _ask(self, request: str) -> dict[str, Any] | None:
         assert self.running is not None and self.running.stdin is not None and self.running.stdout is not None
         try:
             self.running.stdin.write(request + "\n")
@@ -86,25 +86,48 @@ atexit.register(_process.stop)
 os.register_at_fork(after_in_child=_process.forget)
 
 
-def render_template(template: str, messages: list[dict[str, Any]], generate: bool, variables: dict[str, Any]) -> str:
+def render_template(
+    template: str,
+    messages: list[dict[str, Any]],
+    generate: bool,
+    variables: dict[str, Any],
+    tools: list[dict[str, Any]] | None = None,
+) -> str:
     """Return the text of ``messages`` by a chat template, as ``apply_chat_template`` of transformers does.
 
     ``generate`` adds the opening of the next assistant message. ``variables`` are what else the template may read, such
-    as the names of special tokens.
+    as the names of special tokens. ``tools`` are the schemas of the tools that the model may call.
 
     Raises:
         TemplateFailed: the template is not valid, refuses the messages, or takes too much time or memory.
     """
     if len(template) > LONGEST:
         raise TemplateFailed(f"it has {len(template)} characters; at most {LONGEST} are read")
+    shown = {} if tools is None else {"tools": tools}
     # templates would show a missing value, such as the content of a call, as the word None
     given = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    request = {**variables, "messages": given, "chat_template": template, "add_generation_prompt": generate}
+    request = {**variables, **shown, "messages": given, "chat_template": template, "add_generation_prompt": generate}
+    return _answered(request, f"{len(messages)} messages")["text"]
+
+
+def read_calls(text: str, prefix: str, template: dict[str, Any], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls in a completion, as :func:`trl_ext.template_worker.read_calls` does, in the worker's process.
+
+    The regular expressions of a response template came with a model too, and so may take any time.
+
+    Raises:
+        TemplateFailed: the response template is not valid, or takes too much time or memory.
+    """
+    request = {"read": {"text": text, "prefix": prefix, "template": template, "tools": tools}}
+    return _answered(request, f"a completion of {len(text)} characters")["calls"]
+
+
+def _answered(request: dict[str, Any], what: str) -> dict[str, Any]:
     answer = _process.answer(json.dumps(request))
     if answer is None:
         raise TemplateFailed(
-            f"it takes more than {SECONDS:g} s of processor time or {MEMORY // 2**30} GiB of memory for {len(messages)} messages"
+            f"it takes more than {SECONDS:g} s of processor time or {MEMORY // 2**30} GiB of memory for {what}"
         )
     if "error" in answer:
         raise TemplateFailed(answer["error"])
-    return answer["text"]
+    return answer

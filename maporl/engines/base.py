@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from maporl.engines.transcript import Transcript
-from maporl.types import Ask, Example, Stop, Utterance
+from maporl.types import Ask, Example, Message, Stop, Utterance
 from trl_ext.ppo_options import Decoding
 
 
@@ -25,6 +25,8 @@ class Request:
         policy: the name of the policy that answers.
         rng_key: the key of the answer's random numbers, which do not depend on other requests. None uses torch's state.
         heard: the utterances whose text is in the messages.
+        messages: the messages of ``ask`` as the engine reads them: results of calls as the agent's call format shows
+            them. By default they are those of ``ask``.
     """
 
     ask: Ask
@@ -36,6 +38,10 @@ class Request:
     policy: str = ""
     rng_key: tuple | None = None
     heard: tuple[Utterance, ...] = ()
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.messages = self.messages or self.ask.messages
 
 
 @dataclass

@@ -36,7 +36,7 @@ class HumanEngine(Engine):
     def _ask(self, request: Request) -> str:
         name = printable(request.ask.agent)
         self.show(f"\n[{name}, turn {request.turn + 1}]")
-        for message in request.ask.messages:
+        for message in request.messages:
             self.show(visible(message["content"]))
         if moves := request.ask.tags.get("moves"):
             self.show(f"(legal moves: {visible(', '.join(moves))})")

@@ -1,6 +1,7 @@
 """The token-exact transcript of one agent in one dialogue. Its ids are only ever appended to."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat import Tokenizer, encode_continuation, encode_prompt
@@ -18,6 +19,8 @@ class Transcript:
         ended: whether the last completion ended with a stop token.
         closed: for each utterance id, whether its completion ended with a stop token.
         messages: the conversation as messages, for engines that work on text.
+        said: for each utterance id, the number of messages up to and including it.
+        tools: the schemas of the tools that the chat template shows, or None.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -26,6 +29,8 @@ class Transcript:
     ended: bool = True
     closed: dict[int, bool] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
+    said: dict[int, int] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
 
     def add_messages(self, messages: list[Message], tokenizer: Tokenizer, stop_ids: frozenset[int]) -> list[int]:
         """Append ``messages`` and the opening of the agent's next message. Return the prompt, which is all ids so far.
@@ -36,7 +41,7 @@ class Transcript:
         if self.ids:
             new = encode_continuation(tokenizer, messages, self.ended, stop_ids)
         else:
-            new = encode_prompt(tokenizer, messages)
+            new = encode_prompt(tokenizer, messages, self.tools)
         self.ids += new
         self.sampled_mask += [False] * len(new)
         return list(self.ids)
@@ -50,13 +55,21 @@ class Transcript:
 
     def after(self, utterances: list[Utterance]) -> "Transcript":
         """Return a copy as it was after ``utterances``, which are the first utterances of the conversation."""
-        messages = [m for u in utterances for m in (*u.messages, {"role": "assistant", "content": u.text})]
-        if (last := utterances[-1].id) not in self.spans:  # the engine keeps no tokens
-            return Transcript(messages=messages)
+        last = utterances[-1].id
+        said = {u.id: self.said[u.id] for u in utterances}
+        messages = self.messages[: said[last]]
+        if last not in self.spans:  # the engine keeps no tokens
+            return Transcript(messages=messages, said=said, tools=self.tools)
         end = self.spans[last][1]
         closed = {u.id: self.closed[u.id] for u in utterances}
         spans = {u: self.spans[u] for u in closed}
-        return Transcript(self.ids[:end], self.sampled_mask[:end], spans, closed[last], closed, messages)
+        mask = self.sampled_mask[:end]
+        return Transcript(self.ids[:end], mask, spans, closed[last], closed, messages, said, self.tools)
+
+    def add_words(self, utterance: int, text: str) -> None:
+        """Append the text of an utterance to the messages."""
+        self.messages.append({"role": "assistant", "content": text})
+        self.said[utterance] = len(self.messages)
 
 
 def conversations(

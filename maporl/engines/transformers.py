@@ -97,7 +97,7 @@ class TransformersEngine(Engine):
         speaking = [self.policies[r.policy] for r in requests]
         known = [len(r.transcript.ids) for r in requests]
         prompts = [
-            r.transcript.add_messages(r.ask.messages, p.tokenizer, p.stop_ids)
+            r.transcript.add_messages(r.messages, p.tokenizer, p.stop_ids)
             for r, p in zip(requests, speaking, strict=True)
         ]
         for request, policy, ids in zip(requests, speaking, prompts, strict=True):

@@ -5,10 +5,13 @@ from typing import Any
 
 from maporl.errors import ConfigError
 from maporl.text import check_choices, check_names, check_placeholders
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Act, Ask, Example
 
-Play = Generator[list[Ask], list[Utterance], Any]
-"""A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue."""
+Play = Generator[list[Ask] | list[Act], Any, Any]
+"""A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue.
+
+It may yield a list of :class:`maporl.types.Act` too, and then receives the list of their results.
+"""
 
 
 class Protocol:
@@ -142,24 +145,26 @@ def must_be_play(play: Any, where: str) -> Play:
     return play
 
 
-def must_be_asks(asks: Any, where: str) -> list[Ask]:
-    """Return what a protocol yielded, if it is a list of Ask with messages that can be read.
+def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act]:
+    """Return what a protocol yielded, if it is a list of Ask with messages that can be read, or a list of Act.
 
     Raises:
         ConfigError: it is something else. ``where`` names the protocol.
     """
-    if not isinstance(asks, list | tuple) or not asks or any(not isinstance(ask, Ask) for ask in asks):
+    if isinstance(moves, list | tuple) and moves and all(isinstance(move, Act) for move in moves):
+        return list(moves)
+    if not isinstance(moves, list | tuple) or not moves or any(not isinstance(move, Ask) for move in moves):
         raise ConfigError(
-            f"{where}: its play yielded {asks!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"
+            f"{where}: its play yielded {moves!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"
         )
-    for ask in asks:
+    for ask in moves:
         messages = ask.messages
         if not isinstance(messages, list | tuple) or not all(_is_message(message) for message in messages):
             raise ConfigError(
                 f"{where}: it asks agent {ask.agent!r} with messages={messages!r:.80}, expected a list of messages, as "
                 '[{"role": "user", "content": "a text"}]'
             )
-    return list(asks)
+    return list(moves)
 
 
 def _is_message(message: Any) -> bool:

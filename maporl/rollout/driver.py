@@ -5,21 +5,24 @@ Each policy answers one batch at each step. Engines that take requests as they c
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
 from maporl.engines.base import Engine, Reply, Request, wait_for
 from maporl.engines.transcript import Transcript
+from maporl.environments.turns import play_step
+from maporl.environments.world import Rooms, World
 from maporl.errors import ConfigError, UserError
-from maporl.protocols.base import Play, Protocol, must_be_asks, must_be_play
-from maporl.rollout.episode import Episode, SpeakerSpec, Step
+from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
+from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step
 from maporl.rollout.referee import Referee
 from maporl.tasks.base import Task
-from maporl.types import Dialogue, Example, Message, Utterance
+from maporl.types import Act, Ask, Call, Dialogue, Example, Message, Result, Utterance
 from trl_ext.ppo_options import Decoding
 
 
@@ -43,6 +46,7 @@ class RolloutDriver:
         rng_key: the key of all random numbers. Those of an utterance depend on this key and on the utterance's place in
             its dialogue. They do not depend on batches or processes. None uses torch's random state.
         first: the number of the first question, if other processes play other questions.
+        world: the tools and environments of the run.
     """
 
     def __init__(
@@ -56,10 +60,13 @@ class RolloutDriver:
         common_seed: bool = True,
         rng_key: tuple | None = None,
         first: int = 0,
+        world: World | None = None,
     ):
         self.task, self.protocol, self.specs, self.engines = task, protocol, specs, engines
         self.decoding, self.common_seed, self.rng_key, self.first = decoding, common_seed, rng_key, first
         self.referee = referee or Referee()
+        self.world = world or World()
+        self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
         """Open a dialogue on ``example``, ready for its first step.
@@ -70,7 +77,10 @@ class RolloutDriver:
             ConfigError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
         """
         dialogue = Dialogue(example, [], prompt=self.first + prompt, rollout=rollout)
-        episode = Episode(dialogue, self._play(example, rollout), rollout)
+        question = {"role": "user", "content": self.task.question(example)}
+        key = (*(self.rng_key or ()), dialogue.prompt, 0 if self.common_seed else rollout)
+        rooms = Rooms(example, key, [*self.task.before_question(example), question])
+        episode = Episode(dialogue, self._play(example, rollout), rooms, rollout)
         self._advance(episode, None)
         return episode
 
@@ -79,19 +89,28 @@ class RolloutDriver:
 
         ``rollout`` is the copy's number in the batch.
         """
+        now = steps is None or steps == len(episode.sent)
         steps = len(episode.sent) if steps is None else steps
         dialogue = Dialogue(episode.dialogue.example, [], prompt=episode.dialogue.prompt, rollout=rollout)
-        fork = Episode(dialogue, self._play(dialogue.example, episode.seed), episode.seed)
+        heard = {u.agent for utterances in episode.sent[:steps] for u in utterances}
+        rooms = self.world.fork(episode.rooms, steps, now, heard)
+        fork = Episode(dialogue, self._play(dialogue.example, episode.seed), rooms, episode.seed)
         self._advance(fork, None)
         for utterances in episode.sent[:steps]:
             fork.turns |= {u.agent: u.turn + 1 for u in utterances}
-            copies = [_shared_copy(u, episode.dialogue.rollout) for u in utterances]
+            copies = [self._shared_copy(u, episode.dialogue.rollout) for u in utterances]
             dialogue.utterances += copies
-            self._advance(fork, copies)
+            fork.sent.append(copies)
+            self._go_on([(fork, copies)], partial(_recorded, episode.dialogue), judged=True)
         for agent in {u.agent for u in dialogue.utterances if not u.fresh}:
             fork.transcripts[agent] = episode.transcripts[agent].after(
                 [u for u in dialogue.utterances if u.agent == agent and not u.fresh]
             )
+        for ask in fork.asks:
+            if ask.continues is not None and ask.fresh:
+                turn = dialogue.utterances[ask.continues].turn
+                parts = [u for u in dialogue.utterances if u.agent == ask.agent and u.turn == turn]
+                fork.apart[ask.continues] = episode.apart[ask.continues].after(parts)
         return fork
 
     def branch(self, episode: Episode, rollouts: list[int]) -> list[Episode]:
@@ -123,14 +142,15 @@ class RolloutDriver:
 
         ``said`` has those episodes and their utterances, which were said in the same state.
         """
-        copies = [_shared_copy(u, other.dialogue.rollout) for other, u in said]
+        copies = [self._shared_copy(u, other.dialogue.rollout) for other, u in said]
         episode.dialogue.utterances += copies
+        episode.sent.append(copies)
         for (other, _), u in zip(said, copies, strict=True):
             episode.turns[u.agent] = u.turn + 1
             if not u.fresh:
                 spoken = [v for v in episode.dialogue.utterances if v.agent == u.agent and not v.fresh]
                 episode.transcripts[u.agent] = other.transcripts[u.agent].after(spoken)
-        self._advance(episode, copies)
+        self._go_on([(episode, copies)], self._act, judged=True)
 
     def finish(self, episodes: list[Episode]) -> None:
         """Play all ``episodes`` to their ends.
@@ -151,9 +171,10 @@ class RolloutDriver:
             ready = [step.episode for step in taken if not step.episode.over]
 
     def release(self) -> None:
-        """Let engines drop what they keep of dialogues in progress."""
+        """Let engines drop what they keep of dialogues in progress, and close the environments of all of them."""
         for engine in self.engines.values():
             engine.release()
+        self.world.drop_all()
 
     def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
         """Play ``rollouts`` dialogues on every example to their ends. Dialogues of one example stand together."""
@@ -169,71 +190,167 @@ class RolloutDriver:
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
         return must_be_play(play, f"protocol {self.protocol.label}")
 
-    def _advance(self, episode: Episode, utterances: list[Utterance] | None) -> None:
-        """Send the protocol its utterances and take its next asks, or mark the dialogue as over.
+    def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | None) -> None:
+        """Send the protocol utterances or results and take what it wants next, or mark the dialogue as over.
 
         None starts the protocol.
         """
-        if utterances is not None:
-            episode.sent.append(utterances)
+        episode.step, episode.asks, episode.acts = None, [], []
         try:
-            asks = next(episode.play) if utterances is None else episode.play.send(utterances)
+            moves = next(episode.play) if values is None else episode.play.send(values)
         except StopIteration as end:
-            episode.dialogue.outcome, episode.over, episode.asks = end.value, True, []
+            episode.dialogue.outcome, episode.over = end.value, True
             return
         except UserError:
             raise
         except Exception as error:
             folder = Path(inspect.getfile(type(self.protocol))).parent
             raise ConfigError(f"protocol {self.protocol.label}: its play failed: {told(error, [folder])}") from error
-        episode.asks = must_be_asks(asks, f"protocol {self.protocol.label}")
-        for ask in episode.asks:
-            if ask.agent not in self.specs:
+        must_be_moves(moves, f"protocol {self.protocol.label}")
+        for move in moves:
+            self._check(move, len(episode.dialogue.utterances))
+        if isinstance(moves[0], Act):
+            episode.acts = list(moves)
+        else:
+            episode.step = play_step(list(moves), self.tools)
+            episode.asks = list(next(episode.step))
+
+    def _check(self, move: Ask | Act, said: int) -> None:
+        """Check that ``move`` names a speaker and utterances that were ``said``."""
+        if move.agent not in self.specs:
+            raise ConfigError(
+                f"the protocol asks agent {move.agent!r} but agents are {list(self.specs)}; add it to the team or mend the "
+                "protocol"
+            )
+        if isinstance(move, Act):
+            if move.of not in range(said):
                 raise ConfigError(
-                    f"the protocol asks agent {ask.agent!r} but agents are {list(self.specs)}; add it to the team or mend the "
-                    "protocol"
+                    f"the protocol calls {move.name!r} for utterance {move.of!r}, but {said} were said; give the id of the "
+                    "utterance that the act carries out, as of=said.id"
                 )
-            said = range(len(episode.dialogue.utterances))
-            if ask.parents and any(parent not in said for parent in ask.parents):
-                raise ConfigError(
-                    f"the protocol asks agent {ask.agent!r} with parents={tuple(ask.parents)!r:.80}, but only utterances 0 to "
-                    f"{len(said) - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
-                    if said
-                    else f"the protocol asks agent {ask.agent!r} with parents={tuple(ask.parents)!r:.80}, but nothing was said yet"
-                )
+            self.world.must_have(move)
+        elif move.parents and any(parent not in range(said) for parent in move.parents):
+            raise ConfigError(
+                f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but only utterances 0 to "
+                f"{said - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
+                if said
+                else f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but nothing was said yet"
+            )
+
+    def _go_on(self, sent: list[Sent], act: Callable[[list[Episode]], list[Sent]], judged: bool = False) -> None:
+        """Give episodes what was said or returned, until each of them asks for an utterance or is over.
+
+        ``act`` carries out the acts of episodes. The referee sees the last segment of each turn before the protocol
+        does, unless these were ``judged`` before.
+        """
+        while sent:
+            ended: list[tuple[Episode, list[Utterance]]] = []
+            for episode, values in sent:
+                if episode.step is None:  # the protocol's own acts
+                    self._advance(episode, values)
+                    continue
+                try:
+                    moves = episode.step.send(values)
+                except StopIteration as end:
+                    ended.append((episode, end.value))
+                    continue
+                episode.asks = [move for move in moves if isinstance(move, Ask)]
+                episode.acts = [move for move in moves if isinstance(move, Act)]
+            if not judged:
+                for episode, last in ended:
+                    self.referee.see(replace(episode.dialogue, utterances=last))
+                self.referee.settle()
+            for episode, last in ended:
+                if episode.rooms.lost:
+                    self._lose(episode)
+                else:
+                    self._advance(episode, last)
+            sent = act([episode for episode, _ in sent if episode.acts])
+
+    def _act(self, episodes: list[Episode]) -> list[Sent]:
+        """Carry out the acts of episodes, all at once. Return their results."""
+        if not episodes:
+            return []
+        acts = [(e.rooms, len(e.sent) - 1, act) for e in episodes for act in e.acts]
+        seconds = {name: tools.limits.seconds for name, tools in self.tools.items()}
+        results = iter(self.world.act(acts, seconds))
+        sent: list[Sent] = []
+        for episode in episodes:
+            own = [next(results) for _ in episode.acts]
+            for act, result in zip(episode.acts, own, strict=True):
+                _record(episode.dialogue, act, result)
+            sent.append((episode, own))
+        for episode in episodes:
+            if episode.step is None and episode.rooms.lost:
+                self._lose(episode)
+        return [(episode, own) for episode, own in sent if not episode.over]
+
+    def _lose(self, episode: Episode) -> None:
+        """End a dialogue whose environment did not answer in time."""
+        episode.dialogue.lost = tuple(episode.rooms.lost)
+        episode.over, episode.step, episode.asks, episode.acts = True, None, [], []
+
+    def _close(self, episode: Episode) -> None:
+        """Pay what the environments of a dialogue pay at its end, and close them."""
+        for name, payments in self.world.finish(episode.rooms).items():
+            for agent, amount in payments.items():
+                last = next((u for u in reversed(episode.dialogue.utterances) if u.agent == agent), None)
+                if last is not None:
+                    last.rewards[name] = last.rewards.get(name, 0.0) + amount
 
     def _requests(self, episode: Episode) -> list[Request]:
         requests = []
         dialogue = episode.dialogue
         speaking: set[str] = set()
         for offset, ask in enumerate(episode.asks):
-            turn = episode.turns.get(ask.agent, 0)
-            episode.turns[ask.agent] = turn + 1
-            begins = ask.fresh or ask.agent not in episode.transcripts
-            transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
+            spec = self.specs[ask.agent]
             if not ask.fresh and ask.agent in speaking:
                 raise ConfigError(
                     f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it in two "
                     "steps, or with fresh=True"
                 )
             speaking |= set() if ask.fresh else {ask.agent}
-            spec = self.specs[ask.agent]
-            if begins:
-                before = [] if ask.fresh else self.task.before_question(dialogue.example)
-                if first := opening(spec.system, before):
-                    ask = replace(ask, messages=[*first, *ask.messages])
-            transcript.messages += ask.messages
+            if ask.continues is None:
+                turn = episode.turns.get(ask.agent, 0)
+                episode.turns[ask.agent] = turn + 1
+                ask, transcript = self._begun(episode, ask, spec)
+            else:
+                turn = dialogue.utterances[ask.continues].turn
+                transcript = episode.apart[ask.continues] if ask.fresh else episode.transcripts[ask.agent]
+            messages = ask.messages if spec.tools is None else spec.tools.format.heard(ask.messages)
+            transcript.messages += messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
             heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
+            policy = spec.policy(turn)
             requests.append(
-                Request(ask, dialogue.example, turn, number, transcript, label, spec.policy(turn), key, heard)
+                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages)
             )
         return requests
 
+    def _begun(self, episode: Episode, ask: Ask, spec: SpeakerSpec) -> tuple[Ask, Transcript]:
+        """Return what an agent is asked at the beginning of a turn, and the conversation in which it answers."""
+        messages = ask.messages
+        if news := episode.rooms.news(ask.agent):
+            messages = with_news(messages, news)
+        begins = ask.fresh or ask.agent not in episode.transcripts
+        transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
+        if begins:
+            before = [] if ask.fresh else self.task.before_question(episode.dialogue.example)
+            system = spec.system
+            if spec.tools is not None:
+                transcript.tools = spec.tools.format.schemas()
+                system = "\n\n".join(part for part in (spec.system, spec.tools.format.intro()) if part)
+            messages = [*opening(system, before), *messages]
+        tags = ask.tags
+        if "state" not in tags and (state := episode.rooms.state()) is not None:
+            tags = {**tags, "state": state}
+        return replace(ask, messages=messages, tags=tags), transcript
+
     def _ask(self, episodes: list[Episode]) -> list[Step]:
         """Submit what the episodes ask for. Each engine is called once."""
+        self.world.begin([episode.rooms for episode in episodes])
         steps = [Step(episode, self._requests(episode), []) for episode in episodes]
         requests = [request for step in steps for request in step.requests]
         pending: list[Any] = [None] * len(requests)
@@ -268,7 +385,7 @@ class RolloutDriver:
             raise
 
     def _take(self, steps: list[Step]) -> list[list[Utterance]]:
-        """Give answered steps to their episodes and to the referee. Return the new utterances of each."""
+        """Give answered steps to their episodes. Return the new utterances of each."""
         new = []
         for step in steps:
             episode = step.episode
@@ -277,23 +394,38 @@ class RolloutDriver:
                 self._utterance(request, reply, len(episode.sent))
                 for request, reply in zip(step.requests, replies, strict=True)
             ]
-            for u in utterances:
+            for request, u in zip(step.requests, utterances, strict=True):
+                if request.ask.continues is not None:
+                    u.part = episode.dialogue.utterances[request.ask.continues].part + 1
+                if u.fresh and u.agent in self.tools:
+                    episode.apart[u.id] = request.transcript
                 if episode.state is not None:
                     u.tags.setdefault("state", episode.state)
             episode.state = None
             episode.dialogue.utterances += utterances
+            episode.sent.append(utterances)
             new.append(utterances)
-        for step, utterances in zip(steps, new, strict=True):
-            self.referee.see(replace(step.episode.dialogue, utterances=utterances))
-        self.referee.settle()
-        for step, utterances in zip(steps, new, strict=True):
-            self._advance(step.episode, utterances)
+        self._go_on([(step.episode, utterances) for step, utterances in zip(steps, new, strict=True)], self._act)
+        for step in steps:
+            if step.episode.over:
+                self._close(step.episode)
         return new
+
+    def _shared_copy(self, utterance: Utterance, rollout: int) -> Utterance:
+        """Return a copy of an utterance of the dialogue ``rollout``. Both get the same ``sample`` name.
+
+        It has no calls and nothing that these and environments have paid, because replaying brings both.
+        """
+        if utterance.sample is None:
+            utterance.sample = f"{rollout}.{utterance.id}"
+        paid = self.world.rewards()
+        rewards = {name: value for name, value in utterance.rewards.items() if name not in paid}
+        return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=[], turn_end=None)
 
     def _utterance(self, request: Request, reply: Reply, step: int) -> Utterance:
         ask = request.ask
         spec = self.specs[ask.agent]
-        request.transcript.messages.append({"role": "assistant", "content": reply.text})
+        request.transcript.add_words(request.utterance, reply.text)
         return Utterance(
             id=request.utterance,
             agent=ask.agent,
@@ -328,8 +460,32 @@ def opening(system: str | None, before: list[Message]) -> list[Message]:
     return [{"role": "system", "content": system}, *before]
 
 
-def _shared_copy(utterance: Utterance, rollout: int) -> Utterance:
-    """Return a copy of an utterance of the dialogue ``rollout``. Both get the same ``sample`` name."""
-    if utterance.sample is None:
-        utterance.sample = f"{rollout}.{utterance.id}"
-    return replace(utterance, rewards=dict(utterance.rewards), tags=copy.copy(utterance.tags))
+def with_news(messages: list[Message], news: str) -> list[Message]:
+    """Return ``messages`` with ``news`` at the end of the last user message, or as a user message of their own."""
+    places = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    if not places:
+        return [*messages, {"role": "user", "content": news}]
+    last = messages[places[-1]]
+    return [*messages[: places[-1]], {**last, "content": last["content"] + news}, *messages[places[-1] + 1 :]]
+
+
+def _record(dialogue: Dialogue, act: Act, result: Result) -> None:
+    """Record a call that a protocol made itself. A turn records those of its agent."""
+    if act.call is None:
+        calls = dialogue.utterances[act.of].calls
+        calls.append(Call(f"{act.of}.{len(calls)}", act.name, act.arguments, act.place, result))
+
+
+def _recorded(dialogue: Dialogue, episodes: list[Episode]) -> list[Sent]:
+    """Return the results that the acts of episodes had in the ``dialogue`` of which they are forks."""
+    sent: list[Sent] = []
+    for episode in episodes:
+        results = []
+        for act in episode.acts:
+            name = act.call or f"{act.of}.{len(episode.dialogue.utterances[act.of].calls)}"
+            found = next(call.result for call in dialogue.utterances[act.of].calls if call.id == name)
+            assert found is not None  # the dialogue has gone on after it
+            _record(episode.dialogue, act, found)
+            results.append(found)
+        sent.append((episode, results))
+    return sent

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 
 from maporl.engines.base import Pending, Request
 from maporl.engines.transcript import Transcript
+from maporl.environments.turns import AgentTools
+from maporl.environments.turns import Step as TurnStep
+from maporl.environments.world import Rooms
 from maporl.protocols.base import Play
-from maporl.types import Ask, Dialogue, Utterance
+from maporl.types import Act, Ask, Dialogue, Result, Utterance
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class SpeakerSpec:
         learning: the policies that are trained.
         system: the system prompt.
         role: the agent's role, which its utterances record.
+        tools: what the agent may call, or None.
     """
 
     engine: str
@@ -25,6 +29,7 @@ class SpeakerSpec:
     learning: frozenset[str] = frozenset()
     system: str | None = None
     role: str | None = None
+    tools: AgentTools | None = None
 
     def policy(self, turn: int) -> str:
         """Return the name of the policy that speaks at ``turn``."""
@@ -39,9 +44,13 @@ class Episode:
         dialogue: the record so far.
         play: the protocol's generator.
         seed: the rollout number from which the protocol takes its random numbers.
-        asks: what the protocol asks for next.
-        sent: the utterances that the protocol was sent, for each step.
+        rooms: the environments of the dialogue.
+        step: the current step of the protocol, with the calls that agents make in it. None: the protocol acts itself.
+        asks: what is asked next.
+        acts: the calls to carry out next.
+        sent: the utterances of each step.
         transcripts: the conversation of each agent.
+        apart: the conversations of turns that stand apart and may go on, by the ids of their utterances.
         turns: the number of turns that each agent has had.
         over: whether the dialogue has ended.
         state: the name of the state from which several forks take their next step.
@@ -49,10 +58,14 @@ class Episode:
 
     dialogue: Dialogue
     play: Play
+    rooms: Rooms
     seed: int = 0
+    step: TurnStep | None = None
     asks: list[Ask] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
     sent: list[list[Utterance]] = field(default_factory=list)
     transcripts: dict[str, Transcript] = field(default_factory=dict)
+    apart: dict[int, Transcript] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
     over: bool = False
     state: str | None = None
@@ -65,3 +78,7 @@ class Step:
     episode: Episode
     requests: list[Request]
     pending: list[Pending]
+
+
+Sent = tuple[Episode, list[Utterance] | list[Result]]
+"""An episode, and what it is sent: what was said, or what calls returned."""

@@ -1,0 +1,178 @@
+"""Runs calls of tools at the same time, each with a time-out. Imports no torch.
+
+Python cannot end a thread. A thread whose call took too long is left behind, and another one takes its place. Its
+result is dropped when it comes.
+"""
+
+import asyncio
+import inspect
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any
+
+from maporl.errors import UserError
+
+MOST = 32
+"""The most calls that run at the same time."""
+MOST_LEFT = 8
+"""The number of threads left behind at which a run stops, because each of them may keep a core and memory."""
+
+
+class TooManyLeft(UserError, RuntimeError):
+    """Several calls took too long and cannot be ended."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call.
+
+    Args:
+        run: the function.
+        seconds: the most seconds that it may take.
+        name: its name in errors.
+    """
+
+    run: Callable[[], Any]
+    seconds: float
+    name: str
+
+
+@dataclass
+class Outcome:
+    """What became of a :class:`Job`: its value, what it raised, or neither if it took too long.
+
+    ``started`` is False if an earlier call of its row took too long, so that it was not begun.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    late: bool = False
+    started: bool = True
+    seconds: float = 0.0
+
+
+class Workers:
+    """Threads and one event loop, which are started when they are first needed. ``most`` calls run at the same time."""
+
+    def __init__(self, most: int = MOST):
+        self.most = most
+        self.left = 0
+        """How many threads were left behind."""
+        self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._threads = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, rows: Sequence[Sequence[Job]]) -> list[list[Outcome]]:
+        """Run all jobs, and return their outcomes in the order of the jobs.
+
+        The jobs of a row run one after the other, and rows at the same time. After a job that took too long, the rest of
+        its row is not begun.
+
+        Raises:
+            TooManyLeft: too many calls took too long and cannot be ended.
+            KeyboardInterrupt: a job raised it.
+        """
+        running = [_Row(row) for row in rows]
+        waiting = [row for row in running if row.jobs]
+        begun: list[_Row] = []
+        done: queue.SimpleQueue[_Row] = queue.SimpleQueue()
+        while waiting or begun:
+            while waiting and len(begun) < self.most:
+                row = waiting.pop(0)
+                self._start(row, done)
+                begun.append(row)
+            for row in self._wait(begun, done):
+                begun.remove(row)
+        return [row.outcomes for row in running]
+
+    def _start(self, row: "_Row", done: "queue.SimpleQueue[_Row]") -> None:
+        self._jobs.put(lambda: self._work(row, done))
+        if self._threads < self.most:
+            self._threads += 1
+            threading.Thread(target=self._serve, name="maporl tool", daemon=True).start()
+
+    def _serve(self) -> None:
+        while self._jobs.get()():
+            pass
+
+    def _work(self, row: "_Row", done: "queue.SimpleQueue[_Row]") -> bool:
+        """Run the jobs of a row in this thread. Return whether the thread is still wanted."""
+        for number, job in enumerate(row.jobs):
+            row.number, row.since = number, time.monotonic()
+            outcome = self._outcome(job)
+            outcome.seconds = time.monotonic() - row.since
+            if row.dropped:  # another thread has taken the place of this one
+                self.left -= 1
+                return False
+            row.outcomes[number] = outcome
+            if outcome.late:
+                break
+        done.put(row)
+        return True
+
+    def _outcome(self, job: Job) -> Outcome:
+        try:
+            value = job.run()
+            if inspect.isawaitable(value):
+                return self._awaited(value, job.seconds)
+            return Outcome(value)
+        except (
+            BaseException
+        ) as error:  # even SystemExit of a tool is told to the agent; what to do is decided by the caller
+            return Outcome(error=error)
+
+    def _awaited(self, value: Any, seconds: float) -> Outcome:
+        """Await a coroutine in the event loop. It is cancelled if it takes too long."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="maporl tool loop", daemon=True).start()
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(_whole(value), self._loop)
+        try:
+            return Outcome(future.result(seconds))
+        except (FutureTimeout, CancelledError):
+            future.cancel()
+            return Outcome(late=True)
+
+    def _wait(self, begun: "list[_Row]", done: "queue.SimpleQueue[_Row]") -> "list[_Row]":
+        """Wait for a row that is done, or whose job takes too long. Return those rows."""
+        soonest = min(row.left() for row in begun)
+        try:
+            first = done.get(timeout=max(0.0, min(soonest, 1.0)))
+            return [first]
+        except queue.Empty:
+            late = [row for row in begun if row.left() <= 0]
+        for row in late:
+            row.dropped = True
+            row.outcomes[row.number] = Outcome(late=True, seconds=row.jobs[row.number].seconds)
+            self.left += 1
+            self._threads -= 1
+            if self.left >= MOST_LEFT:
+                raise TooManyLeft(
+                    f"{row.jobs[row.number].name}: {self.left} calls took longer than they may and cannot be ended, the last one "
+                    f"{row.jobs[row.number].seconds:g} s; give it a time-out of its own, or more seconds"
+                )
+        return late
+
+
+class _Row:
+    """Jobs that run one after the other."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        self.jobs = list(jobs)
+        self.outcomes = [Outcome(started=False) for _ in jobs]
+        self.number, self.dropped = 0, False
+        self.since: float | None = None
+
+    def left(self) -> float:
+        """Return the seconds that the present job may still take."""
+        grace = 0.5  # a coroutine is cancelled by its own thread first
+        return 1.0 if self.since is None else self.since + self.jobs[self.number].seconds + grace - time.monotonic()
+
+
+async def _whole(value: Any) -> Any:
+    return await value

@@ -1,0 +1,127 @@
+"""What each agent of a team may call: its tools, its call format, and what its tokenizer makes of results."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from maporl.environments.arguments import ArgumentCheck
+from maporl.environments.base import Tool
+from maporl.environments.calls import CallTexts, build_format
+from maporl.environments.limits import CallLimits
+from maporl.environments.turns import AgentTools
+from maporl.environments.world import World
+from maporl.config.imports import unknown
+from maporl.errors import ConfigError
+from maporl.team.agents import Voice
+from maporl.types import Message, Utterance
+from trl_ext.chat import encode_continuation
+from trl_ext.tool_calls import NativeCalls
+
+MARGIN = 256
+"""More characters than a chat template writes around a few messages."""
+
+
+@dataclass(frozen=True)
+class ToolGrant:
+    """What one agent is given.
+
+    Args:
+        tools: the names of tools, of environments (all of their tools), or ``ENVIRONMENT.TOOL``.
+        call_format: a name of ``CALL_FORMATS``, or "auto".
+        limits: how much it may call.
+        texts: the texts of the plain call formats.
+    """
+
+    tools: tuple[str, ...]
+    call_format: Literal["auto", "native", "json", "tags", "typed"] = "auto"
+    limits: CallLimits = field(default_factory=CallLimits)
+    texts: CallTexts = field(default_factory=CallTexts)
+
+
+def agent_tools(agent: str, grant: ToolGrant, world: World, voice: Voice | None, longest: int) -> AgentTools:
+    """Return what an agent may call.
+
+    Args:
+        agent: the agent's name.
+        grant: what it is given.
+        world: the tools and environments of the run.
+        voice: the agent's tokenizer, or None if its engine has none.
+        longest: the most tokens of its completions.
+
+    Raises:
+        ConfigError: a tool does not exist, two have the same name, a schema is not valid, or the call format does not
+            suit the tools or the chat template.
+    """
+    where = f"agents.{agent}"
+    granted = _granted(agent, grant.tools, world)
+    tools = [tool for tool, _ in granted]
+    twice = [tool.name for number, tool in enumerate(tools) if tool.name in [t.name for t in tools[:number]]]
+    if twice:
+        raise ConfigError(f"{where}.tools: it has two tools called {twice[0]!r}; rename one of them")
+    native = (lambda: None) if voice is None else (lambda: NativeCalls.of(voice.tokenizer))
+    form = build_format(grant.call_format, tools, grant.texts, native, where)
+    checks = {tool.name: ArgumentCheck(tool) for tool in tools}
+    places = {tool.name: place for tool, place in granted}
+    reader = _Reader(voice, longest, form.heard)
+    return AgentTools(form, checks, places, grant.limits, reader.cut, reader.room)
+
+
+def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool, str | None]]:
+    """Return the tools that ``names`` name, each with its environment."""
+    found: list[tuple[Tool, str | None]] = []
+    for name in names:
+        place, _, one = name.partition(".")
+        if name in world.tools:
+            found.append((world.tools[name], None))
+        elif place in world.environments:
+            offered = {tool.name: tool for tool in _offered(agent, place, world)}
+            if one and one not in offered:
+                raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, offered)}")
+            found += [(offered[n], place) for n in ([one] if one else offered)]
+        else:
+            known = [*world.tools, *world.environments]
+            raise ConfigError(f"agents.{agent}.tools: {unknown(name, known)}; add it under tools: or environments:")
+    return found
+
+
+def _offered(agent: str, place: str, world: World) -> Sequence[Tool]:
+    if agent not in world.environments[place].agents:
+        raise ConfigError(
+            f"agents.{agent}.tools: environment {place!r} is for {list(world.environments[place].agents)}; add {agent!r} to "
+            f"environments.{place}.agents"
+        )
+    return world.offered(place, agent)
+
+
+class _Reader:
+    """Counts results in the tokens of the agent that is shown them."""
+
+    def __init__(self, voice: Voice | None, longest: int, heard):
+        self.voice, self.longest, self.heard = voice, longest, heard
+
+    def cut(self, text: str, most: int) -> tuple[str, int]:
+        """Return the first ``most`` tokens of ``text`` as text, and the number of the others.
+
+        An agent without a tokenizer has four characters to a token.
+        """
+        if self.voice is None or not self.voice.tokenizer.is_fast:
+            return text[: 4 * most], max(0, -(-len(text) // 4) - most)
+        if len(text) <= most:  # a token has at least one character
+            return text, 0
+        places = self.voice.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        if len(places) <= most:
+            return text, 0
+        return text[: places[most - 1][1] if most else 0], len(places) - most
+
+    def room(self, segment: Utterance, messages: list[Message]) -> int | None:
+        """Return how many tokens of the context are left after the next completion, if ``messages`` come before it."""
+        if self.voice is None or self.voice.context is None or not segment.prompt_ids:
+            return None
+        before = len(segment.prompt_ids) + len(segment.response_ids)
+        left = self.voice.context - self.longest - before
+        shown = self.heard(messages)
+        characters = sum(len(message["content"].encode()) for message in shown)
+        if characters + MARGIN <= left:  # no byte makes more than one token
+            return left - characters - MARGIN
+        ended = segment.response_ids[-1] in self.voice.stop_ids
+        return left - len(encode_continuation(self.voice.tokenizer, shown, ended, self.voice.stop_ids))
