@@ -453,7 +453,8 @@ class AdvantageConfig:
         ddof: 1 for the unbiased standard deviation, 0 for the population's.
         eps: what is added to the standard deviation.
         ema: the share of the running mean that is kept in each update.
-        unit: whether a statistic counts each row once, or each rollout once, with the mean of its rows.
+        unit: whether a statistic counts each row once, or each rollout or each turn once, with the mean of its rows. A
+            turn in which an agent called tools has several rows.
         singleton: whether a group of one is an error, or has advantage zero.
     """
 
@@ -467,7 +468,7 @@ class AdvantageConfig:
     ddof: Literal[0, 1] = 1
     eps: NotNegative = 1e-6
     ema: Share = 0.95
-    unit: Literal["row", "rollout"] = "row"
+    unit: Literal["row", "rollout", "turn"] = "row"
     singleton: Literal["error", "zero"] = "error"
 
 

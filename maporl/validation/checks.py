@@ -320,6 +320,12 @@ def _check_tools(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: branching.how: {how} compares what agents say right after they said it, but {given[0]!r} makes turns that "
             "go on after calls of tools; use how: independent, or let the protocol call the tools"
         )
+    for key, value in (("aggregation", config.ppo.aggregation), ("ratio", config.ppo.ratio)):
+        if value.startswith("sequence") or value == "per_main_rollout":
+            raise ConfigError(
+                f"{where}: ppo.{key}: {value} looks at each completion for itself, and a turn with calls of tools has several; set "
+                f"ppo.{key}: {'token_mean' if key == 'aggregation' else 'token'}"
+            )
     if config.branching.joint == "cross":
         raise ConfigError(
             f"{where}: branching.joint: cross combines answers that were given in different worlds; use joint: aligned with "
