@@ -175,7 +175,10 @@ def test_two_updates(tmp_path, monkeypatch):
             {"branching": {"how": "tree", "group": 2}, "reward": {"sources": {"label": 1.0}, "rules": ["own"]}},
             "tree compares what agents say right after they said it",
         ),
-        ({"ppo": {"response_length": 8, "aggregation": "sequence_mean"}}, r"ppo\.aggregation: sequence_mean looks at each"),
+        (
+            {"ppo": {"response_length": 8, "aggregation": "sequence_mean"}},
+            r"ppo\.aggregation: sequence_mean looks at each",
+        ),
         ({"ppo": {"response_length": 8, "ratio": "sequence"}}, r"ppo\.ratio: sequence looks at each completion"),
         (
             {

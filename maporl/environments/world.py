@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,16 @@ DEFAULT_SECONDS = CallLimits().seconds
 """The most seconds of a call that a protocol makes for an agent without tools of its own."""
 LARGEST = 2**20
 """Most characters of a result that are looked at."""
+
+
+_worlds: "weakref.WeakSet[World]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_worlds() -> None:
+    """Close what is still open when the interpreter ends."""
+    for world in list(_worlds):
+        world.close()
 
 
 class EnvironmentFailure(ConfigError):
@@ -131,7 +142,7 @@ class World:
         self._open: list[Rooms] = []
         self._locks: dict[type, threading.Lock] = {}
         self._offered: dict[str, dict[str, list[Tool]]] = {}
-        atexit.register(self.close)
+        _worlds.add(self)
 
     # -- what agents are offered --------------------------------------------------------------------------------------
 
