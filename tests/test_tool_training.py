@@ -8,10 +8,10 @@ import yaml
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
-from maporl.validation.load import load
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer
 from maporl.types import from_record
+from maporl.validation.load import load
 from maporl.validation.preflight import check_run
 
 MODULE = '''
