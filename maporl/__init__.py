@@ -25,6 +25,7 @@ _EXPORTS = {
     "Episodes": "maporl.tasks",
     "FANToM": "maporl.tasks",
     "GSM8K": "maporl.tasks",
+    "HotpotQA": "maporl.tasks",
     "Mathematics": "maporl.tasks",
     "PromptDataset": "maporl.tasks",
     "Prompts": "maporl.tasks",

@@ -9,7 +9,7 @@ from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
-from maporl.rewards.labels import Brevity, label, near, readable
+from maporl.rewards.labels import Brevity, f1, label, near, readable
 
 
 def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
@@ -44,6 +44,7 @@ SOURCES: dict[str, Builder] = {
     "label": lambda section, speak: FunctionSource(label, answers_only=True),
     "format": lambda section, speak: FunctionSource(readable, answers_only=True),
     "near": lambda section, speak: FunctionSource(near, answers_only=True),
+    "f1": lambda section, speak: FunctionSource(f1, answers_only=True),
     "brevity": _brevity,
     "verifier": _verifier,
     "judge": _judge,
@@ -52,7 +53,7 @@ SOURCES: dict[str, Builder] = {
 """Builds each source: ``(reward section, speak) -> source``. ``speak`` lets agents of the team judge
 (:mod:`maporl.rewards.judges`)."""
 
-ANSWERS_ONLY = frozenset({"label", "format", "near", "brevity", "verifier", "judge", "arena"})
+ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "judge", "arena"})
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
 it without building them, because some load a model."""
 

@@ -1,4 +1,4 @@
-"""Reward sources that need no model: right or wrong, readable, near, brief. Imports no torch."""
+"""Reward sources that need no model: right or wrong, readable, near, of the same words, brief. Imports no torch."""
 
 from fractions import Fraction
 
@@ -6,6 +6,7 @@ from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.scoring import grade_answers
 from maporl.tasks.base import Task
 from maporl.tasks.grading.numbers import number
+from maporl.tasks.grading.spans import token_f1
 from maporl.types import Dialogue
 
 
@@ -40,6 +41,18 @@ def near(dialogues: list[Dialogue], task: Task) -> Values:
     return [[nearness(u.grade.answer if u.grade else None, d.example.answer) for u in d.utterances] for d in dialogues]
 
 
+def f1(dialogues: list[Dialogue], task: Task) -> Values:
+    """Return the F1 of the words of an answer and of the label, in [0, 1]. The value is 0 without a final answer."""
+    grade_answers(dialogues, task)
+
+    def shared(answer: str | None, truth: str) -> float:
+        return 0.0 if answer is None else token_f1(answer, truth)
+
+    return [
+        [None if u.grade is None else shared(u.grade.answer, d.example.answer) for u in d.utterances] for d in dialogues
+    ]
+
+
 class Brevity(RewardSource):
     """How short an answer is, in [0, 1]: ``max(0, 1 - n / tokens)`` for an answer of n sampled tokens.
 
@@ -59,5 +72,5 @@ class Brevity(RewardSource):
         return [[max(0.0, 1 - n / self.tokens) if n else None for n in row] for row in lengths]
 
 
-IMPLIED = {"label": frozenset({"format", "near"}), "near": frozenset({"format"})}
+IMPLIED = {"label": frozenset({"format", "near"}), "near": frozenset({"format"}), "f1": frozenset({"format"})}
 """For a reward, those that are 1 whenever it is above 0: a right answer is readable and is as near as can be."""

@@ -12,6 +12,7 @@ from maporl.tasks.base import Task, TaskError, read_examples
 from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
+from maporl.tasks.hotpotqa import HotpotQA
 from maporl.tasks.mathematics import Mathematics
 from maporl.tasks.prompts import PromptDataset, Prompts
 from maporl.tasks.skills import Skills
@@ -27,6 +28,7 @@ TASKS: dict[str, Any] = {
     "fantom": FANToM,
     "episodes": Episodes,
     "math": Mathematics,
+    "hotpotqa": HotpotQA,
     "prompts": PromptDataset,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
@@ -62,6 +64,7 @@ __all__ = [
     "Arithmetic",
     "Episodes",
     "FANToM",
+    "HotpotQA",
     "Mathematics",
     "PromptDataset",
     "Prompts",

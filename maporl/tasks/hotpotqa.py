@@ -1,0 +1,71 @@
+"""HotpotQA (Yang et al. 2018, arXiv 1809.09600): questions whose answer needs two paragraphs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from maporl.environments.search import passages_of
+from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.tasks.grading.spans import grade_span
+from maporl.types import Example, Grade
+
+
+@dataclass(frozen=True)
+class HotpotQA(ReadTask):
+    """Questions that are answered with a few words from two of their ten paragraphs (HotpotQA).
+
+    ``source``: the hub's ``hotpotqa/hotpot_qa:distractor``, or a ``.jsonl`` file of rows with ``question``, ``answer``
+    and ``paragraphs``, a list of ``{"title": ..., "text": ...}``. The paragraphs may stand in ``meta`` too.
+
+    Agents are shown the question only. The paragraphs are in ``meta.paragraphs`` of each example, where the environment
+    ``bm25`` searches them. A question without paragraphs is refused, because a search could not find its answer.
+
+    The evaluation split comes from ``eval_source``, or else from the validation split of the data set on the hub.
+    ``limit`` takes the first rows only.
+    """
+
+    source: str = "hotpotqa/hotpot_qa:distractor"
+    eval_source: str | None = None
+    limit: int | None = None
+    instruction: str = "{question}\n\nReason briefly, then end with one line: Answer: <a few words>"
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    answer_form = "Answer: <a few words>"
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        if self.split == "train":
+            return read_examples(self.source, "train", _example)[: self.limit]
+        if self.eval_source is None and is_file(self.source):
+            raise TaskError(f"hotpotqa: {self.source} is one file and has no test split; set task.eval_source")
+        return read_examples(self.eval_source or self.source, "validation", _example)[: self.limit]
+
+    def grade(self, example: Example, text: str) -> Grade:
+        return grade_span(text, example.answer)
+
+
+def _example(row: dict[str, Any], number: int) -> Example:
+    """Return the example in a row of the hub, which has ``context``, or of a file, which has ``paragraphs``."""
+    name = str(row.get("id") or f"hotpotqa-{number}")
+    meta = dict(row["meta"]) if isinstance(row.get("meta"), dict) else {}
+    given = next(
+        (place[key] for place, key in ((row, "paragraphs"), (meta, "paragraphs"), (row, "context")) if place.get(key)),
+        None,
+    )
+    if given is None:
+        raise ValueError(
+            f"({name}) has no paragraphs, and without them a search cannot find its answer; take the configuration "
+            "hotpotqa/hotpot_qa:distractor, or a file with paragraphs"
+        )
+    try:
+        passages = passages_of(given)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"({name}): paragraphs: {error}") from None
+    meta |= {key: row[key] for key in ("type", "level") if row.get(key) is not None}
+    facts = row.get("supporting_facts")
+    if isinstance(facts, dict) and isinstance(facts.get("title"), list):
+        meta["supporting"] = sorted(set(map(str, facts["title"])))
+    meta["paragraphs"] = [{"title": p.title, "text": p.text} for p in passages]
+    question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
+    return Example(name, question, answer, meta)
