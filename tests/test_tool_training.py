@@ -8,9 +8,10 @@ import yaml
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
+from maporl.engines import transformers as engine
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer
-from maporl.types import from_record
+from maporl.types import Stop, from_record
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
 
@@ -59,8 +60,34 @@ class Counter(Environment):
 
     def reward(self):
         return float(self.count)
+
+
+class Shop:
+    def reset(self, **row):
+        self.sold = 0
+        return " sale"
+
+    def buy(self, count: int) -> str:
+        """Buy pieces.
+
+        Args:
+            count: how many
+        """
+        self.sold += count
+        return f"{self.sold} sold"
+
+    def get_reward(self):
+        return self.sold / 10
 '''
+TEXTS = {"intro": "", "line": "", "json": "", "returned": "={text};", "failed": "?{text};", "limit": ";"}
 ALPHABET = "0123456789+*= :;?abcdefghijklmnopqrstuvwxyz/<>(),."
+
+
+AGENT = {
+    "tiny": {"alphabet": ALPHABET, "hidden_size": 16, "layers": 1, "heads": 2, "context": 400},
+    "call_format": "json",
+    "call_texts": TEXTS,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,16 +102,10 @@ FOLDERS: list[str] = []
 
 
 def written(folder: Path, **changes) -> Path:
-    texts = {"intro": "", "json": "", "returned": "={text};", "failed": "?{text};", "limit": ";"}
-    agent = {
-        "tiny": {"alphabet": ALPHABET, "hidden_size": 16, "layers": 1, "heads": 2, "context": 400},
-        "call_format": "json",
-        "call_texts": texts | {"line": ""},
-    }
     config = {
         "output_dir": str(folder / "run"),
         "task": {"name": "toy_sum"},
-        "agents": {"ann": agent | {"tools": ["double", "add", "fail"]}, "bob": agent | {"tools": ["counter"]}},
+        "agents": {"ann": AGENT | {"tools": ["double", "add", "fail"]}, "bob": AGENT | {"tools": ["counter"]}},
         "tools": {name: {"use": f"worldly:{name}"} for name in ("double", "add", "fail")},
         "environments": {"counter": {"use": "worldly:Counter", "agents": ["bob"]}},
         "reward": {"sources": {"label": 1.0, "counter": 0.5}},
@@ -108,6 +129,24 @@ def calls_of(monkeypatch, words):
     monkeypatch.setattr(calls.JsonFormat, "read", lambda self, text, prompt, response: kept(self, words(self), [], []))
 
 
+def _ends_by_itself(monkeypatch):
+    """Untrained models hardly ever end a completion. Let every completion count as ended."""
+    kept = engine.reply_of
+
+    def whole(*parts):
+        reply = kept(*parts)
+        reply.stop = Stop.EOS
+        return reply
+
+    monkeypatch.setattr(engine, "reply_of", whole)
+
+
+def _given():
+    """Changes of :func:`written` that give both agents the three functions and the environment."""
+    agents = {name: {**AGENT, "tools": ["double", "add", "fail"]} for name in ("ann", "bob")}
+    return {"agents": agents, "reward": {"sources": {"label": 1.0, "shop": 0.5}}}
+
+
 def test_check_says_what_agents_may_call(tmp_path):
     lines = check_run(load(written(tmp_path)))
     told = [line for line in lines if line.startswith("tools: ")]
@@ -125,17 +164,7 @@ def test_two_updates(tmp_path, monkeypatch):
 
     calls_of(monkeypatch, words)
     config = load(written(tmp_path))
-    from maporl.engines import transformers as engine
-    from maporl.types import Stop
-
-    kept = engine.reply_of
-
-    def whole(*parts):
-        reply = kept(*parts)
-        reply.stop = Stop.EOS
-        return reply
-
-    monkeypatch.setattr(engine, "reply_of", whole)
+    _ends_by_itself(monkeypatch)
     trainer = build_trainer(config, quiet=True)
     metrics = trainer.train()
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -152,6 +181,23 @@ def test_two_updates(tmp_path, monkeypatch):
     assert bobs[-1].rewards["counter"] == 8.0 and bobs[-1].answers
     # a segment that called has the credit of what it led to
     assert bobs[0].rewards["credit"] == bobs[-1].rewards["credit"]
+
+
+def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
+    """Five lines of YAML give two policies tools and an environment: two under agents, and these three."""
+    uses = {name: {"use": f"worldly:{name}"} for name in ("double", "add", "fail")}
+    config = load(written(tmp_path, tools=uses, environments={"shop": {"use": "worldly:Shop"}}, **_given()))
+    calls_of(monkeypatch, lambda form: '<call>{"name": "buy", "arguments": {"count": 3}}</call>')
+    _ends_by_itself(monkeypatch)
+    trainer = build_trainer(config, quiet=True)
+    trainer.train()
+    records = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    dialogue = from_record(records[0]["dialogue"] if "dialogue" in records[0] else records[0])
+    # both act in one shop, at the same time: 8 calls each, ann first
+    assert [u.calls[0].result.text for u in dialogue.utterances[:4]] == ["3 sold", "6 sold", "9 sold", "12 sold"]
+    last = {u.agent: u.rewards["shop"] for u in dialogue.utterances if u.answers}
+    assert last == {"ann": 4.8, "bob": 4.8}
+    assert dialogue.utterances[0].messages[-1]["content"].endswith(" sale")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.environments.search import QuestionSearch, bm25
 
-TOOLS: dict[str, Callable[..., Any]] = {}
+TOOLS: dict[str, Callable[..., Any]] = {
+    "bm25": bm25,
+}
 
-ENVIRONMENTS: dict[str, Callable[..., Any]] = {}
+ENVIRONMENTS: dict[str, Callable[..., Any]] = {
+    "bm25": QuestionSearch,
+}
 
 __all__ = ["ENVIRONMENTS", "TOOLS", "Environment", "Tool", "Toolbox"]

@@ -9,6 +9,7 @@ from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.imports import kind_of, look_up, told
 from maporl.config.schema import Config, EnvironmentSection
 from maporl.environments import ENVIRONMENTS, TOOLS
+from maporl.environments.adapters.trl import TRLEnvironment, is_trl_class
 from maporl.environments.base import Environment, Tool, Toolbox
 from maporl.environments.world import EnvironmentSpec, World
 from maporl.errors import ConfigError
@@ -193,8 +194,15 @@ def build_grants(agents: Mapping[str, ToolGrant], world: World) -> dict[str, Too
 def _maker(part: Callable[..., Any], section: EnvironmentSection, where: str) -> Callable[[], Environment]:
     def make() -> Environment:
         made = part(**section.options)
+        if is_trl_class(made):
+            made = TRLEnvironment(made, section.reward)
+        elif section.reward is not None:
+            raise ConfigError(f"{where}.reward: only a class written for TRL has it; remove it")
         if not isinstance(made, Environment):
-            raise ConfigError(f"{where}.use: expected a maporl.Environment, got {kind_of(made)}")
+            raise ConfigError(
+                f"{where}.use: expected a maporl.Environment, or a class with reset and typed methods as TRL takes it, got "
+                f"{kind_of(made)}"
+            )
         if section.forks is not None:
             made.forks = section.forks
         return made
