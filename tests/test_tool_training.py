@@ -1,6 +1,7 @@
 """A team that calls tools is trained: through configuration, trainer, record and metrics."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,53 @@ def test_what_is_refused_before_models_load(tmp_path, changes, message):
 def test_the_command_says_it_in_one_line(tmp_path):
     result = CliRunner().invoke(app, ["check", str(written(tmp_path, tools={}))])
     assert result.exit_code == 2 and "unknown 'double'" in result.output
+
+
+class TestInPython:
+    """The same team, made in Python with functions and a class."""
+
+    def trainer(self, tmp_path, **given):
+        from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
+        from maporl.config.schema import TinySection
+        from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+
+        section = TinySection(**AGENT["tiny"])
+        tokenizer = build_tiny_tokenizer(section)
+        team = Team([Agent(name, build_tiny_model(section, tokenizer), tokenizer) for name in ("ann", "bob")])
+        args = MultiAgentPPOConfig(
+            str(tmp_path / "run"), per_device_train_batch_size=2, total_episodes=2, response_length=8, use_cpu=True
+        )
+        return MultiAgentPPOTrainer(args, team, Arithmetic(largest=9), Debate(turns=1), **given)
+
+    def test_functions_of_a_module_are_written_into_the_configuration(self, tmp_path, monkeypatch):
+        load(written(tmp_path))  # imports the module
+        worldly = sys.modules["worldly"]
+        calls_of(monkeypatch, lambda form: '<call>{"name": "double", "arguments": {"n": 4}}</call>')
+        _ends_by_itself(monkeypatch)
+        given = {"ann": [worldly.double, "counter"], "bob": [worldly.double]}
+        self.trainer(tmp_path, tools=given, environments={"counter": worldly.Counter}).train()
+        config = load(tmp_path / "run/config.yaml")
+        assert config.tools["double"].use == "worldly:double"
+        assert config.environments["counter"].use == "worldly:Counter"
+        assert (config.agents["ann"].tools, config.agents["bob"].tools) == (["double", "counter"], ["double"])
+        assert config.only_in_python == {}
+
+    def test_a_lambda_stays_in_python(self, tmp_path):
+        def local(n: int) -> int:
+            """Return it.
+
+            Args:
+                n: a number
+            """
+            return n
+
+        self.trainer(tmp_path, tools={"ann": [local]}).train()
+        config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+        assert list(config["only_in_python"]) == ["tools.local"]
+
+    def test_a_tool_without_a_docstring_is_refused_before_anything_is_built(self, tmp_path):
+        def mute(n: int) -> int:
+            return n
+
+        with pytest.raises(ConfigError, match="mute: it has no docstring"):
+            self.trainer(tmp_path, tools={"ann": [mute]})

@@ -173,7 +173,7 @@ def environment_spec(name: str, part: Any, section: EnvironmentSection, speakers
     unknown_agents = [agent for agent in agents if agent not in speakers]
     if unknown_agents:
         raise ConfigError(f"{where}.agents: agent {unknown_agents[0]!r} does not play; the agents are {list(speakers)}")
-    return EnvironmentSpec(name, _maker(part, section, where), agents, section)
+    return EnvironmentSpec(name, _maker(part, section, where), agents, section, part)
 
 
 def build_grants(agents: Mapping[str, ToolGrant], world: World) -> dict[str, ToolGrant]:

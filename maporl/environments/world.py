@@ -55,12 +55,14 @@ class EnvironmentSpec:
         agents: the agents that act in it or watch it, in order.
         options: its limits, and what happens if it does not answer in time. ``use``, ``options`` and ``agents`` of
             the section are not read here.
+        part: the class or the function with which ``make`` makes one.
     """
 
     name: str
     make: Callable[[], Environment]
     agents: tuple[str, ...]
     options: EnvironmentSection
+    part: Any = None
 
 
 @dataclass

@@ -158,6 +158,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.past_policies = None if pool is None else PastPolicies(pool, team, args.seed)
         self.references_sample = args.restate == "base_model"
         untrained = UntrainedWeights(team, self._untrained_model, args.local_rollout_forward_batch_size)
+        if not isinstance(tools, TeamTools):
+            tools = TeamTools.of(tools, environments, speakers or team.names())
         self.player = Player.build(
             team,
             protocol,
@@ -167,9 +169,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             speakers=speakers,
             common_seed=branching.common_seed,
             untrained=untrained if self.references_sample else None,
-            tools=tools
-            if isinstance(tools, TeamTools)
-            else TeamTools.of(tools, environments, speakers or team.names()),
+            tools=tools,
         )
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
@@ -202,6 +202,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.curriculum,
             dict(sources or {}),
             list(callbacks or []),
+            tools,
         )
         self._ahead: Ahead[TeamUpdateBatch] = Ahead()
         if args.async_depth:
