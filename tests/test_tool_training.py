@@ -246,6 +246,18 @@ def test_the_command_says_it_in_one_line(tmp_path):
     assert result.exit_code == 2 and "unknown 'double'" in result.output
 
 
+def test_a_person_types_calls(tmp_path):
+    from maporl.runs.play import Game
+
+    seen, typed = [], iter(["/double 4", '/add {"a": 1, "b": 2}', "/sell", "3"])
+    game = Game(load(written(tmp_path)), "ann", None, tmp_path / "played", seen.append, lambda prompt: next(typed))
+    (dialogue,) = game.play(1)
+    anns = [u for u in dialogue.utterances if u.agent == "ann"]
+    assert [c.result.text for u in anns for c in u.calls] == ["8", "3", "unknown 'sell'; known: add, double, fail"]
+    assert anns[-1].text == "3" and anns[-1].answers
+    assert any("/NAME" in line for line in seen) and "=8;" in seen
+
+
 class TestInPython:
     """The same team, made in Python with functions and a class."""
 
