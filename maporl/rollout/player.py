@@ -158,6 +158,9 @@ class Player:
             for name, grant in build_grants(tools.grants, world).items()
         }
         may_call |= {name: typed(own) for name, own in may_call.items() if team.agents[name].engine == "human"}
+        for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
+            for policy in team.policies_of.get(name, ()):
+                policy.voice.add_stop_strings(own.format.stop_strings)
         player = cls(team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained, world, may_call)
         needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.rewards()
         scorer.sources |= build_sources(reward, needed, player.speak)
