@@ -34,6 +34,7 @@ class CallFormat:
     Args:
         tools: the agent's tools.
         texts: the texts of the plain formats.
+        parallel: whether a completion may have several calls in a plain format.
     """
 
     name = ""
@@ -42,8 +43,8 @@ class CallFormat:
     most: int | None = None
     """The most calls in one completion that can be answered. None is any number."""
 
-    def __init__(self, tools: Sequence[Tool], texts: CallTexts):
-        self.tools, self.texts = {tool.name: tool for tool in tools}, texts
+    def __init__(self, tools: Sequence[Tool], texts: CallTexts, parallel: bool = False):
+        self.tools, self.texts, self.parallel = {tool.name: tool for tool in tools}, texts, parallel
 
     def schemas(self) -> list[dict[str, Any]] | None:
         """Return the schemas that the chat template is given with the first prompt, or None."""
@@ -133,11 +134,11 @@ class JsonFormat(PlainFormat):
     """``<call>{"name": "add", "arguments": {"a": 2, "b": 3}}</call>``."""
 
     name = "json"
-    stop_strings = (CLOSE,)
 
-    def __init__(self, tools: Sequence[Tool], texts: CallTexts):
-        super().__init__(tools, texts)
+    def __init__(self, tools: Sequence[Tool], texts: CallTexts, parallel: bool = False):
+        super().__init__(tools, texts, parallel)
         self.how = texts.json.format()
+        self.stop_strings = () if parallel else (CLOSE,)
 
     def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
         said = _after_thinking(text)
@@ -156,10 +157,10 @@ class TagsFormat(PlainFormat):
 
     name = "tags"
 
-    def __init__(self, tools: Sequence[Tool], texts: CallTexts):
-        super().__init__(tools, texts)
+    def __init__(self, tools: Sequence[Tool], texts: CallTexts, parallel: bool = False):
+        super().__init__(tools, texts, parallel)
         self.how = "\n".join(texts.tags.format(name=name) for name in self.tools)
-        self.stop_strings = tuple(f"</{name}>" for name in self.tools)
+        self.stop_strings = () if parallel else tuple(f"</{name}>" for name in self.tools)
         self._argument = {}
         for name, tool in self.tools.items():
             needed = tool.parameters.get("required", [])
@@ -251,7 +252,7 @@ CALL_FORMATS: dict[str, Callable[..., CallFormat]] = {
 
 
 def build_format(
-    name: str, tools: Sequence[Tool], texts: CallTexts, native: Callable[[], Any], where: str
+    name: str, tools: Sequence[Tool], texts: CallTexts, native: Callable[[], Any], where: str, parallel: bool = False
 ) -> CallFormat:
     """Return the call format ``name`` for an agent's ``tools``. ``auto`` is ``native`` where the template allows it.
 
@@ -261,6 +262,7 @@ def build_format(
         texts: the texts of the plain formats.
         native: returns the reader of the chat template's own calls, or None if the template has none.
         where: the agent, with which errors begin.
+        parallel: whether a completion may have several calls in a plain format.
 
     Raises:
         ConfigError: the format does not suit the tools or the template.
@@ -276,6 +278,6 @@ def build_format(
             )
         name = "json"
     try:
-        return CALL_FORMATS[name](tools, texts)
+        return CALL_FORMATS[name](tools, texts, parallel)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from None

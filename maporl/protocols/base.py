@@ -1,8 +1,9 @@
 """The contract of a protocol, which decides who speaks when and what each speaker sees. Imports no torch."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
+from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.text import check_choices, check_names, check_placeholders
 from maporl.types import Act, Ask, Example
@@ -86,6 +87,15 @@ class Protocol:
     def label(self) -> str:
         """The name of the protocol in messages."""
         return type(self).__name__.lower()
+
+    def tools(self, agent: str, agents: tuple[str, ...]) -> Sequence[Tool]:
+        """Return the tools of ``agent`` that the protocol itself answers, such as one that asks another agent.
+
+        An utterance that calls one is sent to the protocol with ``calls`` whose ``result`` is None. The protocol then
+        asks the agent with ``continues=said.id`` and a message ``{"role": "tool", "name": ..., "content": ...}`` for
+        each of them. The tool's ``run`` is not called.
+        """
+        return ()
 
     def mentioned(self) -> set[str]:
         """Return the agents that its options name. They must all play."""

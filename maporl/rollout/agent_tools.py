@@ -11,6 +11,7 @@ from maporl.environments.calls import TypedFormat, build_format
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.protocols.base import Protocol
 from maporl.team.agents import Voice
 from maporl.team.team import Team
 from maporl.types import Message, Utterance
@@ -21,7 +22,14 @@ MARGIN = 256
 """More characters than a chat template writes around a few messages."""
 
 
-def agent_tools(agent: str, grant: ToolGrant, world: World, voice: Voice | None, longest: int) -> AgentTools:
+def agent_tools(
+    agent: str,
+    grant: ToolGrant,
+    world: World,
+    voice: Voice | None,
+    longest: int,
+    handed: Sequence[Tool] = (),
+) -> AgentTools:
     """Return what an agent may call.
 
     Args:
@@ -30,37 +38,44 @@ def agent_tools(agent: str, grant: ToolGrant, world: World, voice: Voice | None,
         world: the tools and environments of the run.
         voice: the agent's tokenizer, or None if its engine has none.
         longest: the most tokens of its completions.
+        handed: the tools whose calls the protocol answers itself.
 
     Raises:
         ConfigError: a tool does not exist, two have the same name, a schema is not valid, or the call format does not
             suit the tools or the chat template.
     """
     where = f"agents.{agent}"
-    granted = _granted(agent, grant.tools, world)
+    granted = [*_granted(agent, grant.tools, world), *((tool, None) for tool in handed)]
     tools = [tool for tool, _ in granted]
     twice = [tool.name for number, tool in enumerate(tools) if tool.name in [t.name for t in tools[:number]]]
     if twice:
         raise ConfigError(f"{where}.tools: it has two tools called {twice[0]!r}; rename one of them")
     native = (lambda: None) if voice is None else (lambda: NativeCalls.of(voice.tokenizer))
-    form = build_format(grant.call_format, tools, grant.texts, native, where)
+    form = build_format(grant.call_format, tools, grant.texts, native, where, grant.limits.parallel)
     checks = {tool.name: ArgumentCheck(tool) for tool in tools}
     places = {tool.name: place for tool, place in granted}
     reader = _Reader(voice, longest, form.heard)
-    return AgentTools(form, checks, places, grant.limits, reader.cut, reader.room)
+    names = frozenset(tool.name for tool in handed)
+    return AgentTools(form, checks, places, grant.limits, reader.cut, names, reader.room)
 
 
-def tools_of_team(tools: TeamTools, team: Team, longest: int) -> dict[str, AgentTools]:
+def tools_of_team(
+    tools: TeamTools, team: Team, longest: int, protocol: Protocol, speakers: Sequence[str]
+) -> dict[str, AgentTools]:
     """Return what each agent of a team may call. Agents that may call nothing are left out.
 
-    ``longest`` is the most tokens of a completion.
+    ``longest`` is the most tokens of a completion. ``speakers`` are the agents that play ``protocol``.
 
     Raises:
         ConfigError: as for :func:`agent_tools`.
     """
-    found = {
-        name: agent_tools(name, grant, tools.world, team.voice_of(name), longest)
-        for name, grant in build_grants(tools.grants, tools.world).items()
-    }
+    grants = build_grants(tools.grants, tools.world)
+    found = {}
+    for name in speakers:
+        handed = protocol.tools(name, tuple(speakers))
+        if name in grants or handed:
+            grant = grants.get(name) or tools.grants.get(name) or ToolGrant()
+            found[name] = agent_tools(name, grant, tools.world, team.voice_of(name), longest, handed)
     return found | {name: typed(own) for name, own in found.items() if team.agents[name].engine == "human"}
 
 

@@ -153,7 +153,7 @@ class Player:
         scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
         world = tools.world
-        may_call = tools_of_team(tools, team, options.response_length)
+        may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names())
         for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):
                 policy.voice.add_stop_strings(own.format.stop_strings)

@@ -58,7 +58,7 @@ def warm_start(
     names = speakers or team.names()
     rng = random.Random(seed)
     tools = tools or TeamTools()
-    may_call = tools_of_team(tools, team, 0)
+    may_call = tools_of_team(tools, team, 0, protocol, names)
     specs = {
         name: SpeakerSpec(
             "scripted", _policies(team, name), system=agent.system, role=agent.role, tools=may_call.get(name)
