@@ -167,7 +167,7 @@ class TestReset:
 
     def test_a_missing_column_is_named(self):
         with pytest.raises(
-            ConfigError, match="environment Wordle: reset wants 'answer', which .* they have id, prompt"
+            ConfigError, match=r"environment Wordle: reset wants 'answer', which .* they have id, prompt"
         ):
             TRLEnvironment(Wordle()).reset(1, {"id": 1, "prompt": PROMPT})
 
