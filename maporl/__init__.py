@@ -43,6 +43,8 @@ _EXPORTS = {
     "Protocol": "maporl.protocols",
     "PROTOCOLS": "maporl.protocols",
     "Refine": "maporl.protocols",
+    "Route": "maporl.protocols",
+    "PlayWorld": "maporl.protocols",
     "Game": "maporl.environments.games",
     "GAMES": "maporl.environments.games",
     "IllegalMove": "maporl.environments.games",

@@ -263,7 +263,7 @@ async def _transport(package: Any, options: ServerOptions, log: Any) -> AsyncIte
     if options.command is None:
         from mcp.client.streamable_http import streamable_http_client
 
-        async with streamable_http_client(options.url) as streams:
+        async with streamable_http_client(str(options.url)) as streams:
             yield streams
         return
     from mcp.client.stdio import get_default_environment
