@@ -60,6 +60,18 @@ def test_problems_are_never_merged_into_one_group():
     assert estimate(batch, config(key=("prompt", "agent", "turn"))).tolist() == [0, 0, 0, 0]
 
 
+def test_a_turn_with_calls_counts_once():
+    """Two rollouts: in the first the agent calls twice and then answers rightly, in the second it answers wrongly.
+
+    With one row for each completion, as TRL has them, the advantages are those of [1, 0].
+    """
+    batch = one_prompt([1, 1, 1, 0], rollout=[0, 0, 0, 1], agent=["a"] * 4, turn=[0] * 4)
+    close(estimate(batch, config(unit="row")), [0.5, 0.5, 0.5, -1.5])
+    close(estimate(batch, config(unit="turn")), [0.7071, 0.7071, 0.7071, -0.7071])
+    batch = one_prompt([1, 1, 0, 0], rollout=[0, 0, 0, 1], agent=["a"] * 4, turn=[0, 0, 1, 0])
+    close(estimate(batch, config(unit="turn")), [1.1547, 1.1547, -0.5774, -0.5774])
+
+
 DR_MAS = one_prompt(
     [1, 1, 1, 0, -0.1, 1, 1, 0, 0, 0],
     rollout=[0, 0, 0, 1, 1, 2, 2, 3, 3, 3],

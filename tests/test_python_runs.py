@@ -689,7 +689,8 @@ def test_every_argument_of_the_trainer_is_described():
         "eval_dataset",
         "reward_funcs",
         "reward_weights",
-    }  # of task, eval_task, sources, reward
+        "environments",
+    }  # of task, eval_task, sources, reward, tools
     assert given - described == {"config"} | of_the_team | other_forms
 
 

@@ -34,11 +34,14 @@ from maporl.report.story import paired_gain, story, talking_gain
 from maporl.report.terminal import frame, sparkline
 from maporl.text import LONGEST, visible
 from maporl.types import (
+    Call,
     Dialogue,
     Example,
     Grade,
+    Result,
     Stop,
     Trace,
+    TurnEnd,
     Utterance,
     from_json,
     from_record,
@@ -336,6 +339,24 @@ def test_the_lines_of_a_panel_are_in_order_and_named():
 )
 def test_what_one_may_filter_by(dialogue, flags):
     assert flags_of(dialogue) == flags
+
+
+def test_calls_are_shown_and_can_be_filtered_by():
+    dialogue = debate("a", (RIGHT, RIGHT), (RIGHT, RIGHT))
+    dialogue.utterances[0].calls = [
+        Call("0.0", "buy", {"what": "tea", "count": 2}, "shop", Result("You have 2.", reward=0.5, seconds=0.25)),
+        Call("0.1", "", {}, None, Result("it is not JSON", error="unread")),
+        Call("0.2", "look"),
+    ]
+    dialogue.utterances[1].turn_end = TurnEnd.LIMIT
+    dialogue.lost = ("shop",)
+    shown = entry(Recorded(0, 7, "7/a", dialogue))
+    assert shown["flags"] == ["all right", "called", "call failed", "call unread", "no calls left", "lost"]
+    assert shown["said"][0]["calls"] == [
+        {"line": 'shop.buy(what="tea", count=2)', "result": "You have 2.", "error": None, "reward": 0.5, "seconds": 0.25, "left_out": 0},
+        {"line": "a call that could not be read", "result": "it is not JSON", "error": "unread", "reward": None, "seconds": 0.0, "left_out": 0},
+        {"line": "look()", "result": None, "error": None, "reward": None, "seconds": None, "left_out": 0},
+    ]  # fmt: skip
 
 
 def test_a_penalty_is_a_flag_and_a_kind_comes_from_the_example():

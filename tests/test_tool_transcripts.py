@@ -5,9 +5,10 @@ from tool_models import SayingEngine, characters, digest
 from trl.chat_template_utils import qwen3_chat_template
 
 from maporl.environments.base import Tool
+from maporl.environments.build import ToolGrant
 from maporl.environments.world import World
 from maporl.protocols import Protocol
-from maporl.rollout.agent_tools import ToolGrant, agent_tools
+from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Arithmetic
@@ -83,7 +84,9 @@ class TestNative:
         assert [(own, n) for own, n, _ in got] == [
             (False, 713), (True, 72), (False, 54), (True, 72), (False, 54), (True, 10),
         ]  # fmt: skip
-        assert got[2][2] == "\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        assert (
+            got[2][2] == "\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        )
         assert (len(transcript.ids), sum(transcript.sampled_mask)) == (975, 154)
         assert digest(transcript.ids) == "a38d7a4be3521a15"
         said = dialogue.utterances

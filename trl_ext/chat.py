@@ -208,9 +208,9 @@ def _with_calls(tokenizer: Tokenizer, names: list[str], messages: list[Message],
     kinds: list[Any] = [{"argument": argument}, json.dumps({"argument": argument}, ensure_ascii=False)]
     for arguments in kinds:  # some templates want arguments as text
         calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name in names]
-        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
         try:
-            rendered = render(tokenizer, [*before, *messages], True)
+            rendered = render(tokenizer, [{"role": "user", "content": "."}, called, *messages], True)
         except ChatError:
             if arguments is kinds[-1]:
                 raise

@@ -52,7 +52,7 @@ def main() -> None:
         print(encoded, file=answers, flush=True)
 
 
-def read_calls(text: str, prefix: str, template: dict[str, Any], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def read_calls(text: str, prefix: str, template: dict[str, Any], tools: list[Any]) -> list[dict[str, Any]]:
     """Return the calls in a completion: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.
 
     Each call is read alone, because the parser gives up a whole completion for one broken call.
@@ -75,7 +75,7 @@ def read_calls(text: str, prefix: str, template: dict[str, Any], tools: list[dic
     return calls
 
 
-def _read_call(block: str, template: dict[str, Any], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _read_call(block: str, template: dict[str, Any], tools: list[Any]) -> list[dict[str, Any]]:
     from transformers.utils.chat_parsing.response_parser import parse_response
 
     try:

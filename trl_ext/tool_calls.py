@@ -89,9 +89,9 @@ def _conversation(tokenizer: Tokenizer, calls: int) -> str | None:
         if as_text:
             arguments = [f'{{"{_KEY}{n}": "{_VALUE}{n}"}}' for n in numbers]
         called = [{"type": "function", "function": {"name": f"{_NAME}{n}", "arguments": arguments[n]}} for n in numbers]
-        asked = [{"role": "user", "content": "."}, {"role": "assistant", "content": "", "tool_calls": called}]
+        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": called}
         try:
-            shown = render(tokenizer, [*asked, *results])
+            shown = render(tokenizer, [{"role": "user", "content": "."}, answer, *results])
         except ChatError:
             continue
         if all(word in shown for word in words):

@@ -80,8 +80,8 @@ def estimate_all(
         weights *= transform.weigh(batch)
     returns = slot.compute(batch, config)
     statistics = weights
-    if config.unit == "rollout":
-        returns, statistics = _by_rollout(batch, config, returns, weights)
+    if config.unit != "row":
+        returns, statistics = _by_unit(batch, config, returns, weights)
     lone = _groups_of_one(batch, config, groups, statistics)
     counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
     base = baseline.compute(returns, counted, statistics, batch, config, state or BaselineState())
@@ -152,12 +152,16 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
                 )
 
 
-def _by_rollout(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Give every row the mean return of its rollout's rows in its group, and let each rollout count once."""
-    if batch.rollout is None:
-        batch.column("rollout", "unit: rollout")
+def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Give every row the mean return of its unit's rows in its group, and let each unit count once.
+
+    The rows of a rollout, or those of a turn in which an agent called tools, are a unit.
+    """
+    columns = {"rollout": ("rollout",), "turn": ("rollout", "agent", "turn")}[config.unit]
+    for name in columns:
+        batch.column(name, f"unit: {config.unit}")
     returns, shares = returns.clone(), weights.clone()
-    for rows in batch.groups((*config.key, *batch.dialogues())):
+    for rows in batch.groups((*config.key, *batch.dialogues(), *columns)):
         kept = [i for i in rows if weights[i] > 0]
         if kept:
             returns[rows] = returns[kept].mean()

@@ -91,6 +91,8 @@ def named_imports(config: Config) -> dict[str, str]:
     slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
     named += [(f"advantage.{key}", name) for key, name in slots.items()]
     named += [("ppo.objective", config.ppo.objective)]
+    named += [(f"tools.{name}.use", tool.use) for name, tool in config.tools.items()]
+    named += [(f"environments.{name}.use", section.use) for name, section in config.environments.items()]
     return {f"{key}: {name}": name for key, name in named if is_import(name)}
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from maporl.config.call_options import CallLimits, CallTexts, Seconds
 from maporl.config.engines import ENGINES
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from maporl.text import check_pattern, check_placeholders
@@ -142,6 +143,52 @@ class VLLMSection:
         check_urls(self.urls)
 
 
+@dataclass(frozen=True, config=STRICT)
+class ToolSection:
+    """A tool of the run: a name of ``TOOLS`` or ``MODULE:OBJECT``, and the options it is made with.
+
+    ``seconds`` is the most time of a call, besides the limit of the agent that calls.
+    """
+
+    use: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    seconds: Seconds | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class EnvironmentSection:
+    """An environment of the run: a name of ``ENVIRONMENTS`` or ``MODULE:OBJECT``, and the options it is made with.
+
+    Args:
+        use: the name.
+        options: the options of each instance.
+        agents: the agents that are told how it begins and what is new in it. By default all that play.
+        forks: how it can be forked, if its class does not say so: "copy", "replay" or "no".
+        reward: the attribute of a class written for TRL that has its reward, if the class has no ``get_reward``.
+        calls: the most calls of a dialogue.
+        seconds: the most seconds of a call.
+        open_seconds: the most seconds of making and resetting it.
+        close_seconds: the most seconds of closing it.
+        at_once: how many instances are opened at once in a process.
+        on_lost: what happens if it does not answer in time: its dialogue is left out of the update (``drop``), or the run
+            stops (``stop``).
+        lost_at_most: the share of an update's dialogues that may be left out. If more are lost, the run stops.
+    """
+
+    use: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    agents: list[str] | None = None
+    forks: Literal["copy", "replay", "no"] | None = None
+    reward: str | None = None
+    calls: Positive = 64
+    seconds: Seconds = 30.0
+    open_seconds: Seconds = 60.0
+    close_seconds: Seconds = 10.0
+    at_once: Positive = 64
+    on_lost: Literal["drop", "stop"] = "drop"
+    lost_at_most: Share = 0.05
+
+
 def _known_engine(name: str) -> str:
     if name not in ENGINES:
         near = difflib.get_close_matches(name[:80], ENGINES, 1)
@@ -180,6 +227,10 @@ class AgentSection:
     engine_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     api: ApiSection | None = None
     vllm: VLLMSection | None = None
+    tools: list[str] = dataclasses.field(default_factory=list)
+    call_format: Literal["auto", "native", "json", "tags"] = "auto"
+    call_texts: CallTexts | None = None
+    limits: CallLimits | None = None
 
     @property
     def weights(self) -> bool:
@@ -402,7 +453,8 @@ class AdvantageConfig:
         ddof: 1 for the unbiased standard deviation, 0 for the population's.
         eps: what is added to the standard deviation.
         ema: the share of the running mean that is kept in each update.
-        unit: whether a statistic counts each row once, or each rollout once, with the mean of its rows.
+        unit: whether a statistic counts each row once, or each rollout or each turn once, with the mean of its rows. A
+            turn in which an agent called tools has several rows.
         singleton: whether a group of one is an error, or has advantage zero.
     """
 
@@ -416,7 +468,7 @@ class AdvantageConfig:
     ddof: Literal[0, 1] = 1
     eps: NotNegative = 1e-6
     ema: Share = 0.95
-    unit: Literal["row", "rollout"] = "row"
+    unit: Literal["row", "rollout", "turn"] = "row"
     singleton: Literal["error", "zero"] = "error"
 
 
@@ -583,6 +635,8 @@ class Config(RunOptions):
     evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
     only_in_python: dict[str, str] = dataclasses.field(default_factory=dict)
     pythonpath: Annotated[list[str], BeforeValidator(_listed)] = dataclasses.field(default_factory=list)
+    tools: dict[str, ToolSection] = dataclasses.field(default_factory=dict)
+    environments: dict[str, EnvironmentSection] = dataclasses.field(default_factory=dict)
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

@@ -1,1 +1,22 @@
-"""Environments, in which agents act: the games that come with maporl."""
+"""Tools that agents call, and environments in which they act.
+
+``TOOLS`` and ``ENVIRONMENTS`` name those that come with maporl. Each entry is a function or a class that is called with
+the options of its section. One of ``TOOLS`` returns a :class:`Tool`, a :class:`Toolbox` or a typed function. One of
+``ENVIRONMENTS`` returns an :class:`Environment`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.environments.search import QuestionSearch, bm25
+
+TOOLS: dict[str, Callable[..., Any]] = {
+    "bm25": bm25,
+}
+
+ENVIRONMENTS: dict[str, Callable[..., Any]] = {
+    "bm25": QuestionSearch,
+}
+
+__all__ = ["ENVIRONMENTS", "TOOLS", "Environment", "Tool", "Toolbox"]

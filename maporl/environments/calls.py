@@ -10,55 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from maporl.config.call_options import CallTexts
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
-from maporl.text import check_placeholders
 from maporl.types import Message
 from trl_ext.errors import UserError
 
 OPEN, CLOSE = "<call>", "</call>"
-
-
-@dataclass(frozen=True)
-class CallTexts:
-    """The texts of the formats ``json`` and ``tags``. Tiny models know few characters, so that all can be changed.
-
-    Args:
-        intro: stands before the lines of the tools, at the end of the system message.
-        line: a tool, by its ``{signature}``.
-        json: how a call is written, for the format ``json``.
-        tags: how one is written, for ``tags``.
-        returned: a result, by ``{name}`` and ``{text}``.
-        failed: an error, by ``{name}`` and ``{text}``.
-        limit: stands after the last result if no further call may be made.
-
-    Raises:
-        ValueError: a text has an unknown placeholder.
-    """
-
-    intro: str = "You can use these tools:"
-    line: str = "{signature}"
-    json: str = (
-        'To use one, write <call>{{"name": NAME, "arguments": {{...}}}}</call> and stop. You will be told what it returns. '
-        "When you know enough, answer without a call."
-    )
-    tags: str = (
-        "To use one, write its name in tags, as <{name}>what you want</{name}>, and stop. You will be told what it returns. "
-        "When you know enough, answer without a call."
-    )
-    returned: str = "{name} returned: {text}"
-    failed: str = "{name} failed: {text}"
-    limit: str = "You cannot call any more. Give your answer."
-
-    def __post_init__(self):
-        allowed = {"line": {"signature"}, "tags": {"name"}, "returned": {"name", "text"}, "failed": {"name", "text"}}
-        for name in ("intro", "line", "json", "tags", "returned", "failed", "limit"):
-            try:
-                check_placeholders(getattr(self, name), allowed.get(name, set()))
-            except ValueError as error:
-                raise ValueError(
-                    f"{name}: it may use {sorted(allowed.get(name, ()))} in braces, but has {error}"
-                ) from None
 
 
 @dataclass(frozen=True)

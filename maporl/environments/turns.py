@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from maporl.config.call_options import CallLimits
 from maporl.config.imports import unknown
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import CallRefused
 from maporl.environments.calls import CallFormat, Written
-from maporl.environments.limits import CallLimits
 from maporl.errors import ConfigError
 from maporl.types import Act, Ask, Call, CallError, Message, Result, TurnEnd, Utterance
 

@@ -3,25 +3,42 @@
 import atexit
 import hashlib
 import inspect
+import math
 import os
 import random
 import sys
 import threading
+import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from maporl.config.call_options import CallLimits
 from maporl.config.imports import told, unknown
+from maporl.config.schema import EnvironmentSection
 from maporl.environments.base import Environment, Tool, Toolbox, as_result
-from maporl.environments.limits import EnvironmentLimits
 from maporl.environments.workers import Job, Outcome, Workers
 from maporl.errors import ConfigError
 from maporl.text import well_formed
-from maporl.types import Act, Example, Message, Result
+from maporl.types import Act, Dialogue, Example, Message, Result
 
+DEFAULT_SECONDS = CallLimits().seconds
+"""The most seconds of a call that a protocol makes for an agent without tools of its own."""
 LARGEST = 2**20
 """Most characters of a result that are looked at."""
+
+
+_worlds: "weakref.WeakSet[World]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_worlds() -> None:
+    """Close what is still open when the interpreter ends."""
+    for world in list(_worlds):
+        world.close()
 
 
 class EnvironmentFailure(ConfigError):
@@ -36,16 +53,16 @@ class EnvironmentSpec:
         name: its name.
         make: makes an instance, without arguments.
         agents: the agents that act in it or watch it, in order.
-        limits: how much and how long.
-        on_lost: what happens to a dialogue whose environment did not answer in time: it is left out of the update
-            (``drop``), or the run stops (``stop``).
+        options: its limits, and what happens if it does not answer in time. ``use``, ``options`` and ``agents`` of
+            the section are not read here.
+        part: the class or the function with which ``make`` makes one.
     """
 
     name: str
     make: Callable[[], Environment]
     agents: tuple[str, ...]
-    limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
-    on_lost: str = "drop"
+    options: EnvironmentSection
+    part: Any = None
 
 
 @dataclass
@@ -109,6 +126,7 @@ class World:
         tools: the plain tools by name.
         environments: the environments by name.
         toolboxes: what holds the processes of tools.
+        seconds: the most seconds of a call of some of the ``tools``.
     """
 
     def __init__(
@@ -116,15 +134,17 @@ class World:
         tools: Mapping[str, Tool] | None = None,
         environments: Mapping[str, EnvironmentSpec] | None = None,
         toolboxes: Sequence[Toolbox] = (),
+        seconds: Mapping[str, float] | None = None,
     ):
         self.tools, self.environments, self.toolboxes = dict(tools or {}), dict(environments or {}), list(toolboxes)
         self.workers = Workers()
+        self.seconds = dict(seconds or {})
         self.counts: Counter[str] = Counter()
         """What happened since :meth:`take_counts`: calls, failures, environments opened, closed and lost."""
         self._open: list[Rooms] = []
         self._locks: dict[type, threading.Lock] = {}
         self._offered: dict[str, dict[str, list[Tool]]] = {}
-        atexit.register(self.close)
+        _worlds.add(self)
 
     # -- what agents are offered --------------------------------------------------------------------------------------
 
@@ -140,9 +160,7 @@ class World:
             example = _guarded(spec.make, f"environment {environment!r} cannot be made")
             try:
                 for name in spec.agents:
-                    made = _guarded(
-                        lambda n=name: list(example.tools(n)), f"environment {environment!r}: tools({name!r})"
-                    )
+                    made = _guarded(partial(_tools_of, example, name), f"environment {environment!r}: tools({name!r})")
                     known[name] = made
             finally:
                 example.close()
@@ -183,27 +201,31 @@ class World:
         """
         for name, spec in self.environments.items():
             waiting = [r for r in rooms if name not in r.open]
-            for start in range(0, len(waiting), spec.limits.at_once):
-                self._open_batch(spec, waiting[start : start + spec.limits.at_once])
-        self._open += [r for r in rooms if r.open and not any(r is known for known in self._open)]
+            for start in range(0, len(waiting), spec.options.at_once):
+                self._open_batch(spec, waiting[start : start + spec.options.at_once])
 
     def _open_batch(self, spec: EnvironmentSpec, rooms: Sequence[Rooms]) -> None:
         jobs = [
-            [Job(lambda r=r: self._opened(spec, r), spec.limits.open_seconds, f"environment {spec.name!r}")]
+            [Job(partial(self._opened, spec, r), spec.options.open_seconds, f"environment {spec.name!r}")]
             for r in rooms
         ]
-        for r, (outcome,) in zip(rooms, self.workers.run(jobs), strict=True):
+        outcomes = self.workers.run(jobs)
+        for r, (outcome,) in zip(rooms, outcomes, strict=True):
+            if outcome.value is not None:
+                r.open[spec.name] = outcome.value
+                self.counts[f"env/{spec.name}/opened"] += 1
+        self._open += [r for r in rooms if r.open and not any(r is known for known in self._open)]
+        for r, (outcome,) in zip(rooms, outcomes, strict=True):
             where = f"environment {spec.name!r}, question {r.example.id}, seed {_seed(r.key, spec.name)}"
             if outcome.late:
                 raise EnvironmentFailure(
-                    f"{where}: it was not ready after {spec.limits.open_seconds:g} s; raise open_seconds, or lower at_once"
+                    f"{where}: it was not ready after {spec.options.open_seconds:g} s; raise open_seconds, or lower at_once"
                 )
             if outcome.error is not None:
                 raise _failure(outcome.error, f"{where}: it cannot begin")
-            r.open[spec.name] = outcome.value
-            self.counts[f"env/{spec.name}/opened"] += 1
 
     def _opened(self, spec: EnvironmentSpec, rooms: Rooms) -> _Room:
+        begun = time.monotonic()
         world = spec.make()
         seed = _seed(rooms.key, spec.name)
         example = rooms.example
@@ -211,6 +233,8 @@ class World:
         row["prompt"] = [dict(message) for message in rooms.prompt]
         try:
             said = self._alone(world, lambda: world.reset(seed, row))
+            if time.monotonic() - begun > spec.options.open_seconds:  # nobody waits for it any more
+                raise TimeoutError(f"it was ready after {time.monotonic() - begun:.1f} s")
         except BaseException:
             world.close()
             raise
@@ -227,7 +251,7 @@ class World:
             for name, room in rooms.open.items():
                 if not room.lost and not room.closed:
                     where = f"environment {name!r}, question {rooms.example.id}, seed {room.seed}: reward()"
-                    value = _guarded(lambda room=room: self._alone(room.world, room.world.reward), where)
+                    value = _guarded(partial(self._alone, room.world, room.world.reward), where)
                     paid[name] = _payments(value, room.spec, where)
         finally:
             self.drop(rooms)
@@ -240,7 +264,7 @@ class World:
         for room in open_rooms.values():
             room.closed = True
         jobs = [
-            [Job(room.world.close, room.spec.limits.close_seconds, f"environment {name!r}: close()")]
+            [Job(room.world.close, room.spec.options.close_seconds, f"environment {name!r}: close()")]
             for name, room in open_rooms.items()
         ]
         for name, (outcome,) in zip(open_rooms, self.workers.run(jobs), strict=True):
@@ -302,16 +326,17 @@ class World:
             return Result("it does not answer any more", error="lost")
         if room.world.over():
             return Result("it is over", error="over", done=True)
-        if len(room.log) >= room.spec.limits.calls:
-            return Result(f"at most {room.spec.limits.calls} calls are allowed in it", error="limit")
+        if len(room.log) >= room.spec.options.calls:
+            return Result(f"at most {room.spec.options.calls} calls are allowed in it", error="limit")
         return None
 
     def _job(self, rooms: Rooms, step: int, act: Act, seconds: Mapping[str, float]) -> Job:
         if act.place is None:
             tool = self.tools[act.name]
-            return Job(lambda: tool.run(**act.arguments), seconds[act.agent], f"tool {act.name}")
+            most = min(seconds.get(act.agent, DEFAULT_SECONDS), self.seconds.get(act.name, math.inf))
+            return Job(lambda: tool.run(**act.arguments), most, f"tool {act.name}")
         room = rooms.open[act.place]
-        most = min(seconds[act.agent], room.spec.limits.seconds)
+        most = min(seconds.get(act.agent, DEFAULT_SECONDS), room.spec.options.seconds)
         return Job(lambda: self._called(room, step, act), most, f"environment {act.place!r}: {act.name}")
 
     def _called(self, room: _Room, step: int, act: Act) -> Any:
@@ -340,7 +365,7 @@ class World:
             if not room.lost:
                 room.lost = True
                 self.counts[f"env/{act.place}/lost"] += 1
-                if room.spec.on_lost == "stop":
+                if room.spec.options.on_lost == "stop":
                     raise EnvironmentFailure(
                         f"environment {act.place!r}, question {rooms.example.id}, seed {room.seed}: {act.name} did not answer "
                         f"within {outcome.seconds:g} s; raise seconds, or set on_lost: drop"
@@ -389,18 +414,47 @@ class World:
                 "first call; use branching.how: independent or fork_first, or set forks: replay if reset(seed) decides everything"
             )
         again = self._opened(room.spec, rooms)
+        try:
+            self._repeat(again, log)
+        except BaseException:
+            again.world.close()
+            raise
+        return again
+
+    def _repeat(self, room: _Room, log: list[tuple]) -> None:
+        """Make the calls of ``log`` in a new environment, and check that they return the same."""
+        name, rooms = room.spec.name, Rooms(Example("", "", ""), (), [])
+        rooms.open[name] = room
         for number, (step, agent, tool, arguments, text) in enumerate(log):
             act = Act(agent, tool, arguments, 0, name)
             ((outcome,),) = self.workers.run(
-                [[Job(lambda act=act, step=step: self._called(again, step, act), room.spec.limits.seconds, name)]]
+                [[Job(partial(self._called, room, step, act), room.spec.options.seconds, name)]]
             )
-            now = self._result(Rooms(rooms.example, rooms.key, [], {name: again}), step, act, outcome).text
+            now = self._result(rooms, step, act, outcome).text
             if now != text:
                 raise EnvironmentFailure(
                     f"environment {name!r} does not replay: call {number + 1}, {tool}({_shown(arguments)}), gave {now!r:.80} "
                     f"after {text!r:.80}; set forks: no, or make reset(seed) decide everything"
                 )
-        return again
+
+    def renew(self) -> None:
+        """Let toolboxes start again what has died. This is called before each update."""
+        for toolbox in self.toolboxes:
+            toolbox.renew()
+
+    def check_lost(self, dialogues: Sequence[Dialogue]) -> None:
+        """Check that not too many of an update's dialogues were lost.
+
+        Raises:
+            EnvironmentFailure: more were lost than ``lost_at_most`` of an environment allows.
+        """
+        for name, spec in self.environments.items():
+            lost = sum(name in dialogue.lost for dialogue in dialogues)
+            if lost > spec.options.lost_at_most * len(dialogues):
+                raise EnvironmentFailure(
+                    f"environment {name!r}: it did not answer within {spec.options.seconds:g} s in {lost} of {len(dialogues)} "
+                    f"dialogues; mend it, raise environments.{name}.seconds, or raise lost_at_most"
+                )
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
@@ -421,6 +475,10 @@ class World:
             finally:
                 random.setstate(kept)
                 os.chdir(folder)
+
+
+def _tools_of(environment: Environment, agent: str) -> list[Tool]:
+    return list(environment.tools(agent))
 
 
 def _seed(key: tuple, name: str) -> int:

@@ -60,6 +60,8 @@ class Protocol:
     """The additional columns that it records and that can group advantages: caller, game, seed, state."""
     pays: frozenset[str] = frozenset()
     """The names of the rewards that it sets itself. ``reward.sources`` gives them weights."""
+    uses_tools: frozenset[str] = frozenset()
+    """The names of the tools that it calls itself (:class:`maporl.types.Act`). They stand under ``tools:``."""
     hears_others: bool = True
     """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
     every_step_scored: bool = True
@@ -127,7 +129,12 @@ def must_be_protocol(part: Any, where: str) -> Protocol:
         raise ConfigError(
             f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive it: class {type(part).__name__}(Protocol)"
         )
-    for what, names in (("pays", part.pays), ("records", part.records), ("between_turns()", part.between_turns())):
+    for what, names in (
+        ("pays", part.pays),
+        ("records", part.records),
+        ("uses_tools", part.uses_tools),
+        ("between_turns()", part.between_turns()),
+    ):
         check_names(names, f"{where}: {type(part).__name__}.{what}")
     return part
 

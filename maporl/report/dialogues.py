@@ -1,5 +1,6 @@
 """Dialogues as the report's page shows them: with short keys, visible text, and the flags that one can filter by."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from maporl.report.charts import finite
 from maporl.report.read import Recorded, Run, When
 from maporl.text import LONGEST, visible
-from maporl.types import Dialogue, Grade, Stop, Trace, Utterance
+from maporl.types import Call, Dialogue, Grade, Stop, Trace, TurnEnd, Utterance
 
 MOST = 5000
 """The most dialogues that a report shows. Of a longer run it shows the last evaluation, the last updates, and an even selection of
@@ -27,6 +28,11 @@ FLAGS = {
     "unreadable": "no answer could be read from a text that was graded",
     "cut off": "an answer was cut off at the length limit",
     "illegal": "an illegal move ended the game",
+    "called": "an agent called a tool",
+    "call failed": "a call of a tool failed",
+    "call unread": "a call of a tool could not be read",
+    "no calls left": "an agent had no calls left",
+    "lost": "an environment did not answer in time",
 }
 KINDS = ("task", "skill", "subject", "type", "category", "level", "game", "source")
 Graded = tuple[Utterance, Grade]
@@ -162,6 +168,12 @@ def flags_of(dialogue: Dialogue) -> list[str]:
             found.add("unreadable")
         if u.stop == Stop.LENGTH:
             found.add("cut off")
+        errors = [call.result.error for call in u.calls if call.result is not None]
+        found |= {"called"} if u.calls else set()
+        found |= {"call failed"} if any(errors) else set()
+        found |= {"call unread"} if "unread" in errors else set()
+        found |= {"no calls left"} if u.turn_end is TurnEnd.LIMIT else set()
+    found |= {"lost"} if dialogue.lost else set()
     if game_of(dialogue) is not None:
         found -= set(UNGRADED)
         found |= {"illegal"} if dialogue.outcome == "illegal" else set()
@@ -181,8 +193,26 @@ def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:
         "reason": visible(grade.reason),
         "rewards": {visible(name): finite(value) for name, value in u.rewards.items()},
         "stop": u.stop.value,
+        "calls": [_call(call) for call in u.calls],
         "heard": [[visible(m.get("role")), visible(m.get("content"))] for m in u.messages],
         "trace": _trace(u.trace) if traced and u.trace is not None and len(u.text) <= LONGEST else None,
+    }
+
+
+def _call(call: Call) -> dict[str, Any]:
+    """A call as one line, ``add(a=2, b=3)``, and what it returned."""
+    result = call.result
+    arguments = ", ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in dict(call.arguments).items()
+    )
+    where = "" if call.place is None else f"{call.place}."
+    return {
+        "line": visible(f"{where}{call.name}({arguments})" if call.name else "a call that could not be read"),
+        "result": None if result is None else visible(result.text),
+        "error": None if result is None else result.error,
+        "reward": None if result is None or result.reward is None else finite(result.reward),
+        "seconds": None if result is None else result.seconds,
+        "left_out": 0 if result is None else result.left_out,
     }
 
 

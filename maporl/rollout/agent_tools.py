@@ -1,16 +1,15 @@
 """What each agent of a team may call: its tools, its call format, and what its tokenizer makes of results."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from maporl.config.imports import unknown
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import Tool
-from maporl.environments.calls import CallTexts, build_format
-from maporl.environments.limits import CallLimits
+from maporl.environments.build import ToolGrant
+from maporl.environments.calls import TypedFormat, build_format
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
-from maporl.config.imports import unknown
 from maporl.errors import ConfigError
 from maporl.team.agents import Voice
 from maporl.types import Message, Utterance
@@ -19,23 +18,6 @@ from trl_ext.tool_calls import NativeCalls
 
 MARGIN = 256
 """More characters than a chat template writes around a few messages."""
-
-
-@dataclass(frozen=True)
-class ToolGrant:
-    """What one agent is given.
-
-    Args:
-        tools: the names of tools, of environments (all of their tools), or ``ENVIRONMENT.TOOL``.
-        call_format: a name of ``CALL_FORMATS``, or "auto".
-        limits: how much it may call.
-        texts: the texts of the plain call formats.
-    """
-
-    tools: tuple[str, ...]
-    call_format: Literal["auto", "native", "json", "tags", "typed"] = "auto"
-    limits: CallLimits = field(default_factory=CallLimits)
-    texts: CallTexts = field(default_factory=CallTexts)
 
 
 def agent_tools(agent: str, grant: ToolGrant, world: World, voice: Voice | None, longest: int) -> AgentTools:
@@ -93,10 +75,17 @@ def _offered(agent: str, place: str, world: World) -> Sequence[Tool]:
     return world.offered(place, agent)
 
 
+def typed(tools: AgentTools | None) -> AgentTools | None:
+    """Return an agent's ``tools`` for a person who takes its place and types the calls."""
+    if tools is None:
+        return None
+    return replace(tools, format=TypedFormat(list(tools.format.tools.values()), tools.format.texts))
+
+
 class _Reader:
     """Counts results in the tokens of the agent that is shown them."""
 
-    def __init__(self, voice: Voice | None, longest: int, heard):
+    def __init__(self, voice: Voice | None, longest: int, heard: Callable[[list[Message]], list[Message]]):
         self.voice, self.longest, self.heard = voice, longest, heard
 
     def cut(self, text: str, most: int) -> tuple[str, int]:

@@ -213,7 +213,7 @@ class RolloutDriver:
             episode.acts = list(moves)
         else:
             episode.step = play_step(list(moves), self.tools)
-            episode.asks = list(next(episode.step))
+            _take_moves(episode, next(episode.step))
 
     def _check(self, move: Ask | Act, said: int) -> None:
         """Check that ``move`` names a speaker and utterances that were ``said``."""
@@ -254,8 +254,7 @@ class RolloutDriver:
                 except StopIteration as end:
                     ended.append((episode, end.value))
                     continue
-                episode.asks = [move for move in moves if isinstance(move, Ask)]
-                episode.acts = [move for move in moves if isinstance(move, Act)]
+                _take_moves(episode, moves)
             if not judged:
                 for episode, last in ended:
                     self.referee.see(replace(episode.dialogue, utterances=last))
@@ -467,6 +466,11 @@ def with_news(messages: list[Message], news: str) -> list[Message]:
         return [*messages, {"role": "user", "content": news}]
     last = messages[places[-1]]
     return [*messages[: places[-1]], {**last, "content": last["content"] + news}, *messages[places[-1] + 1 :]]
+
+
+def _take_moves(episode: Episode, moves: list[Ask] | list[Act]) -> None:
+    episode.asks = [move for move in moves if isinstance(move, Ask)]
+    episode.acts = [move for move in moves if isinstance(move, Act)]
 
 
 def _record(dialogue: Dialogue, act: Act, result: Result) -> None:

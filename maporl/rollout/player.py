@@ -14,12 +14,16 @@ import torch
 from maporl.config.schema import RewardSection
 from maporl.engines.base import Engine, Request
 from maporl.engines.transcript import Transcript
+from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.turns import AgentTools
+from maporl.environments.world import World
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.rewards.base import RewardSource, as_source
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.scorer import Scorer
+from maporl.rollout.agent_tools import agent_tools, typed
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
@@ -85,6 +89,8 @@ class Player:
         speakers: the agents that play, in order. By default the whole team plays.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
         untrained: the untrained weights, which restate answers that grading cannot read. None turns this off.
+        world: the tools and environments of the run.
+        tools: what each agent may call.
 
     Raises:
         ValueError: a speaker is not in the team.
@@ -101,7 +107,10 @@ class Player:
         speakers: Sequence[str] | None = None,
         common_seed: bool = True,
         untrained: UntrainedWeights | None = None,
+        world: World | None = None,
+        tools: Mapping[str, AgentTools] | None = None,
     ):
+        self.world, self.tools = world or World(), dict(tools or {})
         self.team, self.protocol = team, must_be_protocol(protocol, "protocol")
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
@@ -125,13 +134,16 @@ class Player:
         speakers: Sequence[str] | None = None,
         common_seed: bool = True,
         untrained: UntrainedWeights | None = None,
+        tools: TeamTools | None = None,
     ) -> "Player":
         """Build a player with a scorer for ``reward``.
 
-        ``sources`` replace or extend ``maporl.rewards.SOURCES``. The other arguments are those of :class:`Player`.
+        ``sources`` replace or extend ``maporl.rewards.SOURCES``. ``tools`` are the tools and environments, and what agents
+        are given of them. The other arguments are those of :class:`Player`.
 
         Raises:
-            ConfigError: a reward source lacks what it needs, or ``protocol`` is not a :class:`maporl.Protocol`.
+            ConfigError: a reward source lacks what it needs, ``protocol`` is not a :class:`maporl.Protocol`, or an agent's
+                tools or call format cannot be used.
             ValueError: a speaker is not in the team.
         """
         team.find_stop_ids(options)
@@ -139,8 +151,14 @@ class Player:
         exempt = reward.penalties is not None and reward.penalties.repetition
         digits = {p.name: p.voice.digits for p in team.policies.values()} if exempt else {}
         scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
-        player = cls(team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained)
-        needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays
+        tools = tools or TeamTools()
+        world = tools.world
+        may_call = {
+            name: agent_tools(name, grant, world, team.voice_of(name), options.response_length)
+            for name, grant in build_grants(tools.grants, world).items()
+        }
+        player = cls(team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained, world, may_call)
+        needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.rewards()
         scorer.sources |= build_sources(reward, needed, player.speak)
         return player
 
@@ -167,7 +185,7 @@ class Player:
             policies = tuple(policy.name for policy in speaking) or (name,)
             if instead and name in instead:
                 policies = (instead[name],)
-            specs[name] = SpeakerSpec(agent.engine, policies, learning, agent.system, agent.role)
+            specs[name] = SpeakerSpec(agent.engine, policies, learning, agent.system, agent.role, self.tools.get(name))
         return specs
 
     def use_engine(self, agent: str, engine: Engine) -> None:
@@ -241,6 +259,7 @@ class Player:
             self.common_seed,
             rng_key,
             first,
+            self.world,
         )
 
     def play(self, examples: list[Example], task: Task, decoding: Decoding, samples: int = 1) -> list[Dialogue]:
@@ -301,7 +320,7 @@ class Player:
         """Return ``specs`` with the engines of :meth:`use_engine`. No policy is trained on their answers."""
         instead = {name: f"in place of {name}" for name in specs}
         return {
-            name: SpeakerSpec(instead[name], (name,), frozenset(), spec.system, spec.role)
+            name: SpeakerSpec(instead[name], (name,), frozenset(), spec.system, spec.role, typed(spec.tools))
             if instead[name] in self.engines
             else spec
             for name, spec in specs.items()

@@ -10,6 +10,7 @@ from transformers import set_seed
 
 from maporl.config import Config
 from maporl.engines.build import build_engines
+from maporl.environments.build import TeamTools
 from maporl.protocols import build_protocol, speakers
 from maporl.rewards.base import RewardSource
 from maporl.rollout.player import Player
@@ -73,6 +74,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
         engine_options=_engine_options(config),
         config=config,
+        tools=TeamTools.from_config(config, speakers(config.protocol, names)),
     )
 
 
@@ -155,6 +157,7 @@ def player_of(
         speakers=speakers(config.protocol, names),
         common_seed=config.branching.common_seed,
         untrained=untrained,
+        tools=TeamTools.from_config(config, speakers(config.protocol, names)),
     )
 
 

@@ -86,6 +86,11 @@ class Team:
         """Return the agents' names in speaking order."""
         return tuple(self.agents)
 
+    def voice_of(self, agent: str) -> Voice | None:
+        """Return the text side of an agent's first policy, or None if no weights here speak for it."""
+        speaking = self.policies_of.get(agent, ())
+        return speaking[0].voice if speaking else None
+
     def find_stop_ids(self, options: PPOOptions) -> None:
         """Fill in the token ids and the strings that end completions, for every policy.
 

@@ -46,6 +46,7 @@ class Collector:
             self._collect(batch, past)
 
     def _collect(self, batch: TeamUpdateBatch, past: str | None) -> None:
+        self.player.world.renew()
         batch.dialogues = self._play(batch, batch.examples, past)
         for number in range(self.branching.resample):
             self.player.scorer.credit(batch.dialogues, batch.task)
@@ -96,4 +97,6 @@ class Collector:
         )
         rng = random.Random(f"{self.args.seed}/{batch.number}")
         worth = self.player.scorer.worth
-        return play_branched(driver, examples, self.branching, lambda dialogues: worth(dialogues, batch.task), rng)
+        dialogues = play_branched(driver, examples, self.branching, lambda dialogues: worth(dialogues, batch.task), rng)
+        self.player.world.check_lost(dialogues)
+        return [dialogue for dialogue in dialogues if not dialogue.lost]

@@ -24,6 +24,8 @@ from maporl.advantages.transforms import TRANSFORMS
 from maporl.config.imports import import_folder, import_name
 from maporl.config.parse import validated
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection, TrainingOptions
+from maporl.environments.base import Tool
+from maporl.environments.build import TeamTools
 from maporl.errors import UserError
 from maporl.protocols import PROTOCOLS, build_protocol
 from maporl.protocols import speakers as speakers_of
@@ -68,6 +70,7 @@ class RunParts:
     curriculum: Sequence[tuple[int, Task]] = ()
     sources: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[TrainerCallback] = ()
+    tools: TeamTools = field(default_factory=TeamTools)
 
 
 def describe(parts: RunParts, team: SavedTeam) -> dict[str, Any]:
@@ -103,7 +106,12 @@ class _Description:
             },
             "restate": args.restate,
             "dialogues_logged": args.dialogues_logged,
+            "tools": self._tools(),
+            "environments": self._environments(),
         }  # fmt: skip
+        for agent, grant in self.parts.tools.grants.items():
+            if grant.tools:
+                found["agents"][agent]["tools"] = list(grant.tools)
         only = self.only_in_python | self.team.only_in_python
         return found | {"pythonpath": list(self.folders), "only_in_python": only}
 
@@ -156,6 +164,28 @@ class _Description:
         if name is not None and (folder := import_folder(name)) is not None:
             self.folders[folder] = None
         return name
+
+    def _tools(self) -> dict[str, Any]:
+        """Return the tools that are functions which another process can import. The others are listed."""
+        found = {}
+        for name, tool in self.parts.tools.world.tools.items():
+            imported = self._imported(tool.run)
+            if imported is None or not _works(
+                lambda tool=tool, name=name: _must_be_equal(Tool.of(tool.run, name), tool)
+            ):
+                self.only_in_python[f"tools.{name}"] = _called(tool.run)
+            found[name] = {"use": imported or _called(tool.run)}
+        return found
+
+    def _environments(self) -> dict[str, Any]:
+        found = {}
+        for name, spec in self.parts.tools.world.environments.items():
+            imported = self._imported(spec.part)
+            if imported is None:
+                self.only_in_python[f"environments.{name}"] = _called(spec.part)
+            section = _plain(dataclasses.asdict(spec.options))
+            found[name] = section | {"use": imported or _called(spec.part), "agents": list(spec.agents)}
+        return found
 
     # -- sections -------------------------------------------------------------------------------------------------
 
@@ -270,6 +300,11 @@ def _same(build: Callable[[], Any], part: Any) -> bool:
         return bool(build() == part)
     except (UserError, ValueError, TypeError):
         return False
+
+
+def _must_be_equal(made: Any, part: Any) -> None:
+    if made != part:
+        raise ValueError("it is made in another way")
 
 
 def _works(build: Callable[[], Any]) -> bool:

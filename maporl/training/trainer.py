@@ -19,6 +19,7 @@ from maporl.config import Config
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
 from maporl.engines.base import Engine
 from maporl.engines.build import build_engines
+from maporl.environments.build import TeamTools
 from maporl.evaluation.metrics import Evaluation
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.debate import Debate
@@ -46,6 +47,7 @@ from maporl.training.progress import TeamProgress
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
 from maporl.training.token_traces import trace
+from maporl.training.tool_metrics import tool_metrics
 from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Example
@@ -83,6 +85,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         reward_funcs: functions with the signature of TRL's ``GRPOTrainer`` (:class:`maporl.rewards.functions.
             CompletionReward`). They take the place of the sources of ``reward``.
         reward_weights: a weight for each of ``reward_funcs``. The default is 1.
+        tools: for each agent, what it may call: typed functions with docstrings as TRL takes them, :class:`maporl.Tool`
+            objects, and names of environments or ``ENVIRONMENT.TOOL``.
+        environments: by name, the class of an environment in which agents act, as TRL's ``environment_factory``. Unless
+            the tools of an agent name it, all agents have all of its tools.
         config: the configuration that the other arguments were built from, which the run then keeps. By default the run
             describes its parts itself.
 
@@ -118,6 +124,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         eval_dataset: Sequence[Mapping[str, Any]] | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,
+        tools: Mapping[str, Sequence[Any]] | TeamTools | None = None,
+        environments: Mapping[str, Any] | None = None,
     ):
         check_args(args, MultiAgentPPOConfig)
         check_kinds(
@@ -150,6 +158,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.past_policies = None if pool is None else PastPolicies(pool, team, args.seed)
         self.references_sample = args.restate == "base_model"
         untrained = UntrainedWeights(team, self._untrained_model, args.local_rollout_forward_batch_size)
+        if not isinstance(tools, TeamTools):
+            tools = TeamTools.of(tools, environments, speakers or team.names())
         self.player = Player.build(
             team,
             protocol,
@@ -159,6 +169,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             speakers=speakers,
             common_seed=branching.common_seed,
             untrained=untrained if self.references_sample else None,
+            tools=tools,
         )
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
@@ -191,6 +202,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.curriculum,
             dict(sources or {}),
             list(callbacks or []),
+            tools,
         )
         self._ahead: Ahead[TeamUpdateBatch] = Ahead()
         if args.async_depth:
@@ -374,6 +386,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
+        batch.metrics |= tool_metrics(batch.dialogues, self.player.world)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):
             with self._whole_policy(self.past_policies.policy.name):
                 self.past_policies.take_snapshot()

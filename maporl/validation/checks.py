@@ -13,6 +13,7 @@ from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.rewards.build import find_source
 from maporl.rewards.rules import build_rules
+from maporl.rollout.branching import BRANCHINGS
 from maporl.tasks import TASKS, build_task
 from maporl.team.checks import check_agents
 from maporl.training.ahead import check_ahead
@@ -37,6 +38,7 @@ def check(config: Config, where: str) -> None:
     _check_reward(config, protocol, where)
     _check_async(config, where)
     _check_branching(config, protocol, where)
+    _check_tools(config, protocol, where)
     _check_advantage(config, protocol, where)
     _check_task(config, protocol, where)
 
@@ -232,7 +234,7 @@ def check_exchange(config: Config, names: Sequence[str], where: str = "--swap") 
 
 
 def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
-    pays: frozenset[str] = protocol.pays
+    pays: frozenset[str] = protocol.pays | frozenset([*config.tools, *config.environments])
     used = {*config.reward.sources, *protocol.between_turns()}
     for source in sorted(used - pays):
         find_source(source, f"{where}: reward.sources", pays)
@@ -301,6 +303,34 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
             "dialogues that share utterances; set branching.how: independent, or ppo.ratio: sequence"
         )
     check_branched_credit(branching, config.reward, protocol, where)
+
+
+def _check_tools(config: Config, protocol: Protocol, where: str) -> None:
+    """Check what tools and environments exclude, and that a protocol has the tools that it calls."""
+    for name in sorted(protocol.uses_tools - config.tools.keys()):
+        raise ConfigError(
+            f"{where}: protocol {config.protocol['name']!r} calls the tool {name!r}; add it: tools: {{{name}: {{use: {name}}}}}"
+        )
+    given = [name for name, agent in config.agents.items() if agent.tools] or list(config.environments)
+    if not given:
+        return
+    how = config.branching.how
+    if BRANCHINGS[how].judges:
+        raise ConfigError(
+            f"{where}: branching.how: {how} compares what agents say right after they said it, but {given[0]!r} makes turns that "
+            "go on after calls of tools; use how: independent, or let the protocol call the tools"
+        )
+    for key, value in (("aggregation", config.ppo.aggregation), ("ratio", config.ppo.ratio)):
+        if value.startswith("sequence") or value == "per_main_rollout":
+            raise ConfigError(
+                f"{where}: ppo.{key}: {value} looks at each completion for itself, and a turn with calls of tools has several; set "
+                f"ppo.{key}: {'token_mean' if key == 'aggregation' else 'token'}"
+            )
+    if config.branching.joint == "cross":
+        raise ConfigError(
+            f"{where}: branching.joint: cross combines answers that were given in different worlds; use joint: aligned with "
+            "tools and environments"
+        )
 
 
 def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:

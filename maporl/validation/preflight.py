@@ -5,7 +5,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,8 @@ from maporl.config.engines import ENGINES
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, RewardSection, TrainingOptions
 from maporl.engines import Engine, Reply, Request
+from maporl.environments.turns import AgentTools
+from maporl.environments.world import World
 from maporl.errors import ConfigError, install_command
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.branching import BRANCHINGS
@@ -40,6 +42,7 @@ from maporl.validation.rehearsal import check_groups, check_hearing, check_quest
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught
 from maporl.validation.threads import threads_of
+from maporl.validation.tool_checks import check_tools
 from trl_ext.chat import Tokenizer
 from trl_ext.devices import accelerator
 from trl_ext.free_memory import main_bytes, total_bytes
@@ -152,7 +155,8 @@ def check_run(config: Config) -> list[str]:
     check_reward_functions(config, splits)
     check_alphabets(config, splits)
     check_taught(config, task)
-    warnings, longest, steps, played = _check_lengths(config, splits, tokenizers)
+    world, tools, tool_lines = check_tools(config, tokenizers, task[0])
+    warnings, longest, steps, played = _check_lengths(config, splits, tokenizers, world, tools)
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
@@ -165,6 +169,7 @@ def check_run(config: Config) -> list[str]:
         ),
         str(threads_of(config)),
         _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
+        *tool_lines,
         *_narrow_sampling(config),
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), _learners(config), played),
         *warnings,
@@ -172,8 +177,8 @@ def check_run(config: Config) -> list[str]:
         *label_warnings(config, splits),
         *check_questions(config, task),
         *_small_data(config, task),
-        *check_groups(config, task),
-        *check_hearing(config, task),
+        *check_groups(config, task, world),
+        *check_hearing(config, task, world),
         *method_warnings(config),
         *_fewer_questions(config, held_out),
     ]
@@ -307,7 +312,7 @@ class _Silent(Engine):
         """Return an empty answer for each request. Agents without a tokenizer, such as people, are not measured."""
         for request in (r for r in requests if r.ask.agent in self.tokenizers):
             tokenizer = self.tokenizers[request.ask.agent]
-            prompt = request.transcript.add_messages(request.ask.messages, tokenizer, frozenset())
+            prompt = request.transcript.add_messages(request.messages, tokenizer, frozenset())
             request.transcript.add_completion(request.utterance, [], ended=False)
             self.prompts.append((request, len(prompt)))
         return [Reply("") for _ in requests]
@@ -322,7 +327,11 @@ def _context(name: str, agent: AgentSection) -> int | None:
 
 
 def _check_lengths(
-    config: Config, splits: Sequence[Task], tokenizers: dict[str, Tokenizer]
+    config: Config,
+    splits: Sequence[Task],
+    tokenizers: dict[str, Tokenizer],
+    world: World,
+    tools: Mapping[str, AgentTools],
 ) -> tuple[list[str], int, list[int], list[Dialogue]]:
     """Check that prompts fit the models' contexts if every answer is empty.
 
@@ -335,12 +344,17 @@ def _check_lengths(
     silent = _Silent(tokenizers)
     protocol = build_protocol(config.protocol, names)
     sections = {name: config.agents[name] for name in players}
-    specs = {name: SpeakerSpec("silent", (name,), system=a.system, role=a.role) for name, a in sections.items()}
+    specs = {
+        name: SpeakerSpec("silent", (name,), system=a.system, role=a.role, tools=tools.get(name))
+        for name, a in sections.items()
+    }
+    most_played = 2 if world.environments else 16
     steps: list[int] = []
     played: list[Dialogue] = []
     for task in splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
-        played += RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY).play(by_length[-16:])
+        driver = RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY, world=world)
+        played += driver.play(by_length[-most_played:])
     for dialogue in played:
         steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: _context(name, config.agents[name]) for name in players if name in tokenizers}

@@ -13,6 +13,7 @@ from maporl.advantages.returns import return_of
 from maporl.advantages.transforms import build_transforms
 from maporl.config.schema import Config
 from maporl.engines.base import Engine, Reply, Request
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
 from maporl.rewards.credit import assign_credit
@@ -28,12 +29,14 @@ from trl_ext.ppo_options import GREEDY, Decoding
 
 MOST = 256
 """The dialogues of a rehearsal. More of them show nothing new, and a check takes seconds."""
+FEW = 8
+"""The dialogues of a rehearsal in environments, of which each may be a session on a server."""
 UPDATES = 1_000
 """The updates whose plans are looked at."""
 Script = Callable[[Request], str]
 
 
-def check_groups(config: Config, task: Task) -> list[str]:
+def check_groups(config: Config, task: Task, world: World | None = None) -> list[str]:
     """Check that every row of an update has others to be compared with. Return a warning if that depends on the words.
 
     The protocol is played twice: once with empty answers, and once with right answers and legal moves.
@@ -43,7 +46,7 @@ def check_groups(config: Config, task: Task) -> list[str]:
     """
     if return_of(config.advantage).per_token or config.advantage.singleton == "zero":
         return []
-    empty, right = _group_of_one(config, task, _nothing), _group_of_one(config, task, _right)
+    empty, right = (_group_of_one(config, task, script, world or World()) for script in (_nothing, _right))
     if empty is not None and right is not None:
         raise ConfigError(str(empty))
     plays = {"with empty or illegal answers": empty, "with right answers": right}
@@ -61,10 +64,10 @@ def check_questions(config: Config, task: Task) -> list[str]:
     ]
 
 
-def check_hearing(config: Config, task: Task) -> list[str]:
+def check_hearing(config: Config, task: Task, world: World | None = None) -> list[str]:
     """Return a warning for agents that speak after others and are never shown what those said."""
     players = _Players(lambda request: _mark(request.ask.agent, request.utterance))
-    _driver(config, task, players).play([task[0]])
+    _driver(config, task, players, world or World()).play([task[0]])
     shown: dict[str, bool] = {}
     for request in players.requests:
         others = [_mark(u.agent, u.id) for u in request.heard if u.agent != request.ask.agent]
@@ -108,7 +111,7 @@ def _mark(agent: str, utterance: int) -> str:
     return f"<{agent} says {utterance}>"
 
 
-def _driver(config: Config, task: Task, players: Engine) -> RolloutDriver:
+def _driver(config: Config, task: Task, players: Engine, world: World) -> RolloutDriver:
     names = tuple(config.agents)
     learning = frozenset(name for name, agent in config.agents.items() if agent.weights and agent.trainable)
     specs = {
@@ -116,19 +119,21 @@ def _driver(config: Config, task: Task, players: Engine) -> RolloutDriver:
         for name in speakers(config.protocol, names)
     }
     protocol = build_protocol(config.protocol, names).at_update(1)
-    return RolloutDriver(task, protocol, specs, {"players": players}, GREEDY, None, config.branching.common_seed)
+    return RolloutDriver(
+        task, protocol, specs, {"players": players}, GREEDY, None, config.branching.common_seed, world=world
+    )
 
 
-def _group_of_one(config: Config, task: Task, script: Script) -> GroupOfOne | None:
+def _group_of_one(config: Config, task: Task, script: Script, world: World) -> GroupOfOne | None:
     """Return the error of a group with a single member in some update, or None."""
-    driver = _driver(config, task, _Players(script))
+    driver = _driver(config, task, _Players(script), world)
     (first,) = driver.play([task[0]])
     orders = [u.order for u in first.utterances]
     each = BRANCHINGS[config.branching.how].dialogues(
         config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
     )
     questions = config.questions_per_update() * distributed.size()
-    played = min(questions, MOST // each)
+    played = min(questions, (FEW if world.environments else MOST) // each)
     if played == 0 or (played < questions and "prompt" not in config.advantage.key):
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]

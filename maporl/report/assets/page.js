@@ -127,7 +127,7 @@
 
   const texts = new WeakMap();
   const searchable = (d) => {
-    if (!texts.has(d)) texts.set(d, [d.question, d.label, d.id, d.kind || "", ...d.said.map((u) => u.agent + " " + u.text)].join("\n").toLowerCase());
+    if (!texts.has(d)) texts.set(d, [d.question, d.label, d.id, d.kind || "", ...d.said.map((u) => [u.agent, u.text, ...u.calls.flatMap((call) => [call.line, call.result || ""])].join(" "))].join("\n").toLowerCase());
     return texts.get(d);
   };
   const place = (when) => (when === "after" ? "held out, after" : when === "before" ? "held out, before" : "update " + when);
@@ -146,12 +146,18 @@
         <tbody>${trace.pieces.slice(0, 500).map((piece, i) => html`<tr><th scope="row"><code>${JSON.stringify(piece)}</code></th><td class="number">${short(trace.logprobs[i])}</td>${trace.values && html`<td class="number">${short(trace.values[i])}</td>`}<td class="number">${short(trace.advantages[i])}</td></tr>`)}</tbody></table></div></details>`;
   }
 
+  function Called({ call }) {
+    const told = call.result == null ? "not carried out" : [call.error && `failed (${call.error})`, `${short(1000 * call.seconds)} ms`, call.reward != null && `paid ${short(call.reward)}`, call.left_out && `${call.left_out} tokens left out`].filter(Boolean).join(", ");
+    return html`<details class=${"called" + (call.error ? " failed" : "")}><summary><bdi>${call.line}</bdi> → ${told}</summary>${call.result != null && html`<div class="text" dir="auto">${call.result}</div>`}</details>`;
+  }
+
   function Said({ u, shade, game, rewards }) {
     const verdict = u.correct == null ? (game ? "not decided" : "not graded") : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
       <h4><bdi>${u.agent}</bdi>${u.role && u.role !== u.agent && html` (<bdi>${u.role}</bdi>)`} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
       <div class="quiet">${u.answer == null ? (u.correct == null ? "" : "no answer could be read") : html`${game ? "move" : "answer"} <strong>${u.answer}</strong>`}${[u.reason, u.stop === "length" && "cut off at the length limit"].filter(Boolean).map((told, i) => (i ? "; " : u.answer == null && u.correct == null ? "" : ": ") + told)}</div>
       <${Answer} text=${u.text} trace=${u.trace} shade=${shade} />
+      ${u.calls.map((call) => html`<${Called} call=${call} />`)}
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
       <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
       <details><summary>What <bdi>${u.agent}</bdi> was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>

@@ -1,0 +1,210 @@
+"""Build the tools and environments of a run. Imports no torch."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from maporl.config.call_options import CallLimits, CallTexts
+from maporl.config.imports import kind_of, look_up, told
+from maporl.config.schema import Config, EnvironmentSection
+from maporl.environments import ENVIRONMENTS, TOOLS
+from maporl.environments.adapters.trl import TRLEnvironment, is_trl_class
+from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.environments.world import EnvironmentSpec, World
+from maporl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ToolGrant:
+    """What one agent is given.
+
+    Args:
+        tools: the names of tools, of environments (all of their tools), or ``ENVIRONMENT.TOOL``.
+        call_format: a name of ``CALL_FORMATS``, or "auto".
+        limits: how much it may call.
+        texts: the texts of the plain call formats.
+    """
+
+    tools: tuple[str, ...] = ()
+    call_format: Literal["auto", "native", "json", "tags", "typed"] = "auto"
+    limits: CallLimits = field(default_factory=CallLimits)
+    texts: CallTexts = field(default_factory=CallTexts)
+
+
+@dataclass(frozen=True)
+class TeamTools:
+    """The tools and environments of a run, and what each agent is given of them."""
+
+    world: World = field(default_factory=World)
+    grants: Mapping[str, ToolGrant] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: Config, speakers: Sequence[str]) -> "TeamTools":
+        """Return those of a configuration. ``speakers`` are the agents that play.
+
+        Raises:
+            ConfigError: a tool or an environment does not exist or cannot be made, or an environment is for an agent that
+                does not play.
+        """
+        found: dict[str, Tool] = {}
+        boxes: list[Toolbox] = []
+        seconds = {}
+        for name, section in config.tools.items():
+            where = f"tools.{name}"
+            made = _made(section.use, TOOLS, section.options, where)
+            if isinstance(made, Toolbox):
+                boxes.append(made)
+            for tool in tools_of(made, name, where):
+                if tool.name in found or tool.name in config.environments:
+                    raise ConfigError(f"{where}: its tool {tool.name!r} has the name of another tool or environment")
+                found[tool.name] = tool
+                if section.seconds is not None:
+                    seconds[tool.name] = section.seconds
+        specs = {}
+        for name, options in config.environments.items():
+            part = look_up(options.use, ENVIRONMENTS, f"environments.{name}.use")
+            specs[name] = environment_spec(name, part, options, speakers)
+        grants = {
+            name: ToolGrant(
+                tuple(agent.tools), agent.call_format, agent.limits or CallLimits(), agent.call_texts or CallTexts()
+            )
+            for name, agent in config.agents.items()
+            if name in speakers
+        }
+        return cls(World(found, specs, boxes, seconds), grants)
+
+    @classmethod
+    def of(
+        cls, tools: Mapping[str, Sequence[Any]] | None, environments: Mapping[str, Any] | None, speakers: Sequence[str]
+    ) -> "TeamTools":
+        """Return those of a program.
+
+        Args:
+            tools: for each agent, typed functions, tools, toolboxes, and names of environments or ``ENVIRONMENT.TOOL``.
+            environments: by name, a class or a function that makes an instance.
+            speakers: the agents that play.
+
+        Raises:
+            ConfigError: an agent does not play, or one of these is something else.
+        """
+        found: dict[str, Tool] = {}
+        boxes: list[Toolbox] = []
+        grants = {name: ToolGrant() for name in speakers}
+        for agent, given in (tools or {}).items():
+            where = f"tools: agent {agent!r}"
+            if agent not in grants:
+                raise ConfigError(f"{where} does not play; the agents are {list(speakers)}")
+            names = []
+            for one in given:
+                if isinstance(one, str):
+                    names.append(one)
+                    continue
+                if isinstance(one, Toolbox) and not any(one is box for box in boxes):
+                    boxes.append(one)
+                for tool in tools_of(one, None, where):
+                    if found.setdefault(tool.name, tool).run != tool.run:
+                        raise ConfigError(f"{where}: another tool is called {tool.name!r} too; rename one of them")
+                    names.append(tool.name)
+            grants[agent] = ToolGrant(tuple(names))
+        specs = {
+            name: environment_spec(name, part, EnvironmentSection(use=name), speakers)
+            for name, part in (environments or {}).items()
+        }
+        return cls(World(found, specs, boxes), grants)
+
+
+def tools_of(made: Any, name: str | None, where: str) -> list[Tool]:
+    """Return the tools of what a section or a program gives: a tool, a toolbox, or a typed function.
+
+    ``name`` is the name of a function's tool, by default the function's own.
+
+    Raises:
+        ConfigError: it is something else, or a function whose schema cannot be made.
+    """
+    if isinstance(made, Tool):
+        return [made]
+    if isinstance(made, Toolbox):
+        return list(made.tools())
+    if callable(made) and not isinstance(made, type):
+        return [Tool.of(made, name)]
+    raise ConfigError(f"{where}: expected a typed function, a maporl.Tool or a maporl.Toolbox, got {kind_of(made)}")
+
+
+def _made(use: str, known: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Any:
+    """Return the object that ``use`` names: of the registry and of classes, what it makes with ``options``."""
+    part = look_up(use, known, f"{where}.use")
+    if isinstance(part, Tool | Toolbox):
+        _no_options(options, where)
+        return part
+    if use not in known and inspect.isroutine(part) and not options and not _makes_tools(part):
+        return part  # the function is the tool itself
+    try:
+        return part(**options)
+    except ConfigError:
+        raise
+    except TypeError as error:
+        raise ConfigError(f"{where}.options: {told(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where}.options: {error}") from None
+
+
+def _makes_tools(function: Any) -> bool:
+    """Return whether a function says that it returns a tool or a toolbox."""
+    returns = inspect.signature(function).return_annotation
+    return returns in (Tool, Toolbox) or returns in ("Tool", "Toolbox")
+
+
+def _no_options(options: Mapping[str, Any], where: str) -> None:
+    if options:
+        raise ConfigError(f"{where}.options: it takes no options, got {list(options)}; remove them")
+
+
+def environment_spec(name: str, part: Any, section: EnvironmentSection, speakers: Sequence[str]) -> EnvironmentSpec:
+    """Return the environment ``name`` of a run, made by ``part``: a class or a function.
+
+    Raises:
+        ConfigError: ``part`` cannot be called, or an agent of the section does not play.
+    """
+    where = f"environments.{name}"
+    if not callable(part):
+        raise ConfigError(f"{where}.use: expected a class or a function that makes an environment, got {kind_of(part)}")
+    agents = tuple(speakers if section.agents is None else section.agents)
+    unknown_agents = [agent for agent in agents if agent not in speakers]
+    if unknown_agents:
+        raise ConfigError(f"{where}.agents: agent {unknown_agents[0]!r} does not play; the agents are {list(speakers)}")
+    return EnvironmentSpec(name, _maker(part, section, where), agents, section, part)
+
+
+def build_grants(agents: Mapping[str, ToolGrant], world: World) -> dict[str, ToolGrant]:
+    """Return what each agent is given. Agents that are given nothing are left out.
+
+    All agents of an environment have all of its tools, unless the tools of an agent name it.
+    """
+    named = {name.partition(".")[0] for grant in agents.values() for name in grant.tools}
+    grants = {}
+    for agent, grant in agents.items():
+        shared = [name for name, spec in world.environments.items() if name not in named and agent in spec.agents]
+        tools = (*grant.tools, *(name for name in shared if world.offered(name, agent)))
+        if tools:
+            grants[agent] = replace(grant, tools=tools)
+    return grants
+
+
+def _maker(part: Callable[..., Any], section: EnvironmentSection, where: str) -> Callable[[], Environment]:
+    def make() -> Environment:
+        made = part(**section.options)
+        if is_trl_class(made):
+            made = TRLEnvironment(made, section.reward)
+        elif section.reward is not None:
+            raise ConfigError(f"{where}.reward: only a class written for TRL has it; remove it")
+        if not isinstance(made, Environment):
+            raise ConfigError(
+                f"{where}.use: expected a maporl.Environment, or a class with reset and typed methods as TRL takes it, got "
+                f"{kind_of(made)}"
+            )
+        if section.forks is not None:
+            made.forks = section.forks
+        return made
+
+    return make

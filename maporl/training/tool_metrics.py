@@ -1,0 +1,35 @@
+"""What an update's dialogues show of tools: how often agents call, how calls and turns end. Imports no torch."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from maporl.environments.world import World
+from maporl.types import Dialogue
+from trl_ext import distributed
+
+
+def tool_metrics(dialogues: Sequence[Dialogue], world: World) -> dict[str, float]:
+    """Return the metrics of calls and environments, over all processes. All processes call this together.
+
+    Without tools and environments nothing is returned.
+    """
+    if not world.tools and not world.environments:
+        return {}
+    sums: dict[str, float] = defaultdict(float)
+    for name, amount in world.take_counts().items():
+        sums[name] += amount
+    for utterance in (u for dialogue in dialogues for u in dialogue.utterances):
+        if utterance.turn_end is not None:
+            sums[f"turns/end/{utterance.turn_end.value}"] += 1
+        for call in utterance.calls:
+            sums[f"calls/{utterance.agent}"] += 1
+            if call.result is not None:
+                sums["tools/seconds"] += call.result.seconds
+                sums["tools/left_out"] += call.result.left_out
+                if call.result.error is not None:
+                    sums[f"calls/{call.result.error}"] += 1
+    together: dict[str, float] = defaultdict(float)
+    for own in distributed.all_gather(dict(sums)):
+        for name, amount in own.items():
+            together[name] += amount
+    return dict(together)

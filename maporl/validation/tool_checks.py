@@ -1,0 +1,86 @@
+"""Check the tools and environments of a configuration: build them all, and open and close one environment of each."""
+
+from collections.abc import Mapping
+
+from maporl.config.schema import Config
+from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.turns import AgentTools
+from maporl.environments.world import Rooms, World
+from maporl.errors import ConfigError
+from maporl.protocols import speakers
+from maporl.rollout.agent_tools import agent_tools
+from maporl.team.agents import Voice
+from maporl.team.loading import context_length
+from maporl.types import Example
+from trl_ext.chat import Tokenizer, encode_prompt
+from trl_ext.plain_text import encode_text
+
+LATER = ("fork_random", "fork_every", "best_of")
+"""The branchings that fork dialogues in which something was said."""
+
+
+def check_tools(
+    config: Config, tokenizers: Mapping[str, Tokenizer], example: Example
+) -> tuple[World, dict[str, AgentTools], list[str]]:
+    """Build the tools and environments, and begin each environment once on ``example``.
+
+    Returns:
+        The world, what each agent may call, and a line for each agent that may call something.
+
+    Raises:
+        ConfigError: a tool, an environment or a call format cannot be used.
+    """
+    playing = speakers(config.protocol, tuple(config.agents))
+    built = TeamTools.from_config(config, playing)
+    world = built.world
+    grants = build_grants(built.grants, world)
+    found, lines = {}, []
+    for agent, grant in grants.items():
+        tokenizer = tokenizers.get(agent)
+        voice = Voice(agent, tokenizer, context_length(agent, config.agents[agent])) if tokenizer is not None else None
+        found[agent] = agent_tools(agent, grant, world, voice, config.ppo.response_length)
+        cost = "" if tokenizer is None else f", {_tokens(found[agent], tokenizer)} tokens of its first prompt"
+        names = ", ".join(found[agent].checks)
+        lines.append(f"tools: {agent} may call {names} ({found[agent].format.name}{cost})")
+    for name in world.environments:
+        _check_forks(config, world, name)
+    rooms = Rooms(example, ("check",), [{"role": "user", "content": example.question}])
+    try:
+        world.begin([rooms])
+    finally:
+        world.drop_all()
+    unused = [
+        f"warning: tools.{name}: no agent may call it, and protocol {config.protocol.get('name')} does not"
+        for name, tool in world.tools.items()
+        if not any(name in own.checks for own in found.values()) and name not in _called_by_protocol(config)
+    ]
+    return world, found, [*lines, *unused]
+
+
+def _called_by_protocol(config: Config) -> frozenset[str]:
+    from maporl.protocols import build_protocol
+
+    return build_protocol(config.protocol, tuple(config.agents)).uses_tools
+
+
+def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:
+    """Return how many tokens of an agent's first prompt tell it of its tools."""
+    if (schemas := tools.format.schemas()) is not None:
+        hello = [{"role": "user", "content": "."}]
+        return len(encode_prompt(tokenizer, hello, schemas)) - len(encode_prompt(tokenizer, hello))
+    return len(encode_text(tokenizer, tools.format.intro() or ""))
+
+
+def _check_forks(config: Config, world: World, name: str) -> None:
+    """Check that an environment can be forked where the branching forks dialogues."""
+    if config.branching.how in LATER and world.forks(name) == "no":
+        raise ConfigError(
+            f"branching.how: {config.branching.how} forks dialogues, and environment {name!r} can be neither copied nor replayed; "
+            f"use how: independent or fork_first, or, if reset(seed) decides everything in it, set environments.{name}.forks: "
+            "replay"
+        )
+    if config.branching.how == "fork_random" and world.forks(name) == "copy":
+        raise ConfigError(
+            f"branching.how: fork_random forks dialogues at earlier steps, and a copy of environment {name!r} is as it is now; set "
+            f"environments.{name}.forks: replay if reset(seed) decides everything in it, or use fork_every"
+        )

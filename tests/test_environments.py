@@ -1,0 +1,387 @@
+"""Dialogues in environments: who acts, what is paid, what is forked, and that everything is closed."""
+
+import asyncio
+import random
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+
+from maporl import Debate
+from maporl.config.schema import BranchingSection, EnvironmentSection
+from maporl.engines.scripted import ScriptedEngine
+from maporl.environments.base import Environment, Tool
+from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.workers import Workers
+from maporl.environments.world import EnvironmentFailure, EnvironmentSpec, World
+from maporl.errors import ConfigError
+from maporl.protocols import Chain
+from maporl.rollout.agent_tools import agent_tools
+from maporl.rollout.branching import play_branched
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
+from maporl.tasks import Arithmetic
+from maporl.types import Example, Result, TurnEnd, from_json, to_json
+from trl_ext.ppo_options import Decoding
+
+TASK = Arithmetic(largest=9)
+EXAMPLES = [Example("e", "2+2=", "4", {"stock": 3}), Example("f", "3+3=", "6", {"stock": 3})]
+
+
+class Shop(Environment):
+    """Sells a stock that all agents share. The first buyer of everything earns 1."""
+
+    forks = "replay"
+    opened: ClassVar[list["Shop"]] = []
+
+    def __init__(self, slow=0.0):
+        self.slow, self.closed = slow, 0
+        Shop.opened.append(self)
+
+    def reset(self, seed, row):
+        self.left, self.bought = row["stock"], {}
+        self.seed = seed
+        return f" The shop has {self.left}."
+
+    def tools(self, agent):
+        def buy(count: int) -> str:
+            """Buy pieces.
+
+            Args:
+                count: how many
+            """
+            time.sleep(self.slow)
+            if count > self.left:
+                return f"Only {self.left} left."
+            self.left -= count
+            self.bought[agent] = self.bought.get(agent, 0) + count
+            return Result(f"You have {self.bought[agent]}.", reward=0.1 * count)
+
+        return [Tool.of(buy)]
+
+    def observe(self, agent):
+        return None if self.left == 3 else f" {self.left} are left."
+
+    def reward(self):
+        return {agent: float(count) for agent, count in self.bought.items()}
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def closed_once():
+    Shop.opened.clear()
+    yield
+    assert [shop.closed for shop in Shop.opened] == [1] * len(Shop.opened)
+
+
+def spec(make=Shop, name="shop", agents=("ann", "bob"), **options):
+    return EnvironmentSpec(name, make, agents, EnvironmentSection(use=name, **options))
+
+
+def buys(count):
+    return f'<call>{{"name": "buy", "arguments": {{"count": {count}}}}}</call>'
+
+
+def driver_of(script, world, protocol=None, agents=("ann", "bob"), limits=None, **options):
+    tools = TeamTools.of({}, {}, agents)
+    grants = build_grants(tools.grants, world)
+    specs = {}
+    for name in agents:
+        kit = agent_tools(name, grants[name], world, None, 100) if name in grants else None
+        specs[name] = SpeakerSpec("scripted", (name,), tools=kit)
+    engine = ScriptedEngine(script)
+    return RolloutDriver(
+        TASK, protocol or Debate(turns=1), specs, {"scripted": engine}, Decoding(1.0), world=world, **options
+    )
+
+
+def by_turns(**lines):
+    """A script by agent: the next line of it."""
+    left = {name: list(own) for name, own in lines.items()}
+    return lambda request: left[request.ask.agent].pop(0)
+
+
+class TestTwoAgentsInOneWorld:
+    def play(self, workers=32):
+        world = World(environments={"shop": spec()})
+        world.workers = Workers(workers)
+        script = by_turns(ann=[buys(2), "4"], bob=[buys(2), "4"])
+        (dialogue,) = driver_of(script, world).play(EXAMPLES[:1])
+        return dialogue, world
+
+    def test_acts_run_in_the_order_of_the_asks(self):
+        dialogue, world = self.play()
+        first, second, third, fourth = dialogue.utterances
+        assert [c.result.text for u in (first, second) for c in u.calls] == ["You have 2.", "Only 1 left."]
+        assert [(u.agent, u.turn, u.part, u.order, u.answers) for u in dialogue.utterances] == [
+            ("ann", 0, 0, 0, False), ("bob", 0, 0, 0, False), ("ann", 0, 1, 1, True), ("bob", 0, 1, 1, True),
+        ]  # fmt: skip
+        assert first.messages[-1]["content"].endswith("The shop has 3.")
+        assert third.messages == [{"role": "tool", "name": "buy", "content": "You have 2."}]
+        assert (first.rewards, third.rewards) == ({"shop": pytest.approx(0.2)}, {"shop": 2.0})
+        assert fourth.rewards == {} and fourth.turn_end is TurnEnd.ANSWER
+        counts = world.take_counts()
+        assert (counts["env/shop/opened"], counts["env/shop/closed"]) == (1.0, 1.0)
+        assert (counts["tools/buy/calls"], counts["tools/buy/failed"]) == (2.0, 0.0)
+        assert from_json(to_json(dialogue)) == dialogue
+
+    def test_one_thread_gives_the_same_record(self):
+        def timeless(dialogue):
+            for u in dialogue.utterances:
+                for call in u.calls:
+                    object.__setattr__(call.result, "seconds", 0.0)
+            return dialogue
+
+        assert timeless(self.play(1)[0]) == timeless(self.play(32)[0])
+
+
+def test_news_come_with_the_next_turn():
+    world = World(environments={"shop": spec()})
+    script = by_turns(ann=[buys(2), "4", "5"], bob=["4", "5"])
+    (dialogue,) = driver_of(script, world, Debate(turns=2)).play(EXAMPLES[:1])
+    second = [u for u in dialogue.utterances if u.turn == 1]
+    assert all(u.messages[-1]["content"].endswith(" 1 are left.") for u in second)
+    assert not any("The shop has" in m["content"] for u in second for m in u.messages)
+
+
+class TestForks:
+    @pytest.mark.parametrize("how", ["fork_first", "fork_every", "fork_random"])
+    def test_a_fork_goes_on_as_its_trunk_would(self, how):
+        """Everybody buys one piece in each turn, so that what is bought tells in which world it was."""
+        world = World(environments={"shop": spec()})
+        script = lambda r: "4" if r.ask.continues is not None else buys(1)  # noqa: E731
+        driver = driver_of(script, world, Chain(turns=1))
+        section = BranchingSection(how=how, group=2)
+        dialogues = play_branched(driver, EXAMPLES, section, lambda d: [0.0] * len(d), random.Random(1))
+        assert len(dialogues) >= 4
+        for dialogue in dialogues:
+            texts = [c.result.text for u in dialogue.utterances for c in u.calls]
+            assert texts == ["You have 1.", "You have 1."]
+            paid = [u.rewards.get("shop", 0.0) for u in dialogue.utterances]
+            assert paid == [pytest.approx(0.1), 1.0, pytest.approx(0.1), 1.0]
+
+    def test_a_world_that_does_not_replay_stops_the_run(self):
+        class Moody(Shop):
+            def tools(self, agent):
+                def buy() -> str:
+                    """Buy."""
+                    return f"piece {len(Shop.opened)}"
+
+                return [Tool.of(buy)]
+
+        world = World(environments={"shop": spec(Moody)})
+        call = '<call>{"name": "buy", "arguments": {}}</call>'
+        script = lambda r: "4" if r.ask.continues is not None else call  # noqa: E731
+        driver = driver_of(script, world, Chain(turns=1))
+        section = BranchingSection(how="fork_every", group=2)
+        with pytest.raises(
+            EnvironmentFailure, match=r"environment 'shop' does not replay: call 1, buy\(\), gave 'piece"
+        ):
+            play_branched(driver, EXAMPLES[:1], section, lambda d: [0.0] * len(d), random.Random(1))
+        world.drop_all()
+
+    def test_a_world_that_cannot_fork_is_refused(self):
+        world = World(environments={"shop": spec(forks="no")})
+        world.environments["shop"] = EnvironmentSpec("shop", _unforkable, ("ann", "bob"), EnvironmentSection(use="x"))
+        script = lambda r: "4" if r.ask.continues is not None else buys(1)  # noqa: E731
+        driver = driver_of(script, world, Chain(turns=1))
+        with pytest.raises(EnvironmentFailure, match="can be neither copied nor replayed"):
+            play_branched(
+                driver, EXAMPLES[:1], BranchingSection(how="fork_every", group=2), lambda d: [0.0], random.Random(1)
+            )
+        world.drop_all()
+
+
+def _unforkable():
+    shop = Shop()
+    shop.forks = "no"
+    return shop
+
+
+class TestLimits:
+    def play(self, lines, **limits):
+        from dataclasses import replace
+
+        from maporl.config.call_options import CallLimits
+
+        world = World(environments={"shop": spec(agents=("ann",))})
+        driver = driver_of(by_turns(ann=lines), world, Chain(turns=1), agents=("ann",))
+        kit = driver.specs["ann"].tools
+        driver.tools["ann"] = replace(kit, limits=CallLimits(**limits))
+        (dialogue,) = driver.play(EXAMPLES[:1])
+        return dialogue.utterances
+
+    def test_no_calls_are_left(self):
+        said = self.play([buys(1), buys(1), "4"], calls=2)
+        assert [u.turn_end for u in said] == [None, None, TurnEnd.LIMIT]
+        assert said[2].messages[-1]["content"] == "You cannot call any more. Give your answer."
+        assert said[2].answers
+
+    def test_a_call_after_the_limit_is_recorded_and_not_run(self):
+        said = self.play([buys(1), buys(1)], calls=1)
+        assert [u.turn_end for u in said] == [None, TurnEnd.LIMIT]
+        assert said[1].calls[0].result is None and said[1].answers
+
+    def test_the_turn_ends_at_once(self):
+        said = self.play([buys(1)], calls=1, at_limit="end")
+        assert [(u.turn_end, u.answers) for u in said] == [(TurnEnd.LIMIT, True)]
+
+    def test_failures_in_a_row(self):
+        said = self.play(["<call>x</call>", buys(1), "<call>x", "<call>y</call>", "4"], failures=2)
+        assert [[c.result.error for c in u.calls] for u in said] == [["unread"], [None], ["unread"], ["unread"], []]
+        assert said[-1].turn_end is TurnEnd.LIMIT
+
+    def test_errors_are_told(self):
+        said = self.play(
+            [
+                '<call>{"name": "sell", "arguments": {}}</call>',
+                '<call>{"name": "buy", "arguments": {"count": "two"}}</call>',
+                "4",
+            ]
+        )
+        assert [c.result.text for u in said for c in u.calls] == [
+            "unknown 'sell'; known: buy",
+            "count: 'two' is not of type 'integer'",
+        ]
+        assert said[1].messages == [
+            {"role": "tool", "name": "sell", "content": "unknown 'sell'; known: buy", "error": "unknown"}
+        ]
+
+
+def call(name, **arguments):
+    import json
+
+    return f'<call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</call>'
+
+
+class TestPlainTools:
+    def play(self, tool, lines, **options):
+        tools = TeamTools.of({"ann": [tool]}, {}, ["ann"])
+        world = tools.world
+        kit = agent_tools("ann", build_grants(tools.grants, world)["ann"], world, None, 100)
+        from dataclasses import replace
+
+        from maporl.config.call_options import CallLimits
+
+        kit = replace(kit, limits=CallLimits(**options))
+        engine = ScriptedEngine(by_turns(ann=lines))
+        specs = {"ann": SpeakerSpec("scripted", ("ann",), tools=kit)}
+        driver = RolloutDriver(TASK, Chain(turns=1), specs, {"scripted": engine}, Decoding(1.0), world=world)
+        (dialogue,) = driver.play(EXAMPLES[:1])
+        return [c.result for u in dialogue.utterances for c in u.calls]
+
+    def test_what_a_tool_raises_is_told(self):
+        def fail() -> str:
+            """Fail."""
+            raise SystemExit("gone")
+
+        (result,) = self.play(fail, [call("fail"), "4"])
+        assert (result.error, result.text) == ("raised", "SystemExit: gone")
+
+    def test_a_tool_that_hangs(self):
+        done = threading.Event()
+
+        def hang() -> str:
+            """Hang."""
+            done.wait(20)
+            return "late"
+
+        begun = time.monotonic()
+        (result,) = self.play(hang, [call("hang"), "4"], seconds=0.2)
+        done.set()
+        assert (result.error, time.monotonic() - begun < 5) == ("timeout", True)
+
+    def test_a_coroutine_that_hangs_is_cancelled(self):
+        cancelled = []
+
+        async def hang() -> str:
+            """Hang."""
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                cancelled.append(True)
+                raise
+            return "late"
+
+        (result,) = self.play(hang, [call("hang"), "4"], seconds=0.2)
+        assert result.error == "timeout"
+        time.sleep(0.2)
+        assert cancelled == [True]
+
+    def test_a_large_result_is_cut(self):
+        def much() -> str:
+            """Return much."""
+            return "x" * 10_000_000
+
+        (result,) = self.play(much, [call("much"), "4"], result_tokens=10)
+        assert (len(result.text), result.left_out) == (40, 2**18 - 10)
+
+    def test_control_characters_and_bytes(self):
+        def odd() -> str:
+            """Return odd characters."""
+            return "a\x00b\x1b[31m\ud800"
+
+        (result,) = self.play(odd, [call("odd"), "4"])
+        assert "\x00" not in result.text and "\x1b" not in result.text
+        result.text.encode()
+
+
+class TestALostEnvironment:
+    def test_its_dialogue_ends_and_is_marked(self):
+        world = World(environments={"shop": spec(lambda: Shop(slow=1.5), seconds=0.1)})
+        script = by_turns(ann=[buys(1), "4"], bob=["4", "4"])
+        (dialogue,) = driver_of(script, world, Chain(turns=1)).play(EXAMPLES[:1])
+        assert dialogue.lost == ("shop",)
+        assert dialogue.utterances[0].turn_end is TurnEnd.LOST
+        assert [c.result.error for c in dialogue.utterances[0].calls] == ["lost"]
+        with pytest.raises(EnvironmentFailure, match=r"it did not answer within 0\.1 s in 1 of 1 dialogues"):
+            world.check_lost([dialogue])
+        time.sleep(1.6)
+
+    def test_the_run_stops_if_it_is_told_to(self):
+        world = World(environments={"shop": spec(lambda: Shop(slow=1.0), seconds=0.1, on_lost="stop")})
+        driver = driver_of(by_turns(ann=[buys(1)], bob=[]), world, Chain(turns=1))
+        with pytest.raises(EnvironmentFailure, match="did not answer within"):
+            driver.play(EXAMPLES[:1])
+        world.drop_all()
+        time.sleep(1.1)
+
+
+class TestFaultsOfEnvironments:
+    def test_reset_that_fails(self):
+        class Broken(Shop):
+            def reset(self, seed, row):
+                raise RuntimeError("out of stock")
+
+        world = World(environments={"shop": spec(Broken)})
+        with pytest.raises(EnvironmentFailure, match=r"it cannot begin: .*out of stock"):
+            driver_of(by_turns(ann=[], bob=[]), world).play(EXAMPLES[:1])
+
+    def test_a_reward_that_is_no_number(self):
+        class Odd(Shop):
+            def reward(self):
+                return float("nan")
+
+        world = World(environments={"shop": spec(Odd)})
+        driver = driver_of(by_turns(ann=["4"], bob=["4"]), world)
+        with pytest.raises(EnvironmentFailure, match=r"reward\(\) paid nan to 'ann'"):
+            driver.play(EXAMPLES[:1])
+        world.drop_all()
+
+    def test_an_agent_that_does_not_play(self):
+        with pytest.raises(ConfigError, match="tools: agent 'cy' does not play"):
+            TeamTools.of({"cy": []}, {}, ["ann"])
+
+
+def test_a_group_plays_one_episode():
+    world = World(environments={"shop": spec()})
+    driver_of(lambda r: "4", world, common_seed=True, rng_key=(0, 1)).play(EXAMPLES[:1], 2)
+    seeds = [shop.seed for shop in Shop.opened if hasattr(shop, "seed")]
+    assert len(seeds) == 2 and len(set(seeds)) == 1
+    Shop.opened.clear()
+    world = World(environments={"shop": spec()})
+    driver_of(lambda r: "4", world, common_seed=False, rng_key=(0, 1)).play(EXAMPLES[:1], 2)
+    assert len({shop.seed for shop in Shop.opened if hasattr(shop, "seed")}) == 2

@@ -1,0 +1,296 @@
+"""A team that calls tools is trained: through configuration, trainer, record and metrics."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from maporl.cli.main import app
+from maporl.engines import transformers as engine
+from maporl.errors import ConfigError
+from maporl.runs.build import build_trainer
+from maporl.types import Stop, from_record
+from maporl.validation.load import load
+from maporl.validation.preflight import check_run
+
+MODULE = '''
+from maporl import Environment, Tool
+
+
+def double(n: int) -> int:
+    """Double a number.
+
+    Args:
+        n: the number
+    """
+    return 2 * n
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+
+def fail() -> str:
+    """Fail always."""
+    raise RuntimeError("no")
+
+
+class Counter(Environment):
+    forks = "replay"
+
+    def reset(self, seed, row):
+        self.count = 0
+        return "c"
+
+    def tools(self, agent):
+        def up() -> int:
+            """Count up."""
+            self.count += 1
+            return self.count
+
+        return [Tool.of(up)]
+
+    def reward(self):
+        return float(self.count)
+
+
+class Shop:
+    def reset(self, **row):
+        self.sold = 0
+        return " sale"
+
+    def buy(self, count: int) -> str:
+        """Buy pieces.
+
+        Args:
+            count: how many
+        """
+        self.sold += count
+        return f"{self.sold} sold"
+
+    def get_reward(self):
+        return self.sold / 10
+'''
+TEXTS = {"intro": "", "line": "", "json": "", "returned": "={text};", "failed": "?{text};", "limit": ";"}
+ALPHABET = "0123456789+*= :;?abcdefghijklmnopqrstuvwxyz/<>(),."
+
+
+AGENT = {
+    "tiny": {"alphabet": ALPHABET, "hidden_size": 16, "layers": 1, "heads": 2, "context": 400},
+    "call_format": "json",
+    "call_texts": TEXTS,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worldly(tmp_path_factory):
+    """A folder with the user's module, which a process imports once."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "worldly.py").write_text(MODULE)
+    FOLDERS[:] = [str(folder)]
+
+
+FOLDERS: list[str] = []
+
+
+def written(folder: Path, **changes) -> Path:
+    config = {
+        "output_dir": str(folder / "run"),
+        "task": {"name": "toy_sum"},
+        "agents": {"ann": AGENT | {"tools": ["double", "add", "fail"]}, "bob": AGENT | {"tools": ["counter"]}},
+        "tools": {name: {"use": f"worldly:{name}"} for name in ("double", "add", "fail")},
+        "environments": {"counter": {"use": "worldly:Counter", "agents": ["bob"]}},
+        "reward": {"sources": {"label": 1.0, "counter": 0.5}},
+        "protocol": {"name": "debate", "turns": 1, "opening": "{question}"},
+        "ppo": {"response_length": 8},
+        "training": {"per_device_train_batch_size": 2, "use_cpu": True, "save_steps": 0},
+        "evaluation": {"questions": 2},
+        "updates": 2,
+        "pythonpath": FOLDERS,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config | changes))
+    return path
+
+
+def calls_of(monkeypatch, words):
+    """Let every completion be read as ``words``, so that untrained models call."""
+    from maporl.environments import calls
+
+    kept = calls.JsonFormat.read
+    monkeypatch.setattr(calls.JsonFormat, "read", lambda self, text, prompt, response: kept(self, words(self), [], []))
+
+
+def _ends_by_itself(monkeypatch):
+    """Untrained models hardly ever end a completion. Let every completion count as ended."""
+    kept = engine.reply_of
+
+    def whole(*parts):
+        reply = kept(*parts)
+        reply.stop = Stop.EOS
+        return reply
+
+    monkeypatch.setattr(engine, "reply_of", whole)
+
+
+def _given():
+    """Changes of :func:`written` that give both agents the three functions and the environment."""
+    agents = {name: {**AGENT, "tools": ["double", "add", "fail"]} for name in ("ann", "bob")}
+    return {"agents": agents, "reward": {"sources": {"label": 1.0, "shop": 0.5}}}
+
+
+def test_check_says_what_agents_may_call(tmp_path):
+    lines = check_run(load(written(tmp_path)))
+    told = [line for line in lines if line.startswith("tools: ")]
+    assert told == [
+        "tools: ann may call double, add, fail (json, 0 tokens of its first prompt)",
+        "tools: bob may call up (json, 0 tokens of its first prompt)",
+    ]
+
+
+def test_two_updates(tmp_path, monkeypatch):
+    def words(form):
+        if "up" in form.tools:
+            return '<call>{"name": "up", "arguments": {}}</call>'
+        return '<call>{"name": "double", "arguments": {"n": 4}}</call> <call>{"name": "fail"}</call>'
+
+    calls_of(monkeypatch, words)
+    config = load(written(tmp_path))
+    _ends_by_itself(monkeypatch)
+    trainer = build_trainer(config, quiet=True)
+    metrics = trainer.train()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if "tools/double/calls" in row][-1]
+    # 2 dialogues, in each of which ann makes 8 calls in 4 segments, and bob 8 in 8
+    assert (last["tools/double/calls"], last["tools/fail/failed"], last["tools/up/calls"]) == (8.0, 8.0, 16.0)
+    assert (last["env/counter/opened"], last["env/counter/closed"]) == (2.0, 2.0)
+    assert last["turns/end/limit"] == 4.0
+    assert metrics
+    records = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    dialogue = from_record(records[0]["dialogue"] if "dialogue" in records[0] else records[0])
+    bobs = [u for u in dialogue.utterances if u.agent == "bob"]
+    assert [u.calls[0].result.text for u in bobs[:-1]] == [str(n) for n in range(1, 9)]
+    assert bobs[-1].rewards["counter"] == 8.0 and bobs[-1].answers
+    # a segment that called has the credit of what it led to
+    assert bobs[0].rewards["credit"] == bobs[-1].rewards["credit"]
+
+
+def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
+    """Five lines of YAML give two policies tools and an environment: two under agents, and these three."""
+    uses = {name: {"use": f"worldly:{name}"} for name in ("double", "add", "fail")}
+    config = load(written(tmp_path, tools=uses, environments={"shop": {"use": "worldly:Shop"}}, **_given()))
+    calls_of(monkeypatch, lambda form: '<call>{"name": "buy", "arguments": {"count": 3}}</call>')
+    _ends_by_itself(monkeypatch)
+    trainer = build_trainer(config, quiet=True)
+    trainer.train()
+    records = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    dialogue = from_record(records[0]["dialogue"] if "dialogue" in records[0] else records[0])
+    # both act in one shop, at the same time: 8 calls each, ann first
+    assert [u.calls[0].result.text for u in dialogue.utterances[:4]] == ["3 sold", "6 sold", "9 sold", "12 sold"]
+    last = {u.agent: u.rewards["shop"] for u in dialogue.utterances if u.answers}
+    assert last == {"ann": 4.8, "bob": 4.8}
+    assert dialogue.utterances[0].messages[-1]["content"].endswith(" sale")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tools": {"add": {"use": "worldly:ad"}}}, r"tools\.add\.use: worldly:ad: unknown 'ad'; did you mean 'add'"),
+        ({"tools": {}}, r"agents\.ann\.tools: unknown 'double'.*add it under tools: or environments:"),
+        (
+            {"environments": {"counter": {"use": "worldly:Counter", "agents": ["bob", "cy"]}}},
+            r"environments\.counter\.agents: agent 'cy' does not play",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:add", "agents": ["bob"]}}},
+            r"environment 'counter' cannot be made",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:Counter", "agents": ["ann"]}}},
+            r"agents\.bob\.tools: environment 'counter' is for \['ann'\]; add 'bob'",
+        ),
+        (
+            {"branching": {"how": "tree", "group": 2}, "reward": {"sources": {"label": 1.0}, "rules": ["own"]}},
+            "tree compares what agents say right after they said it",
+        ),
+        (
+            {"ppo": {"response_length": 8, "aggregation": "sequence_mean"}},
+            r"ppo\.aggregation: sequence_mean looks at each",
+        ),
+        ({"ppo": {"response_length": 8, "ratio": "sequence"}}, r"ppo\.ratio: sequence looks at each completion"),
+        (
+            {
+                "branching": {"how": "fork_every", "group": 2},
+                "environments": {"counter": {"use": "worldly:Counter", "agents": ["bob"], "forks": "no"}},
+            },
+            "environment 'counter' can be neither copied nor replayed",
+        ),
+    ],
+)
+def test_what_is_refused_before_models_load(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        check_run(load(written(tmp_path, **changes)))
+
+
+def test_the_command_says_it_in_one_line(tmp_path):
+    result = CliRunner().invoke(app, ["check", str(written(tmp_path, tools={}))])
+    assert result.exit_code == 2 and "unknown 'double'" in result.output
+
+
+class TestInPython:
+    """The same team, made in Python with functions and a class."""
+
+    def trainer(self, tmp_path, **given):
+        from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
+        from maporl.config.schema import TinySection
+        from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+
+        section = TinySection(**AGENT["tiny"])
+        tokenizer = build_tiny_tokenizer(section)
+        team = Team([Agent(name, build_tiny_model(section, tokenizer), tokenizer) for name in ("ann", "bob")])
+        args = MultiAgentPPOConfig(
+            str(tmp_path / "run"), per_device_train_batch_size=2, total_episodes=2, response_length=8, use_cpu=True
+        )
+        return MultiAgentPPOTrainer(args, team, Arithmetic(largest=9), Debate(turns=1), **given)
+
+    def test_functions_of_a_module_are_written_into_the_configuration(self, tmp_path, monkeypatch):
+        load(written(tmp_path))  # imports the module
+        worldly = sys.modules["worldly"]
+        calls_of(monkeypatch, lambda form: '<call>{"name": "double", "arguments": {"n": 4}}</call>')
+        _ends_by_itself(monkeypatch)
+        given = {"ann": [worldly.double, "counter"], "bob": [worldly.double]}
+        self.trainer(tmp_path, tools=given, environments={"counter": worldly.Counter}).train()
+        config = load(tmp_path / "run/config.yaml")
+        assert config.tools["double"].use == "worldly:double"
+        assert config.environments["counter"].use == "worldly:Counter"
+        assert (config.agents["ann"].tools, config.agents["bob"].tools) == (["double", "counter"], ["double"])
+        assert config.only_in_python == {}
+
+    def test_a_lambda_stays_in_python(self, tmp_path):
+        def local(n: int) -> int:
+            """Return it.
+
+            Args:
+                n: a number
+            """
+            return n
+
+        self.trainer(tmp_path, tools={"ann": [local]}).train()
+        config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+        assert list(config["only_in_python"]) == ["tools.local"]
+
+    def test_a_tool_without_a_docstring_is_refused_before_anything_is_built(self, tmp_path):
+        def mute(n: int) -> int:
+            return n
+
+        with pytest.raises(ConfigError, match="mute: it has no docstring"):
+            self.trainer(tmp_path, tools={"ann": [mute]})
