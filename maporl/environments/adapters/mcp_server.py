@@ -12,11 +12,10 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
+from maporl.environments.adapters.addresses import check_address
 from maporl.environments.adapters.event_loop import inside, wait
 from maporl.errors import ConfigError, UserError
-from maporl.hosts import is_loopback
 from maporl.types import Result
 
 CLOSED = -32000
@@ -88,13 +87,7 @@ class ServerOptions:
     def _check_url(self) -> None:
         if self.env:
             raise ConfigError("mcp: env: it goes with command; a server at an address has its own variables; remove it")
-        host = urlsplit(self.url or "").hostname if isinstance(self.url, str) else None
-        if not host or urlsplit(self.url or "").scheme not in ("http", "https"):
-            raise ConfigError(f"mcp: url: expected an address, as http://localhost:8000/mcp, got {self.url!r:.80}")
-        if not (self.network or is_loopback(host)):
-            raise ConfigError(
-                f"mcp: url: {host} is another machine; add network: true if agents may send it what they like"
-            )
+        check_address("mcp", self.url, self.network)
 
     @property
     def where(self) -> str:
