@@ -173,10 +173,10 @@ class OpenEnv(Environment):
             raise
         self._done = bool(answer.done)
         seen = answer.observation
-        error, text = _tool_answer(seen) if "tool_name" in seen else (False, self._text(seen))
+        failed, text = _tool_answer(seen) if "tool_name" in seen else (False, self._text(seen))
         reward = None if answer.reward is None else float(answer.reward)
         kept = {"observation": seen}
-        return Result(text, kept, "raised" if error else None, reward, self._done)
+        return Result(text, kept, "raised" if failed else None, reward, self._done)
 
     def _text(self, observation: Any) -> str:
         fields = _fields(observation)
