@@ -211,6 +211,24 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"tools": {"search": {"use": "bm25", "options": {"corpus": "/home/alice/mail.jsonl"}}}},
+        {"tools": {"run": {"use": "os:system"}}},
+        {"environments": {"shop": {"use": "bm25", "options": {"k": 2}}}},
+    ],
+)
+def test_a_strangers_tools_have_no_options_and_no_code(tmp_path, monkeypatch, given):
+    from maporl.team import pretrained
+
+    config = {"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}}} | given
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(tmp_path))
+    with pytest.raises(RunError, match=r"org/team: its config.yaml sets (tools|environments)\."):
+        pretrained.read_team("org/team")
+
+
+@pytest.mark.parametrize(
     "call, message",
     [
         (lambda run, empty: push(run, "not a name!"), "is not a name on the hub"),

@@ -109,7 +109,7 @@ def test_an_agent_of_a_team_ends_there_and_its_conversation_goes_on(tiny, tmp_pa
     tokenizer = trainer.team.policies["ann"].tokenizer
     said = [u for d in batch.dialogues for u in d.utterances]
     by_string = [u for u in said if tokenizer.decode(u.response_ids, skip_special_tokens=True).endswith(("7", "a"))]
-    assert len(by_string) > 4 and all(u.stop is Stop.EOS for u in by_string)
+    assert len(by_string) > 4 and all(u.stop is Stop.STOP for u in by_string)
     for u in said:
         text = tokenizer.decode(u.response_ids[:-1], skip_special_tokens=True)
         assert "7" not in text and "a" not in text, "nothing is said after a stop string"
@@ -139,7 +139,7 @@ def test_vllm_is_asked_to_stop_and_what_it_says_after_that_is_cut(fake, tmp_path
     said.set_result(Sampled(ids, [-0.5] * len(ids)))
     engine._servers[next(iter(engine._servers))].submit = lambda asked: [said]
     [reply] = engine.generate([REQUEST], Decoding(0.7))
-    assert (reply.text, reply.stop, reply.logprobs) == ("a fox", Stop.EOS, [-0.5] * 5)
+    assert (reply.text, reply.stop, reply.logprobs) == ("a fox", Stop.STOP, [-0.5] * 5)
     assert reply.response_ids == ids[:5]
 
 
@@ -166,7 +166,7 @@ def test_an_api_is_asked_to_stop(monkeypatch):
 def test_a_reply_that_ends_with_a_string_is_whole(tiny):
     _, tokenizer = tiny()
     ids = tokenizer.encode("1+a", add_special_tokens=False)
-    for strings, stop in ((["+a"], Stop.EOS), (["1"], Stop.LENGTH), (None, Stop.LENGTH)):
+    for strings, stop in ((["+a"], Stop.STOP), (["1"], Stop.LENGTH), (None, Stop.LENGTH)):
         policy = SimpleNamespace(
             tokenizer=tokenizer, stop_ids=frozenset([2]), stop_strings=StopStrings.of(tokenizer, strings)
         )

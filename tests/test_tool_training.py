@@ -246,6 +246,18 @@ def test_the_command_says_it_in_one_line(tmp_path):
     assert result.exit_code == 2 and "unknown 'double'" in result.output
 
 
+def test_a_person_types_calls(tmp_path):
+    from maporl.runs.play import Game
+
+    seen, typed = [], iter(["/double 4", '/add {"a": 1, "b": 2}', "/sell", "3"])
+    game = Game(load(written(tmp_path)), "ann", None, tmp_path / "played", seen.append, lambda prompt: next(typed))
+    (dialogue,) = game.play(1)
+    anns = [u for u in dialogue.utterances if u.agent == "ann"]
+    assert [c.result.text for u in anns for c in u.calls] == ["8", "3", "unknown 'sell'; known: add, double, fail"]
+    assert anns[-1].text == "3" and anns[-1].answers
+    assert any("/NAME" in line for line in seen) and "=8;" in seen
+
+
 class TestInPython:
     """The same team, made in Python with functions and a class."""
 
@@ -294,3 +306,43 @@ class TestInPython:
 
         with pytest.raises(ConfigError, match="mute: it has no docstring"):
             self.trainer(tmp_path, tools={"ann": [mute]})
+
+
+def test_a_completion_ends_with_its_call(tmp_path):
+    """A model that says only ``</call>`` stops after it, and the record says so."""
+    import torch
+
+    config = load(written(tmp_path))
+    trainer = build_trainer(config, quiet=True)
+    policy = trainer.team.policies["ann"]
+    ids = policy.tokenizer.encode("</call>", add_special_tokens=False)
+    assert policy.stop_strings.strings == ("</call>",)
+    model = policy.model
+
+    class Says(torch.nn.Module):
+        """The logits of one text after the other, whatever is read."""
+
+        def forward(self, input_ids, **options):
+            step = self.step
+            self.step += 1
+            logits = torch.full((*input_ids.shape, model.config.vocab_size), -30.0)
+            logits[:, -1, ids[step % len(ids)]] = 30.0
+            return logits
+
+    says = Says()
+    says.step = 0
+    kept = type(model).forward
+
+    def forward(self, input_ids=None, **options):
+        output = kept(self, input_ids=input_ids, **options)
+        output.logits = says(input_ids).to(output.logits.dtype)[:, -output.logits.shape[1] :]
+        return output
+
+    type(model).forward = forward
+    try:
+        (dialogue,) = trainer.player.play([trainer.task[0]], trainer.task, trainer.args.decoding)
+    finally:
+        type(model).forward = kept
+    first = dialogue.utterances[0]
+    assert first.text.endswith("</call>")
+    assert first.stop is Stop.STOP and len(first.response_ids) <= 2 * len(ids)

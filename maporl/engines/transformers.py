@@ -136,7 +136,9 @@ def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sa
     # after a stop string the message is still open, and the transcript adds the template's closing
     request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in policy.stop_ids)
     text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
-    stop = Stop.EOS if ended(completion.ids, policy.stop_ids, policy.stop_strings) else Stop.LENGTH
+    stop = Stop.EOS if completion.ids[-1] in policy.stop_ids else Stop.LENGTH
+    if stop is Stop.LENGTH and ended(completion.ids, policy.stop_ids, policy.stop_strings):
+        stop = Stop.STOP
     return Reply(text, stop, prompt, completion.ids, completion.logprobs)
 
 

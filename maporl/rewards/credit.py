@@ -12,7 +12,7 @@ from maporl.errors import ConfigError
 from maporl.rewards.penalties import repeats
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
-from maporl.types import Dialogue, Stop, Utterance
+from maporl.types import Dialogue, Utterance
 
 PENALTIES = ("too_short", "no_final_answer", "repetition", "no_eos")
 
@@ -148,7 +148,7 @@ def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[
             "too_short": bool(u.response_ids) and len(u.response_ids) < section.min_tokens,
             "no_final_answer": unread,
             "repetition": bool(repeated),
-            "no_eos": u.stop is not Stop.EOS,
+            "no_eos": not u.stop.whole,
         }
         for name, applies in earned.items():
             if applies and getattr(section, name):

@@ -7,7 +7,7 @@ from maporl.rewards.base import RewardSource
 from maporl.rewards.credit import assign_credit
 from maporl.rewards.scoring import fill_in, grade_answers, score_dialogues
 from maporl.tasks.base import Task
-from maporl.types import Dialogue, Stop
+from maporl.types import Dialogue
 
 
 class Scorer:
@@ -77,6 +77,6 @@ class Scorer:
         if self.missing_eos_penalty is None:
             return
         credited = (u for d in dialogues for u in d.utterances if "credit" in u.rewards)
-        for utterance in (u for u in credited if u.stop is not Stop.EOS):
+        for utterance in (u for u in credited if not u.stop.whole):
             utterance.rewards["missing_eos"] = -self.missing_eos_penalty
             utterance.rewards["credit"] -= self.missing_eos_penalty

@@ -75,10 +75,8 @@ def _offered(agent: str, place: str, world: World) -> Sequence[Tool]:
     return world.offered(place, agent)
 
 
-def typed(tools: AgentTools | None) -> AgentTools | None:
-    """Return an agent's ``tools`` for a person who takes its place and types the calls."""
-    if tools is None:
-        return None
+def typed(tools: AgentTools) -> AgentTools:
+    """Return an agent's ``tools`` for a person who types the calls."""
     return replace(tools, format=TypedFormat(list(tools.format.tools.values()), tools.format.texts))
 
 

@@ -157,6 +157,10 @@ class Player:
             name: agent_tools(name, grant, world, team.voice_of(name), options.response_length)
             for name, grant in build_grants(tools.grants, world).items()
         }
+        may_call |= {name: typed(own) for name, own in may_call.items() if team.agents[name].engine == "human"}
+        for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
+            for policy in team.policies_of.get(name, ()):
+                policy.voice.add_stop_strings(own.format.stop_strings)
         player = cls(team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained, world, may_call)
         needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.rewards()
         scorer.sources |= build_sources(reward, needed, player.speak)
@@ -320,7 +324,9 @@ class Player:
         """Return ``specs`` with the engines of :meth:`use_engine`. No policy is trained on their answers."""
         instead = {name: f"in place of {name}" for name in specs}
         return {
-            name: SpeakerSpec(instead[name], (name,), frozenset(), spec.system, spec.role, typed(spec.tools))
+            name: SpeakerSpec(
+                instead[name], (name,), frozenset(), spec.system, spec.role, spec.tools and typed(spec.tools)
+            )
             if instead[name] in self.engines
             else spec
             for name, spec in specs.items()

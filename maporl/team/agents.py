@@ -1,6 +1,6 @@
 """Agents, and the policies that speak for them. Several agents may share one policy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,6 +76,11 @@ class Voice:
         """Return the token ids whose text consists of digits only."""
         tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         return frozenset(i for i, t in enumerate(tokens) if t is not None and t.lstrip("\u0120\u2581 ").isdigit())
+
+    def add_stop_strings(self, strings: Sequence[str]) -> None:
+        """Let completions end with one of ``strings`` too."""
+        known = () if self.stop_strings is None else self.stop_strings.strings
+        self.stop_strings = StopStrings.of(self.tokenizer, list(dict.fromkeys([*known, *strings])))
 
     def check_length(self, prompt: int, new: int, label: str) -> None:
         """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more tokens.

@@ -170,9 +170,7 @@ class _Description:
         found = {}
         for name, tool in self.parts.tools.world.tools.items():
             imported = self._imported(tool.run)
-            if imported is None or not _works(
-                lambda tool=tool, name=name: _must_be_equal(Tool.of(tool.run, name), tool)
-            ):
+            if imported is None or not _works(partial(_must_be_made_so, tool)):
                 self.only_in_python[f"tools.{name}"] = _called(tool.run)
             found[name] = {"use": imported or _called(tool.run)}
         return found
@@ -302,8 +300,9 @@ def _same(build: Callable[[], Any], part: Any) -> bool:
         return False
 
 
-def _must_be_equal(made: Any, part: Any) -> None:
-    if made != part:
+def _must_be_made_so(tool: Tool) -> None:
+    """Check that a tool is what its function alone makes of it."""
+    if Tool.of(tool.run, tool.name) != tool:
         raise ValueError("it is made in another way")
 
 

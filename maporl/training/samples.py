@@ -8,7 +8,7 @@ from typing import Any
 from maporl.advantages.batch import TurnBatch
 from maporl.rewards.base import where
 from maporl.schedules import Plan
-from maporl.types import Dialogue, Stop, Utterance
+from maporl.types import Dialogue, Utterance
 from trl_ext.chat import Tokenizer, encode_prompt
 from trl_ext.token_batch import Completion
 
@@ -119,7 +119,7 @@ def samples_by_policy(
             sample = TrainingSample(
                 prompt_ids=utterance.prompt_ids,
                 response_ids=utterance.response_ids,
-                ended=utterance.stop is Stop.EOS,
+                ended=utterance.stop.whole,
                 label=f"update {update}, {where(dialogue, utterance)}",
                 text=utterance.text,
                 head=min(utterance.turn, critic_outputs - 1),
