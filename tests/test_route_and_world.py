@@ -37,7 +37,11 @@ class Game:
         return [ask.messages[0]["content"] for ask in self.asks]
 
 
-BARE = {"route": "{question}|{passages}", "search": "{question}|{passages}", "answer": "{question}|{passages}"}
+BARE = {
+    "route": "{question}|{passages}",
+    "search": "{question}|{passages}|{verdict}",
+    "answer": "{question}|{passages}",
+}
 
 
 class TestRoute:
@@ -58,7 +62,8 @@ class TestRoute:
         ]
         first, both = "1 Emma author: [1] Emma: a novel.", "2 Jane Austen born: no such tool"
         known = ["-", "-", first, first, f"{first}\n\n{both}", f"{first}\n\n{both}"]
-        assert game.texts() == [f"Who wrote Emma?|{passages}" for passages in known]
+        told = ["", "|<verify>no</verify>", "", "|No.", "", ""]
+        assert game.texts() == [f"Who wrote Emma?|{passages}{said}" for passages, said in zip(known, told, strict=True)]
         assert game.acts == [
             Act("bob", "search", {"query": "Emma author"}, of=1),
             Act("bob", "search", {"query": "Jane Austen born"}, of=3),
@@ -66,6 +71,15 @@ class TestRoute:
         assert game.outcome == 2
         forms = [said.rewards.get("route_form") for said in game.utterances]
         assert forms == [1.0, 1.0, 0.0, 0.0, 1.0, None]
+
+    def test_the_tool_that_it_calls_is_declared(self):
+        assert Route().uses_tools == {"search"} and Route(tool="find").uses_tools == {"find"}
+        assert Route(place="library").uses_tools == frozenset()
+
+    def test_the_answerer_may_be_shown_the_verdict(self):
+        texts = BARE | {"answer": "{question}{passages}{verdict}"}
+        game = Game(Route(**texts, steps=1), TEAM, ["Enough. <verify>yes</verify>", "x"])
+        assert game.texts()[1].endswith("Enough. <verify>yes</verify>")
 
     def test_the_answerer_answers_after_the_last_search(self):
         game = Game(Route(steps=1, **BARE), TEAM, ["?", "q", "x"], [Result("found")])
@@ -107,6 +121,8 @@ class TestRoute:
         [
             ({"steps": 0}, "steps: expected at least 1, got 0"),
             ({"router": "ann", "searcher": "ann"}, r"expected three agents, got \['ann', 'ann'\]"),
+            ({"search": "{question}{passages}"}, r"search: it must contain \{verdict\}"),
+            ({"route": "{question}{passages}{verdict}"}, "route: it may use"),
             ({"route": "{question}"}, r"route: it must contain \{passages\}"),
             ({"found": "{query}"}, r"found: it must contain \{text\}"),
             ({"query": "x"}, "query: expected one group"),

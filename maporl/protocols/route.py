@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
-from maporl.types import Act, Ask, Example
+from maporl.types import Act, Ask, Example, Utterance
 
 STATE = "{question}\n\n{passages}\n\n"
 ROUTE = STATE + "Is this enough to answer? End with <verify>yes</verify> or <verify>no</verify>."
-SEARCH = STATE + "What should be looked up next? End with <search>your query</search>."
+SEARCH = STATE + "{verdict}\n\nWhat should be looked up next? End with <search>your query</search>."
 ANSWER = STATE + "Answer the question."
 
 
@@ -19,7 +19,7 @@ class Route(Protocol):
 
     By default they are the first, the second and the third agent. Each of them is asked outside any conversation, with
     everything that was found so far in ``{passages}``: a ``found`` for each step. Without a search it is ``nothing``. The
-    regular expressions ``enough`` and ``more`` say yes and no. The router is taken to say no unless only ``enough`` is
+    searcher is shown what the router said in ``{verdict}``, and the answerer may be. The regular expressions ``enough`` and ``more`` say yes and no. The router is taken to say no unless only ``enough`` is
     found. The first group of ``query`` is the query, and without a match the whole reply is. It becomes the argument
     ``argument`` of the tool ``tool``, which may belong to the environment ``place``.
 
@@ -58,12 +58,20 @@ class Route(Protocol):
         named = [name for name in (self.router, self.searcher, self.answerer) if name is not None]
         if len(set(named)) < len(named):
             raise ValueError(f"router, searcher, answerer: expected three agents, got {named}; give each role its own")
-        for name in ("route", "search", "answer"):
-            check_template(name, getattr(self, name), {"question", "passages"}, {"question", "passages"})
+        for name, verdict in (("route", set()), ("search", {"verdict"}), ("answer", {"verdict"})):
+            needed = {"question", "passages"}
+            check_template(
+                name, getattr(self, name), needed | verdict, needed | (verdict if name == "search" else set())
+            )
         check_template("found", self.found, {"step", "query", "text"}, {"text"})
         groups = [check_pattern(name, getattr(self, name)) for name in ("enough", "more", "query")]
         if groups[2] != 1:
             raise ValueError(f"query: expected one group, around the query; got {self.query!r}")
+
+    @property
+    def uses_tools(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The tool that it calls itself, unless it belongs to an environment."""
+        return frozenset([self.tool] if self.place is None else [])
 
     def mentioned(self) -> set[str]:
         """Return the agents that the options name."""
@@ -76,26 +84,26 @@ class Route(Protocol):
         found: list[str] = []
         shown: tuple[int, ...] = ()
 
-        def ask(agent: str, role: str, template: str, routing: tuple[int, ...] = ()) -> list[Ask]:
-            text = template.format(question=example.question, passages="\n\n".join(found) or self.nothing)
-            content = [{"role": "user", "content": text}]
+        def ask(agent: str, role: str, template: str, routing: Utterance | None = None) -> list[Ask]:
+            known = {"question": example.question, "passages": "\n\n".join(found) or self.nothing}
+            text = template.format(**known, verdict=routing.text if routing else "")
+            parents = (*shown, routing.id) if routing else shown
             answers = role == "answerer"
-            return [Ask(agent, content, role=role, parents=(*shown, *routing), answers=answers, fresh=True)]
+            return [Ask(agent, [{"role": "user", "content": text}], role, parents, answers=answers, fresh=True)]
 
-        routed: tuple[int, ...] = ()
+        routing: Utterance | None = None
         while len(found) < self.steps:
-            (said,) = yield ask(router, "router", self.route)
-            routed = (said.id,)
-            yes, no = (any(matches(pattern, said.text)) for pattern in (self.enough, self.more))
-            said.rewards["route_form"] = float(yes != no)
+            (routing,) = yield ask(router, "router", self.route)
+            yes, no = (any(matches(pattern, routing.text)) for pattern in (self.enough, self.more))
+            routing.rewards["route_form"] = float(yes != no)
             if yes and not no:
                 break
-            (said,) = yield ask(searcher, "searcher", self.search, routed)
+            (said,) = yield ask(searcher, "searcher", self.search, routing)
             match = next(matches(self.query, said.text), None)
             said.rewards["route_form"] = float(match is not None)
             query = (said.text if match is None else match.group(1)).strip()
             (result,) = yield [Act(searcher, self.tool, {self.argument: query}, said.id, self.place)]
             found.append(self.found.format(step=len(found) + 1, query=query, text=result.text))
-            shown, routed = (*shown, said.id), ()
-        yield ask(answerer, "answerer", self.answer, routed)
+            shown, routing = (*shown, said.id), None
+        yield ask(answerer, "answerer", self.answer, routing)
         return len(found)
