@@ -50,6 +50,15 @@ GROUPS: list[tuple[str, str, str]] = [
         "Game GAMES IllegalMove",
     ),
     (
+        "Tools and environments of others",
+        "[A team that searches](howto/search.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
+        "`environment_factory` needs no adapter of its own: [tools](howto/tools.md) names it.",
+        "maporl.environments.search.bm25 maporl.environments.search.QuestionSearch "
+        "maporl.environments.adapters.mcp.MCPTools maporl.environments.adapters.mcp.MCPEnvironment "
+        "maporl.environments.adapters.mcp_server.ServerOptions maporl.environments.adapters.open_env.OpenEnv "
+        "maporl.environments.adapters.trl.TRLEnvironment",
+    ),
+    (
         "Reward what was said",
         "Sources score utterances, and rules turn the scores into credit. [Rewards](rewards.md) explains every "
         "rule with numbers. [Your own reward](howto/reward.md) shows how to write one.",
