@@ -1,4 +1,7 @@
-"""OpenEnv servers for tests: ``python open_env_server.py PORT SLOTS KIND``, where KIND is words or tools."""
+"""OpenEnv servers for tests: ``python open_env_server.py PORT SLOTS KIND``.
+
+KIND is words (three steps), long (a hundred steps) or tools.
+"""
 
 import os
 import sys
@@ -13,6 +16,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Action, Observation, State
 
 PORT, SLOTS, KIND = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+STEPS = 100 if KIND == "long" else 3
 
 
 class Guess(Action):
@@ -28,13 +32,13 @@ class Seen(Observation):
 
 
 class Guessing(Environment):
-    """Guess a number between 0 and 9, in three steps. The seed draws the number."""
+    """Guess a number between 0 and 9, in so many steps. The seed draws the number."""
 
     SUPPORTS_CONCURRENT_SESSIONS = SLOTS > 1
 
     def reset(self, seed=None, episode_id=None, level="easy", **kwargs):
         self.number, self.steps = (seed or 0) % 10, 0
-        return Seen(text=f"Guess a number ({level}).", left=3)
+        return Seen(text=f"Guess a number ({level}).", left=STEPS)
 
     def step(self, action, timeout_s=None, **kwargs):
         if action.word == "sleep":
@@ -45,8 +49,8 @@ class Guessing(Environment):
             raise ValueError("this word is forbidden")
         self.steps += 1
         right = action.word == str(self.number)
-        done = right or self.steps == 3
-        return Seen(text="yes" if right else "no", left=3 - self.steps, reward=float(right) * action.bid, done=done)
+        done = right or self.steps == STEPS
+        return Seen(text="yes" if right else "no", left=STEPS - self.steps, reward=float(right) * action.bid, done=done)
 
     @property
     def state(self):
@@ -87,7 +91,7 @@ class Tools(MCPEnvironment):
         return State(step_count=self.count)
 
 
-if KIND == "words":
+if KIND != "tools":
     app = create_fastapi_app(Guessing, Guess, Seen, max_concurrent_envs=SLOTS)
 else:
     app = create_fastapi_app(Tools, CallToolAction, CallToolObservation, max_concurrent_envs=SLOTS)
