@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.environments.calculator import calculator
 from maporl.environments.search import QuestionSearch, bm25
 
 TOOLS: dict[str, Callable[..., Any]] = {
     "bm25": bm25,
+    "calculator": calculator,
 }
 
 ENVIRONMENTS: dict[str, Callable[..., Any]] = {

@@ -61,6 +61,16 @@ class CallFormat:
         """Return ``messages`` as the agent's engine reads them: results as messages that it knows."""
         return messages
 
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return how an agent writes a call, for a warm start.
+
+        Raises:
+            ConfigError: what a model writes is known to its chat template only.
+        """
+        raise ConfigError(
+            f"a warm start writes calls in the formats json and tags, not in {self.name}; set call_format"
+        )
+
 
 class NativeFormat(CallFormat):
     """What the chat template teaches: schemas in the first prompt, calls as the model writes them.
@@ -131,7 +141,10 @@ class JsonFormat(PlainFormat):
 
     def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
         said = _after_thinking(text)
-        return [_json_call(body, closed) for body, closed in _blocks(said, OPEN, CLOSE)]
+        return [_json_call(body, closed) for _, body, closed in _placed_blocks(said, OPEN, CLOSE)]
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CLOSE}"
 
 
 class TagsFormat(PlainFormat):
@@ -167,6 +180,9 @@ class TagsFormat(PlainFormat):
                 found.append((place, Written(name, {argument: body.strip()}, error)))
         return [call for _, call in sorted(found, key=lambda one: one[0])]
 
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        return f"<{name}>{arguments[self._argument[name]]}</{name}>"
+
 
 class TypedFormat(PlainFormat):
     """A person types ``/search {"query": "Emma"}``, or ``/search Emma`` if the tool has one argument."""
@@ -188,10 +204,6 @@ class TypedFormat(PlainFormat):
         if rest and len(known) != 1:
             return [Written(name, error=f"write its arguments as JSON: {', '.join(known) or 'it has none'}")]
         return [Written(name, {next(iter(known)): rest} if rest else {})]
-
-
-def _blocks(text: str, opening: str, closing: str) -> list[tuple[str, bool]]:
-    return [(body, closed) for _, body, closed in _placed_blocks(text, opening, closing)]
 
 
 def _placed_blocks(text: str, opening: str, closing: str) -> list[tuple[int, str, bool]]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from maporl.config.imports import unknown
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import Tool
-from maporl.environments.build import ToolGrant
+from maporl.environments.build import TeamTools, ToolGrant, build_grants
 from maporl.environments.calls import TypedFormat, build_format
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.team.agents import Voice
+from maporl.team.team import Team
 from maporl.types import Message, Utterance
 from trl_ext.chat import encode_continuation
 from trl_ext.tool_calls import NativeCalls
@@ -46,6 +47,21 @@ def agent_tools(agent: str, grant: ToolGrant, world: World, voice: Voice | None,
     places = {tool.name: place for tool, place in granted}
     reader = _Reader(voice, longest, form.heard)
     return AgentTools(form, checks, places, grant.limits, reader.cut, reader.room)
+
+
+def tools_of_team(tools: TeamTools, team: Team, longest: int) -> dict[str, AgentTools]:
+    """Return what each agent of a team may call. Agents that may call nothing are left out.
+
+    ``longest`` is the most tokens of a completion.
+
+    Raises:
+        ConfigError: as for :func:`agent_tools`.
+    """
+    found = {
+        name: agent_tools(name, grant, tools.world, team.voice_of(name), longest)
+        for name, grant in build_grants(tools.grants, tools.world).items()
+    }
+    return found | {name: typed(own) for name, own in found.items() if team.agents[name].engine == "human"}
 
 
 def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool, str | None]]:

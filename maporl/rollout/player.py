@@ -14,7 +14,7 @@ import torch
 from maporl.config.schema import RewardSection
 from maporl.engines.base import Engine, Request
 from maporl.engines.transcript import Transcript
-from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.build import TeamTools
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
@@ -23,7 +23,7 @@ from maporl.rewards.base import RewardSource, as_source
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.scorer import Scorer
-from maporl.rollout.agent_tools import agent_tools, typed
+from maporl.rollout.agent_tools import tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
@@ -153,11 +153,7 @@ class Player:
         scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
         world = tools.world
-        may_call = {
-            name: agent_tools(name, grant, world, team.voice_of(name), options.response_length)
-            for name, grant in build_grants(tools.grants, world).items()
-        }
-        may_call |= {name: typed(own) for name, own in may_call.items() if team.agents[name].engine == "human"}
+        may_call = tools_of_team(tools, team, options.response_length)
         for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):
                 policy.voice.add_stop_strings(own.format.stop_strings)
