@@ -1,6 +1,11 @@
-"""The protocols route and world, played by hand: what they ask, what they do, and what they are sent."""
+"""The protocols route and world, played by hand and trained: what they ask, what they do, and what they are sent."""
+
+import json
+import string
+from pathlib import Path
 
 import pytest
+import yaml
 
 from maporl import PlayWorld, Route
 from maporl.types import Act, Example, Result, Utterance
@@ -183,6 +188,14 @@ class TestWorld:
         with pytest.raises(ValueError, match=r"environment 'maze': it wants 'dee' to act, but the agents are \['ann'"):
             Game(PlayWorld(place="maze"), TEAM, ["a"], [Result("1", value={"next": "dee"})])
 
+    def test_what_an_action_is_paid_at_once(self):
+        game = Game(PlayWorld(place="maze"), ("ann",), ["a", "b"], [Result("1", reward=0.5), Result("2", done=True)])
+        assert [said.rewards for said in game.utterances] == [{"maze": 0.5}, {}] and PlayWorld(place="maze").pays == {
+            "maze"
+        }
+        with pytest.raises(ValueError, match="environment 'maze': it paid nan, expected a finite number"):
+            Game(PlayWorld(place="maze"), ("ann",), ["a"], [Result("1", reward=float("nan"))])
+
     def test_options_choose_tool_and_texts(self):
         world = PlayWorld(
             place="maze", tool="step", argument="text", opening="Go.", later="{question} {news}", quote="<{result}>"
@@ -203,3 +216,76 @@ class TestWorld:
     def test_wrong_options_are_refused(self, options, message):
         with pytest.raises(ValueError, match=message):
             PlayWorld(**options)
+
+
+EXCERPT = Path(__file__).parent / "golden/data/hotpotqa/distractor_dev.jsonl"
+MAZE = """
+from maporl import Environment, Result, Tool
+
+SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+
+
+class Maze(Environment):
+    def reset(self, seed, row):
+        self.steps = 0
+        return "!"
+
+    def tools(self, agent):
+        def act(action):
+            self.steps += 1
+            return Result(str(self.steps), reward=float(agent == "ann"), done=self.steps == 3)
+
+        return [Tool("act", "Act.", SCHEMA, act)]
+
+    def reward(self):
+        return {"bob": 10.0 * self.steps}
+"""
+
+
+def trained(tmp_path, monkeypatch, agents, **sections):
+    """The first dialogue of a run of one update."""
+    from maporl.runs.train import train
+    from maporl.validation.load import load
+
+    tiny = {"context": 2000, "alphabet": string.printable[:95] + "\n"}
+    values = {
+        "output_dir": str(tmp_path / "run"), "agents": {name: {"tiny": tiny} for name in agents}, "updates": 1,
+        "ppo": {"response_length": 4}, "evaluation": {"questions": 2}, "dialogues_logged": 99,
+        "training": {"gradient_accumulation_steps": 1, "use_cpu": True, "per_device_train_batch_size": 2}, **sections,
+    }  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
+    train(load("mine.yaml"), resume=False, quiet=True)
+    (line, *_) = (tmp_path / "run/dialogues.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    return record.get("dialogue", record)["utterances"]
+
+
+def test_a_team_that_searches_is_trained(tmp_path, monkeypatch):
+    pytest.importorskip("bm25s", reason="needs the extra search")
+    said = trained(
+        tmp_path, monkeypatch, TEAM,
+        task={"name": "hotpotqa", "source": str(EXCERPT), "eval_source": str(EXCERPT)},
+        tools={"search": {"use": "bm25", "options": {"corpus": str(EXCERPT), "k": 2}}},
+        protocol={"name": "route", "steps": 2},
+        reward={"sources": {"f1": 1.0, "label": 0.5}},
+    )  # fmt: skip
+    assert [u["role"] for u in said] == ["router", "searcher"] * 2 + ["answerer"]
+    calls = [call for u in said for call in u["calls"]]
+    assert [call["name"] for call in calls] == ["search", "search"] and all(call["result"]["text"] for call in calls)
+    assert said[1]["calls"][0]["arguments"] == {"query": said[1]["text"].strip()}
+    assert all(u["rewards"]["credit"] == said[-1]["rewards"]["score"] for u in said)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_team_that_acts_in_a_world_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "maze.py").write_text(MAZE)
+    said = trained(
+        tmp_path, monkeypatch, ("ann", "bob"), task={"name": "toy_sum", "largest": 9},
+        environments={"maze": {"use": "maze:Maze"}}, protocol={"name": "world", "place": "maze", "turns": 5},
+        reward={"sources": {"maze": 1.0}},
+    )  # fmt: skip
+    assert [(u["agent"], u["rewards"].get("maze")) for u in said] == [("ann", 1.0), ("bob", 30.0), ("ann", 1.0)]
+    assert [u["calls"][0]["result"]["text"] for u in said] == ["1", "2", "3"]
+    assert said[0]["messages"][-1]["content"].endswith("!") and "2" in said[2]["messages"][-1]["content"]

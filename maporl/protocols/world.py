@@ -1,5 +1,6 @@
 """World: what agents say is what they do in an environment, turn by turn, until it is over."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ class PlayWorld(Protocol):
     The whole reply of an agent is the argument ``argument`` of the environment's tool ``tool``. An agent is asked first
     with ``opening``, to which the environment adds how it begins. If something has happened since it last spoke, it is
     told so by ``later``. There ``{news}`` has what came of its own action, and a ``quote`` of each action of another agent.
+
+    What the environment pays for an action at once is the reward of the utterance, under the name ``place``. What it pays
+    at the end goes to the last utterance of each agent.
 
     A result names who acts next by ``value={"next": AGENT}``. Otherwise it is the next agent in the order.
 
@@ -40,11 +44,16 @@ class PlayWorld(Protocol):
         check_template("later", self.later, {"question", "news"}, {"news"})
         check_template("quote", self.quote, {"name", "action", "result"}, {"result"})
 
+    @property
+    def pays(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The name of the environment's reward."""
+        return frozenset({self.place})
+
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play until it is over. The outcome is the number of actions, and whether it was over at the end.
 
         Raises:
-            ValueError: the environment names an agent that does not play.
+            ValueError: the environment names an agent that does not play, or pays something else than a finite number.
         """
         news: dict[str, list[tuple[int, str]]] = {agent: [] for agent in agents}
         left = dict.fromkeys(agents, self.turns)
@@ -56,6 +65,12 @@ class PlayWorld(Protocol):
             parents = tuple(of for of, _ in news[agent])
             (said,) = yield [Ask(agent, [{"role": "user", "content": told}], parents=parents)]
             (result,) = yield [Act(agent, self.tool, {self.argument: said.text}, said.id, self.place)]
+            if result.reward is not None:
+                if not math.isfinite(result.reward):
+                    raise ValueError(
+                        f"environment {self.place!r}: it paid {result.reward!r:.40}, expected a finite number"
+                    )
+                said.rewards[self.place] = result.reward
             number, left[agent], news[agent] = number + 1, left[agent] - 1, []
             for other in agents:
                 quoted = self.quote.format(name=agent, action=said.text, result=result.text)
