@@ -49,13 +49,15 @@ class TeamTools:
         """
         found: dict[str, Tool] = {}
         boxes: list[Toolbox] = []
-        seconds = {}
+        seconds, groups = {}, {}
         for name, section in config.tools.items():
             where = f"tools.{name}"
             made = _made(section.use, TOOLS, section.options, where)
             if isinstance(made, Toolbox):
                 boxes.append(made)
-            for tool in tools_of(made, name, where):
+            offered = tools_of(made, name, where)
+            groups[name] = [tool.name for tool in offered]
+            for tool in offered:
                 if tool.name in found or tool.name in config.environments:
                     raise ConfigError(f"{where}: its tool {tool.name!r} has the name of another tool or environment")
                 found[tool.name] = tool
@@ -72,7 +74,7 @@ class TeamTools:
             for name, agent in config.agents.items()
             if name in speakers
         }
-        return cls(World(found, specs, boxes, seconds), grants)
+        return cls(World(found, specs, boxes, seconds, groups), grants)
 
     @classmethod
     def of(

@@ -127,6 +127,7 @@ class World:
         environments: the environments by name.
         toolboxes: what holds the processes of tools.
         seconds: the most seconds of a call of some of the ``tools``.
+        groups: the tools of each section of the configuration, by the section's name.
     """
 
     def __init__(
@@ -135,10 +136,11 @@ class World:
         environments: Mapping[str, EnvironmentSpec] | None = None,
         toolboxes: Sequence[Toolbox] = (),
         seconds: Mapping[str, float] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
     ):
         self.tools, self.environments, self.toolboxes = dict(tools or {}), dict(environments or {}), list(toolboxes)
         self.workers = Workers()
-        self.seconds = dict(seconds or {})
+        self.seconds, self.groups = dict(seconds or {}), dict(groups or {})
         self.counts: Counter[str] = Counter()
         """What happened since :meth:`take_counts`: calls, failures, environments opened, closed and lost."""
         self._open: list[Rooms] = []

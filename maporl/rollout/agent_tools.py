@@ -86,13 +86,18 @@ def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool,
         place, _, one = name.partition(".")
         if name in world.tools:
             found.append((world.tools[name], None))
+        elif place in world.groups:
+            group = world.groups[place]
+            if one and one not in group:
+                raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, group)}")
+            found += [(world.tools[n], None) for n in ([one] if one else group)]
         elif place in world.environments:
             offered = {tool.name: tool for tool in _offered(agent, place, world)}
             if one and one not in offered:
                 raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, offered)}")
             found += [(offered[n], place) for n in ([one] if one else offered)]
         else:
-            known = [*world.tools, *world.environments]
+            known = [*world.tools, *world.groups, *world.environments]
             raise ConfigError(f"agents.{agent}.tools: {unknown(name, known)}; add it under tools: or environments:")
     return found
 
