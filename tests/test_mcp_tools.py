@@ -13,12 +13,15 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
+from maporl.config.schema import EnvironmentSection
+from maporl.environments import ENVIRONMENTS, TOOLS
 from maporl.environments.adapters import mcp, mcp_server
 from maporl.environments.adapters.mcp import MCPEnvironment, MCPTools
 from maporl.environments.adapters.mcp_server import ServerGone
 from maporl.environments.workers import Job, Workers
+from maporl.environments.world import EnvironmentSpec, Rooms, World
 from maporl.errors import ConfigError
-from maporl.types import Result
+from maporl.types import Act, Example, Result
 
 VERSION = int(importlib.metadata.version("mcp").partition(".")[0])
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_test_server.py"))]
@@ -264,3 +267,24 @@ class TestOptions:
         monkeypatch.setitem(sys.modules, "mcp", None)
         with pytest.raises(ConfigError, match=r"it needs the package mcp .*pip install 'maporl\[mcp\]'"):
             MCPEnvironment(**options())
+
+
+def test_in_a_run_a_late_tool_is_told_and_a_late_environment_is_lost():
+    box = TOOLS["mcp"](**options(only=["price", "slow"]))
+    section = EnvironmentSection(use="mcp", options=options(only=["buy", "hang"]))
+    spec = EnvironmentSpec("basket", lambda: ENVIRONMENTS["mcp"](**section.options), ("ann",), section)
+    world = World({tool.name: tool for tool in box.tools()}, {"basket": spec}, [box])
+    rooms = Rooms(Example("1", "?", ""), ("seed",), [])
+    try:
+        assert list(world.tools) == ["price", "slow"]
+        assert [tool.name for tool in world.offered("basket", "ann")] == ["buy", "hang"]
+        world.begin([rooms])
+        acts = [Act("ann", "buy", {"count": 2}, 0, "basket"), Act("ann", "price", {"fruit": "fig"}, 0)]
+        results = world.act([(rooms, 0, act) for act in acts], {"ann": 20.0})
+        assert [result.text for result in results] == ["2 apples", "1 fig cost 3"]
+        late = [Act("ann", "slow", {"seconds": 60}, 0), Act("ann", "hang", {}, 0, "basket")]
+        results = world.act([(rooms, 1, act) for act in late], {"ann": 1.0})
+        assert [result.error for result in results] == ["timeout", "lost"] and rooms.lost == ["basket"]
+        assert world.act([(rooms, 2, acts[1])], {"ann": 20.0})[0].text == "1 fig cost 3"
+    finally:
+        world.close()

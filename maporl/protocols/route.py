@@ -18,9 +18,11 @@ class Route(Protocol):
     ``answerer`` answers when the router says so, or after ``steps`` searches.
 
     By default they are the first, the second and the third agent. Each of them is asked outside any conversation, with
-    everything that was found so far in ``{passages}``: a ``found`` for each step. Without a search it is ``nothing``. The
-    searcher is shown what the router said in ``{verdict}``, and the answerer may be. The regular expressions ``enough`` and ``more`` say yes and no. The router is taken to say no unless only ``enough`` is
-    found. The first group of ``query`` is the query, and without a match the whole reply is. It becomes the argument
+    everything that was found so far in ``{passages}``: a ``found`` for each step. Without a search it is ``nothing``.
+    The searcher is shown what the router said in ``{verdict}``, and the answerer may be.
+
+    The regular expressions ``enough`` and ``more`` say yes and no. The router is taken to say no unless only ``enough``
+    is found. The first group of ``query`` is the query, and without a match the whole reply is. It becomes the argument
     ``argument`` of the tool ``tool``, which may belong to the environment ``place``.
 
     A reply of the router with either yes or no, and a reply of the searcher with a query, earns 1, and any other one 0,

@@ -188,7 +188,10 @@ class Server:
                 return found
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
-        """Call a tool. The result has ``error`` if the tool failed, the server has died, or it answered something else than text."""
+        """Call a tool.
+
+        The result has ``error`` if the tool failed, the server has died, or it answered something else than text.
+        """
         if not self.alive:
             return Result("its server has died", error="raised")
         try:
