@@ -178,12 +178,15 @@ def environment_spec(name: str, part: Any, section: EnvironmentSection, speakers
     return EnvironmentSpec(name, _maker(part, section, where), agents, section, part)
 
 
-def build_grants(agents: Mapping[str, ToolGrant], world: World) -> dict[str, ToolGrant]:
+def build_grants(
+    agents: Mapping[str, ToolGrant], world: World, acts_in: frozenset[str] = frozenset()
+) -> dict[str, ToolGrant]:
     """Return what each agent is given. Agents that are given nothing are left out.
 
-    All agents of an environment have all of its tools, unless the tools of an agent name it.
+    All agents of an environment have all of its tools, unless the tools of an agent name it, or the protocol acts in it
+    for them (``acts_in``).
     """
-    named = {name.partition(".")[0] for grant in agents.values() for name in grant.tools}
+    named = acts_in | {name.partition(".")[0] for grant in agents.values() for name in grant.tools}
     grants = {}
     for agent, grant in agents.items():
         shared = [name for name, spec in world.environments.items() if name not in named and agent in spec.agents]

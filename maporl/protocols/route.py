@@ -75,6 +75,11 @@ class Route(Protocol):
         """The tool that it calls itself, unless it belongs to an environment."""
         return frozenset([self.tool] if self.place is None else [])
 
+    @property
+    def acts_in(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The environment in which it searches, if the tool belongs to one."""
+        return frozenset([self.place] if self.place else [])
+
     def mentioned(self) -> set[str]:
         """Return the agents that the options name."""
         return {name for name in (self.router, self.searcher, self.answerer) if name is not None}

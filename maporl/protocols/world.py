@@ -49,6 +49,11 @@ class PlayWorld(Protocol):
         """The name of the environment's reward."""
         return frozenset({self.place})
 
+    @property
+    def acts_in(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The environment in which it acts."""
+        return frozenset({self.place})
+
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play until it is over. The outcome is the number of actions, and whether it was over at the end.
 

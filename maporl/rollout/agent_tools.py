@@ -69,7 +69,7 @@ def tools_of_team(
     Raises:
         ConfigError: as for :func:`agent_tools`.
     """
-    grants = build_grants(tools.grants, tools.world)
+    grants = build_grants(tools.grants, tools.world, protocol.acts_in)
     found = {}
     for name in speakers:
         handed = protocol.tools(name, tuple(speakers))
