@@ -14,6 +14,7 @@ import pytest
 
 from maporl.sandbox import sandbox as module
 from maporl.sandbox.bubblewrap import bubblewrap_prefix, find_bubblewrap
+from maporl.sandbox.outcomes import decode
 from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError
 from maporl.sandbox.sandboxed.kernel import filter_missing
 from maporl.storage.disk_cache import DiskCache
@@ -327,7 +328,7 @@ def test_an_interrupted_exchange_leaves_no_answer_to_the_next(monkeypatch):
     ids=range(18),
 )  # fmt: skip
 def test_a_verdict_that_no_worker_writes_is_no_verdict(payload):
-    assert module.decode(payload) == Outcome(None, "killed")
+    assert decode(payload) == Outcome(None, "killed")
 
 
 # -- the walls behind the language: what a snippet could do that had got out of it ---------------------------------------

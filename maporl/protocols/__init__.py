@@ -8,6 +8,7 @@ from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, must_be_protocol
 from maporl.protocols.call_return import CallReturn
 from maporl.protocols.chain import Chain
+from maporl.protocols.code import Code
 from maporl.protocols.collaboration import Collaboration
 from maporl.protocols.debate import Debate
 from maporl.protocols.forum import Forum
@@ -22,6 +23,7 @@ PROTOCOLS: dict[str, Any] = {
     "refine": Refine,
     "call_return": CallReturn,
     "game": PlayGame,
+    "code": Code,
 }
 
 
@@ -102,6 +104,7 @@ __all__ = [
     "PROTOCOLS",
     "CallReturn",
     "Chain",
+    "Code",
     "Collaboration",
     "Debate",
     "Forum",
