@@ -180,10 +180,10 @@ def code_of(text: str) -> str:
     return rest if newline and first.strip().lower() in ("", "python", "python3", "py") else block
 
 
-def tests_of(text: str, name: str) -> list[str]:
+def asserts_in(text: str, name: str) -> list[str]:
     """Return the lines of ``text`` that begin with ``assert`` and use the word ``name``.
 
-    >>> tests_of("Tests:\\nassert f(1) == 2\\nassert g(1) == 2\\nassert off(2)", "f")
+    >>> asserts_in("Tests:\\nassert f(1) == 2\\nassert g(1) == 2\\nassert off(2)", "f")
     ['assert f(1) == 2']
     """
     lines = [line.strip() for line in text.splitlines()]

@@ -24,7 +24,7 @@ class _Programs(Toolbox):
     """A toolbox with a pool of sandboxes, which is made when the first program comes."""
 
     def __init__(
-        self, cpu_seconds: int = 1, wall_seconds: float = 10.0, memory_mb: int = 256, workers: int | None = None
+        self, cpu_seconds: int = 1, wall_seconds: float = 5.0, memory_mb: int = 256, workers: int | None = None
     ):
         self._limits, self._workers = Limits(cpu_seconds, wall_seconds, memory_mb), workers
         if workers is not None and workers < 1:

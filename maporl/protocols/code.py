@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import code_of, tests_of
-from maporl.types import Act, Ask, Example
+from maporl.text import code_of, asserts_in
+from maporl.types import Act, Ask, Example, Result
 
 SOLVE = "{question}\n\nWrite the function between ```python and ```."
 TEST = "{question}\n\nWrite tests of this function. Each test is one line that begins with assert and calls {name}."
@@ -59,9 +60,17 @@ class Code(Protocol):
         return {name for name in (self.solver, self.tester) if name is not None}
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play the dialogue. The outcome is the number of the round in which all tests passed, or None."""
+        """Play the dialogue. The outcome is the number of the round in which all tests passed, or None.
+
+        Raises:
+            ConfigError: the question is not a program to write.
+        """
         solver = self.solver or next(agent for agent in agents if agent != self.tester)
         tester = self.tester or next(agent for agent in agents if agent != solver)
+        if missing := {"entry_point", "reference", "setup", "tests"} - example.meta.keys():
+            raise ConfigError(
+                f"protocol code: question {example.id} has no {min(missing)}; use a task of programs, such as mbpp"
+            )
         name, setup = example.meta["entry_point"], example.meta["setup"]
         texts, parents = [t.format(question=example.question, name=name) for t in (self.solve, self.test)], ()
         for number in range(1, self.rounds + 1):
@@ -73,7 +82,7 @@ class Code(Protocol):
                 (program,) = yield [solve]
                 seen = [{"role": "user", "content": f"{texts[1]}\n\nThe program:\n{code_of(program.text)}"}]
                 (tests,) = yield [replace(test, messages=seen, parents=(*parents, program.id))]
-            code, asserts = code_of(program.text), tests_of(tests.text, name)
+            code, asserts = code_of(program.text), asserts_in(tests.text, name)
             jobs = (
                 (program, code, asserts),
                 (program, code, example.meta["tests"]),
@@ -83,7 +92,7 @@ class Code(Protocol):
                 Act(said.agent, "run_tests", {"code": text, "asserts": list(cases), "setup": setup}, of=said.id)
                 for said, text, cases in jobs
             ]
-            agree, solved, right = (sum(r.value["passed"]) / max(1, len(r.value["passed"])) for r in done)
+            agree, solved, right = (_share(result) for result in done)
             program.rewards |= {"solved": solved, "team": solved, "agree": agree}
             tests.rewards |= {"tests": right, "team": solved, "agree": agree}
             if asserts and agree == 1:
@@ -91,3 +100,12 @@ class Code(Protocol):
             failures = "\n".join(done[0].text.splitlines()[:SHOWN]) if asserts else "No tests were written."
             texts, parents = [self.disagree.format(failures=failures, code=code)] * 2, (program.id, tests.id)
         return None
+
+
+def _share(result: Result) -> float:
+    """The share of tests that passed. Tests that were not run are worth nothing that anybody knows."""
+    if result.value is None:
+        raise ConfigError(
+            f"protocol code: run_tests failed ({result.error}: {result.text}); allow it more seconds or workers"
+        )
+    return sum(result.value["passed"]) / max(1, len(result.value["passed"]))

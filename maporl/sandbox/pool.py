@@ -23,9 +23,9 @@ class SandboxPool:
     """
 
     def __init__(self, limits: Limits = LIMITS, workers: int | None = None):
-        count = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers or 1
         if workers is not None and workers < 1:
             raise ValueError(f"workers: expected at least 1, got {workers}")
+        count = workers or os.cpu_count() or 1
         self._all = [Sandbox(limits, cache=False) for _ in range(count)]
         self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
         for sandbox in self._all:

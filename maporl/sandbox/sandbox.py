@@ -46,6 +46,8 @@ _GRACE_SECONDS = 5.0
 _SAVE_EVERY = 500
 _FATAL = ("timeout", "cpu", "memory", "output", "killed", "forbidden")
 """After these, nothing more runs in the process of a snippet."""
+_MOST_FATAL = 3
+"""After so many asserts that ended like this, no more asserts of the same code are run."""
 _UNCACHED = ("timeout", "killed")
 """These outcomes are not kept, because they depend on what else the machine was doing."""
 VARIABLE = "MAPORL_SANDBOX"
@@ -213,8 +215,8 @@ class Sandbox:
         """Run ``code``, then ``setup``, then each of ``asserts`` after them. The outcomes are those of the asserts, in order.
 
         Each assert is one statement. All run in one process, in which what one of them changes stays changed. One that
-        does not end or uses too much runs again in a process of its own, and the others go on in another. If ``code``
-        or ``setup`` fails, each assert has that outcome. Nothing is cached. The process of the code judges itself: code
+        does not end or uses too much begins a new process, and the others go on in another. After three of them, the rest
+        have the outcome of the third. If ``code`` or ``setup`` fails, each assert has that outcome. Nothing is cached. The process of the code judges itself: code
         whose objects are equal to everything passes.
 
         Raises:
@@ -231,6 +233,8 @@ class Sandbox:
                 return done + [of_code if not of_code.ok else Outcome(None, "killed")] * len(left)
             # the last one may have died of what the others had used up, so it begins the next process
             done += own[:-1] if own[-1].reason in _FATAL and len(own) > 1 else own
+            if sum(outcome.reason in _FATAL for outcome in done) >= _MOST_FATAL:
+                return done + [done[-1]] * (len(asserts) - len(done))
         return done
 
     def execute(self, code: str, call: str) -> Outcome:
