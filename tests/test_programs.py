@@ -18,7 +18,7 @@ from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox
 from maporl.tasks.base import TaskError
 from maporl.tasks.programs import MBPP, HumanEval
-from maporl.text import code_of, asserts_in
+from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
 from trl_ext.ppo_options import Decoding
 

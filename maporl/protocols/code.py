@@ -5,7 +5,7 @@ from typing import Literal
 
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import code_of, asserts_in
+from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result
 
 SOLVE = "{question}\n\nWrite the function between ```python and ```."

@@ -47,6 +47,9 @@ HARMLESS_EVENTS = frozenset({
     "sys._getframe", "sys._getframemodulename", "sys.unraisablehook",
 })  # fmt: skip
 
+_SAID_JSON = 12 * SAID_BYTES + 200
+"""Most bytes of a verdict without its value: two texts, in which JSON takes up to six bytes for a character."""
+
 
 def arm(report: Callable[..., NoReturn]) -> None:
     """End the process from now on at any audited event that is not in ``HARMLESS_EVENTS``. This cannot be undone."""
@@ -218,8 +221,8 @@ class Worker:
                 os._exit(1)  # whatever went wrong, the fork must not go on as a second worker
         os.close(writing)
         deadline = time.monotonic() + self.limits["wall_seconds"]
-        # a character of what was said takes up to six bytes of JSON; each assert takes more than two of the request
-        most = self.limits["output_bytes"] + (2 + len(request) // 2) * 12 * (SAID_BYTES + 100)
+        # a request has as many of these separators as verdicts; quotes inside its texts have a backslash before them
+        most = self.limits["output_bytes"] + request.count(b'", "') * _SAID_JSON
         payload, in_time = _read_all(reading, deadline, most)
         os.close(reading)
         # a fork that ended in time has closed the pipe by ending, and killing it then changes nothing
