@@ -2,13 +2,17 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
+import yaml
 
 from maporl.engines.scripted import ScriptedEngine
+from maporl.environments.build import TeamTools
 from maporl.environments.python import Python, RunTests
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.protocols import build_protocol
 from maporl.protocols.code import Code
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -16,10 +20,12 @@ from maporl.sandbox.bubblewrap import find_bubblewrap
 from maporl.sandbox.outcomes import Outcome, plain_outcome
 from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox
+from maporl.tasks import build_task
 from maporl.tasks.base import TaskError
 from maporl.tasks.programs import MBPP, HumanEval
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
+from maporl.validation.load import from_dict
 from trl_ext.ppo_options import Decoding
 
 PROBLEMS = "tests/golden/mbpp_20.jsonl"
@@ -371,3 +377,15 @@ def test_a_dialogue_with_real_programs(mbpp):
     ]
     assert [len(u.calls) for u in dialogue.utterances] == [2, 1, 2, 1]
     assert "the code took too long" in dialogue.utterances[2].messages[-1]["content"]
+
+
+def test_the_configuration_of_the_page_fits_together():
+    page = Path("docs/howto/code.md").read_text()
+    values = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    config = from_dict(values, "code.md")
+    team = TeamTools.from_config(config, ("coder", "tester"))
+    protocol = build_protocol(config.protocol, ("coder", "tester"))
+    assert protocol.uses_tools <= team.world.tools.keys()
+    assert config.reward.sources.keys() <= protocol.pays
+    assert build_task(config.task, "train", 0).source == "google-research-datasets/mbpp:full"
+    team.world.close()

@@ -160,6 +160,9 @@ class HumanEval(Programs):
 
     The data set has 164 problems and one split. The last ``held_out`` rows are for evaluation and the others for training.
     ``limit`` takes the first rows of either. Each assert of ``check`` is a hidden test, if nothing else stands there.
+
+    Raises:
+        ValueError: ``held_out`` or ``limit`` is below 1, or ``instruction`` has no place for the question.
     """
 
     source: str = "openai/openai_humaneval"
