@@ -72,7 +72,8 @@ class Code(Protocol):
                 f"protocol code: question {example.id} has no {min(missing)}; use a task of programs, such as mbpp"
             )
         name, setup = example.meta["entry_point"], example.meta["setup"]
-        texts, parents = [t.format(question=example.question, name=name) for t in (self.solve, self.test)], ()
+        texts = [t.format(question=example.question, name=name) for t in (self.solve, self.test)]
+        parents: tuple[int, ...] = ()
         for number in range(1, self.rounds + 1):
             solve = Ask(solver, [{"role": "user", "content": texts[0]}], "solver", parents)
             test = Ask(tester, [{"role": "user", "content": texts[1]}], "tester", parents, answers=False)
