@@ -35,13 +35,13 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Give it questions",
         "A task gives questions and grades answers. [Your own task](howto/task.md) shows how to write one.",
-        "Task TASKS Arithmetic Skills GSM8K Mathematics HotpotQA ANLI TinyGSM FANToM Prompts PromptDataset Episodes Example Grade TaskError",
+        "Task TASKS Arithmetic Skills GSM8K Mathematics HotpotQA MBPP HumanEval ANLI TinyGSM FANToM Prompts PromptDataset Episodes Example Grade TaskError",
     ),
     (
         "Say who speaks when",
         "A protocol decides who speaks when, and what each speaker sees. [Your own protocol](howto/protocol.md) "
         "shows how to write one. A dialogue is the record of what was said.",
-        "Protocol PROTOCOLS Debate Chain Collaboration Refine Forum CallReturn Route PlayGame PlayWorld Ask Utterance Stop "
+        "Protocol PROTOCOLS Debate Chain Collaboration Refine Forum CallReturn Code Route PlayGame PlayWorld Ask Utterance Stop "
         "Dialogue to_json from_json",
     ),
     (

@@ -164,3 +164,27 @@ def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[rege
             f"the regular expression {pattern!r} took more than {PATTERN_SECONDS:g} s on a text of {len(text)} characters; "
             "write one in which each character can be read in one way only"
         ) from None
+
+
+def code_of(text: str) -> str:
+    """Return the last fenced block of ``text``, or an empty text if it has none that is closed.
+
+    >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
+    'x = 2\\n'
+    """
+    fences = text.split("```")
+    if len(fences) < 3:
+        return ""
+    block = fences[-2] if len(fences) % 2 else fences[-3]
+    first, newline, rest = block.partition("\n")
+    return rest if newline and first.strip().lower() in ("", "python", "python3", "py") else block
+
+
+def asserts_in(text: str, name: str) -> list[str]:
+    """Return the lines of ``text`` that begin with ``assert`` and use the word ``name``.
+
+    >>> asserts_in("Tests:\\nassert f(1) == 2\\nassert g(1) == 2\\nassert off(2)", "f")
+    ['assert f(1) == 2']
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line.startswith("assert ") and re.search(rf"\b{re.escape(name)}\b", line)]

@@ -325,7 +325,7 @@ def escaped(body, descriptor=kernel.VERDICT):
         landlock = forbid_paths() if {descriptor == "landlock"} else None
         if landlock is None:
             limits = dict(cpu_seconds=2, memory_mb=1024, output_bytes=9999)
-            Worker(limits, SystemCallFilter(), print, {{}})._lock_in(9)
+            Worker(limits, SystemCallFilter(), print, print, {{}})._lock_in(9)
         def refused(action, *arguments):
             try:
                 return False if action(*arguments) != -1 else ctypes.get_errno() or True
@@ -402,10 +402,10 @@ def test_escaped_code_does_not_wait_and_says_no_more_than_it_may():
         "class Escaped(worker.Worker):\n    def run_snippet(self, request, descriptor):\n"
         '        worker.os.write(descriptor, b\'{"reason": "ok", "value": "\' + b\'x\' * 9999 + b\'"}\')\n'
         "        worker.os._exit(0)\n"
-        "print(Escaped(dict(wall_seconds=60, output_bytes=4096), None, print, {}).answer(b''))"
+        "print(Escaped(dict(wall_seconds=60, output_bytes=4096), None, print, print, {}).answer(b''))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == """b'{"reason": "killed", "value": null}'\n"""
+    assert done.stdout == """b'{"reason": "killed", "value": null, "printed": "", "message": ""}'\n"""
 
 
 @pytest.mark.skipif(kernel.platform.machine() != "x86_64", reason="the 32-bit calls of x86")
@@ -424,7 +424,7 @@ def test_the_calls_of_another_architecture_end_the_process():
     head = "import ctypes, mmap\n" + page
     code = head + "import os, sys\n" + f"sys.path.insert(0, {str(Path(module.__file__).parent)!r})\n"
     code += "from sandboxed.worker import Worker, SystemCallFilter\nos.dup2(1, 9)\n"
-    code += "Worker(dict(cpu_seconds=2, memory_mb=1024, output_bytes=9), SystemCallFilter(), print, {})._lock_in(9)\n"
+    code += "Worker(dict(cpu_seconds=2, memory_mb=1024, output_bytes=9), SystemCallFilter(), print, print, {})._lock_in(9)\n"
     code += f"def say(text): os.write({kernel.VERDICT}, text.encode())\n" + textwrap.dedent(body)
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL

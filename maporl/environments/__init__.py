@@ -12,12 +12,15 @@ from maporl.environments.adapters.mcp import MCPEnvironment, MCPTools
 from maporl.environments.adapters.open_env import OpenEnv
 from maporl.environments.base import Environment, Tool, Toolbox
 from maporl.environments.calculator import calculator
+from maporl.environments.python import Python, RunTests
 from maporl.environments.search import QuestionSearch, bm25
 
 TOOLS: dict[str, Callable[..., Any]] = {
     "bm25": bm25,
     "calculator": calculator,
     "mcp": MCPTools,
+    "python": Python,
+    "run_tests": RunTests,
 }
 
 ENVIRONMENTS: dict[str, Callable[..., Any]] = {

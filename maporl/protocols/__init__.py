@@ -8,6 +8,7 @@ from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, must_be_protocol
 from maporl.protocols.call_return import CallReturn
 from maporl.protocols.chain import Chain
+from maporl.protocols.code import Code
 from maporl.protocols.collaboration import Collaboration
 from maporl.protocols.debate import Debate
 from maporl.protocols.forum import Forum
@@ -26,6 +27,7 @@ PROTOCOLS: dict[str, Any] = {
     "game": PlayGame,
     "route": Route,
     "world": PlayWorld,
+    "code": Code,
 }
 
 
@@ -106,6 +108,7 @@ __all__ = [
     "PROTOCOLS",
     "CallReturn",
     "Chain",
+    "Code",
     "Collaboration",
     "Debate",
     "Forum",

@@ -13,7 +13,6 @@ An outcome says which value the snippet gave, and no more. Compare it with what 
 a snippet's process says about itself, the snippet could have written.
 """
 
-import builtins
 import contextlib
 import functools
 import hashlib
@@ -35,24 +34,20 @@ from typing import Any, Literal, get_args
 from maporl.errors import UserError
 from maporl.sandbox.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
 from maporl.sandbox.frames import Lost, receive, send
-from maporl.sandbox.sandboxed.values import NotPlain, plain_value
+from maporl.sandbox.outcomes import Outcome, decode_lines, plain_outcome
 from maporl.storage.disk_cache import DiskCache, cache_folder
 
 logger = logging.getLogger(__name__)
 
 Kind = Literal["bubblewrap", "restricted"]
-REASONS = ("ok", "source", "syntax", "forbidden", "no_value", "timeout", "cpu", "memory", "output", "killed")
-"""How a snippet may end; ``error:NAME`` with the name of a built-in exception is one more way.
-
-``source``: the code is not a text, or it is blank or too long. ``no_value``: the code has no such function, or the
-function returned None, a number that is not finite, or something that JSON cannot hold. ``output``: it printed or
-returned too much. ``killed``: it died in another way.
-"""
-
 _LOADING_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 """The worker has this many seconds more than a snippet, and is then replaced."""
 _SAVE_EVERY = 500
+_FATAL = ("timeout", "cpu", "memory", "output", "killed", "forbidden")
+"""After these, nothing more runs in the process of a snippet."""
+_MOST_FATAL = 3
+"""After so many asserts that ended like this, no more asserts of the same code are run."""
 _UNCACHED = ("timeout", "killed")
 """These outcomes are not kept, because they depend on what else the machine was doing."""
 VARIABLE = "MAPORL_SANDBOX"
@@ -85,19 +80,6 @@ class Limits:
         for name, least in (("cpu_seconds", 1), ("wall_seconds", 0.01), ("memory_mb", 64), ("output_bytes", 256), ("source_bytes", 1)):  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"Limits.{name}: expected at least {least}, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a snippet ended: ``reason`` is one of ``REASONS``, and ``value`` what it returned, None unless it is "ok"."""
-
-    value: Any
-    reason: str
-
-    @property
-    def ok(self) -> bool:
-        """Whether the snippet ran to its end."""
-        return self.reason == "ok"
 
 
 class Sandbox:
@@ -229,35 +211,64 @@ class Sandbox:
             self._cache.put(fresh)
         fresh.clear()
 
-    def execute(self, code: str, call: str) -> Outcome:
-        """Run one snippet in the worker, whatever outcome is kept.
+    def run_asserts(self, code: Any, asserts: Sequence[str], setup: str = "") -> list[Outcome]:
+        """Run ``code``, then ``setup``, then each of ``asserts`` after them. The outcomes are those of the asserts, in order.
+
+        Each assert is one statement. All run in one process, in which what one of them changes stays changed. One that
+        does not end or uses too much begins a new process, and the others go on in another. After three of them, the rest
+        have the outcome of the third. If ``code`` or ``setup`` fails, each assert has that outcome. Nothing is cached. The process of the code judges itself: code
+        whose objects are equal to everything passes.
 
         Raises:
             SandboxError: the worker process does not start.
         """
-        request = json.dumps({"code": code, "call": call}).encode()
-        with self._lock:
-            outcome = self._exchange(request)
-            if outcome.reason == "killed":
-                # the worker may have died of something else; a snippet that kills it does so again
-                outcome = self._exchange(request)
-        return outcome
+        done: list[Outcome] = []
+        if not self._is_source(code):
+            return [Outcome(None, "source")] * len(asserts)
+        while len(done) < len(asserts):
+            left = list(asserts[len(done) :])
+            request = {"code": code, "setup": setup, "asserts": left}
+            of_code, *own = self._execute(request, len(left) + 1)
+            if not of_code.ok or not own:
+                return done + [of_code if not of_code.ok else Outcome(None, "killed")] * len(left)
+            # the last one may have died of what the others had used up, so it begins the next process
+            done += own[:-1] if own[-1].reason in _FATAL and len(own) > 1 else own
+            if sum(outcome.reason in _FATAL for outcome in done) >= _MOST_FATAL:
+                return done + [done[-1]] * (len(asserts) - len(done))
+        return done
 
-    def _exchange(self, request: bytes) -> Outcome:
+    def execute(self, code: str, call: str) -> Outcome:
+        """Run one snippet in the worker, whatever outcome is kept. With an empty ``call``, nothing is called after it.
+
+        Raises:
+            SandboxError: the worker process does not start.
+        """
+        return self._execute({"code": code, "call": call}, 1)[0]
+
+    def _execute(self, request: dict[str, Any], most: int) -> list[Outcome]:
+        payload = json.dumps(request).encode()
+        with self._lock:
+            outcomes = self._exchange(payload, most)
+            if outcomes[-1].reason == "killed" and len(outcomes) <= 2:
+                # the worker may have died of something else; a snippet that kills it does so again
+                outcomes = self._exchange(payload, most)
+        return outcomes
+
+    def _exchange(self, request: bytes, most: int) -> list[Outcome]:
         """Ask the worker. It is replaced unless it answered, with whatever the snippet may have left in it."""
         worker = self._running()
         deadline = time.monotonic() + self.limits.wall_seconds + _GRACE_SECONDS
         try:
             send(worker.stdin, request, deadline)
-            outcome = decode(receive(worker.stdout, deadline))
+            outcomes = decode_lines(receive(worker.stdout, deadline), most)
         except Lost as lost:
-            outcome = Outcome(None, str(lost))
+            outcomes = [Outcome(None, str(lost))]
         except BaseException:  # an interrupted exchange would leave its answer to the next snippet
             self.close()
             raise
-        if outcome.reason in _UNCACHED:
+        if outcomes[-1].reason in _UNCACHED:
             self.close()
-        return outcome
+        return outcomes
 
     def _running(self) -> subprocess.Popen:
         """The worker, which is started if it is not running. A fork of this process starts its own."""
@@ -283,33 +294,6 @@ class Sandbox:
                 )
             self._landlock = started["landlock"]
         return self.worker
-
-
-def decode(payload: bytes) -> Outcome:
-    """The outcome in the worker's answer. A malformed answer counts as "killed": the worker's own code writes none."""
-    try:
-        record = json.loads(payload)
-    except (ValueError, RecursionError):
-        record = None
-    return plain_outcome(record) or Outcome(None, "killed")
-
-
-def plain_outcome(record: Any) -> Outcome | None:
-    """The outcome that ``{"value": ..., "reason": ...}`` holds, or None if no worker writes such a record."""
-    if not isinstance(record, dict) or record.keys() != {"value", "reason"} or not _is_reason(record["reason"]):
-        return None
-    try:
-        return Outcome(plain_value(record["value"]) if record["reason"] == "ok" else None, record["reason"])
-    except (NotPlain, RecursionError):
-        return None
-
-
-def _is_reason(reason: Any) -> bool:
-    if not isinstance(reason, str):
-        return False
-    kind, _, name = reason.partition(":")
-    error = getattr(builtins, name, None)
-    return reason in REASONS or (kind == "error" and isinstance(error, type) and issubclass(error, BaseException))
 
 
 def _end(worker: subprocess.Popen, owner: int) -> None:

@@ -14,6 +14,7 @@ from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
 from maporl.tasks.hotpotqa import HotpotQA
 from maporl.tasks.mathematics import Mathematics
+from maporl.tasks.programs import MBPP, HumanEval
 from maporl.tasks.prompts import PromptDataset, Prompts
 from maporl.tasks.skills import Skills
 from maporl.tasks.tinygsm import TinyGSM
@@ -29,6 +30,8 @@ TASKS: dict[str, Any] = {
     "episodes": Episodes,
     "math": Mathematics,
     "hotpotqa": HotpotQA,
+    "mbpp": MBPP,
+    "humaneval": HumanEval,
     "prompts": PromptDataset,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
@@ -60,11 +63,13 @@ def build_task(section: dict[str, Any], split: str, seed: int, where: str = "con
 __all__ = [
     "ANLI",
     "GSM8K",
+    "MBPP",
     "TASKS",
     "Arithmetic",
     "Episodes",
     "FANToM",
     "HotpotQA",
+    "HumanEval",
     "Mathematics",
     "PromptDataset",
     "Prompts",

@@ -22,6 +22,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 from unicodedata import normalize
 
+from .values import SAID_BYTES
+
 # None offers everything public of a module but other modules. What is left out of the lists evaluates strings, or takes
 # attribute names as strings, and would lead around this wall.
 MODULES: dict[str, tuple[str, ...] | None] = {
@@ -277,10 +279,13 @@ def _is_hashed_by_value(value: Any) -> bool:
     return type(value) in plain or isinstance(type(value).__hash__, types.FunctionType)
 
 
-def safe_builtins(report: Callable[..., NoReturn], offered: dict[str, types.ModuleType], output: int) -> dict[str, Any]:
+def safe_builtins(
+    report: Callable[..., NoReturn], offered: dict[str, types.ModuleType], output: int, said: list[str]
+) -> dict[str, Any]:
     """The builtins of a snippet: the harmless ones, exceptions, and for every other a function that ends the snippet.
 
-    ``report`` ends it with a reason. ``offered`` are the modules it may import. It may print ``output`` characters.
+    ``report`` ends it with a reason. ``offered`` are the modules it may import. It may print ``output``
+    characters, the first of which are added to ``said``.
     """
     printed = 0
 
@@ -294,7 +299,12 @@ def safe_builtins(report: Callable[..., NoReturn], offered: dict[str, types.Modu
 
     def show(*values, sep=" ", end="\n", file=None, flush=False):
         nonlocal printed
-        printed += sum(len(str(value)) + 1 for value in values) + 1
+        sep, end = " " if sep is None else sep, "\n" if end is None else end
+        # a joined text is a plain one, whatever classes of texts the snippet has made
+        text = "".join((str.join(sep, [str(value) for value in values]), end, ""))
+        if printed < SAID_BYTES:
+            said.append(text[:SAID_BYTES])
+        printed += len(text) + 1
         if printed > output:
             report("output")
 

@@ -8,6 +8,9 @@ from typing import Any
 MAX_INTEGER_BITS = 10_000
 """Python prints integers of at most 4300 digits; larger ones are refused."""
 
+SAID_BYTES = 4096
+"""Most bytes that are kept of what a snippet printed, and again of the last line of its error."""
+
 
 class NotPlain(Exception):
     """A returned value that JSON cannot hold."""
@@ -37,3 +40,8 @@ def plain_value(value: Any) -> Any:
     if kind is dict and all(type(key) is str for key in value):
         return {plain_value(key): plain_value(item) for key, item in value.items()}
     raise NotPlain(kind.__name__)
+
+
+def cut(text: str) -> str:
+    """The beginning of ``text``, in :data:`SAID_BYTES` of UTF-8. A half of a surrogate pair becomes a question mark."""
+    return text[:SAID_BYTES].encode("utf-8", "replace")[:SAID_BYTES].decode("utf-8", "ignore")

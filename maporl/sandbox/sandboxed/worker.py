@@ -39,13 +39,16 @@ from typing import Any, NoReturn
 # relative: the worker runs without the rest of the library, and with nothing of it in reach
 from .kernel import VERDICT, SystemCallFilter, confine, forbid_paths
 from .language import HIDDEN, Refused, check_tree, safe_builtins, safe_modules
-from .values import NotPlain, plain_value
+from .values import SAID_BYTES, NotPlain, cut, plain_value
 
 # dataclass and namedtuple write their classes as source text and look at their caller's name
 HARMLESS_EVENTS = frozenset({
     "builtins.id", "compile", "exec", "object.__delattr__", "object.__getattr__", "object.__setattr__",
     "sys._getframe", "sys._getframemodulename", "sys.unraisablehook",
 })  # fmt: skip
+
+_SAID_JSON = 12 * SAID_BYTES + 200
+"""Most bytes of a verdict without its value: two texts, in which JSON takes up to six bytes for a character."""
 
 
 def arm(report: Callable[..., NoReturn]) -> None:
@@ -58,19 +61,34 @@ def arm(report: Callable[..., NoReturn]) -> None:
     sys.addaudithook(watch)
 
 
-def reporter(descriptor: int, limit: int) -> Callable[..., NoReturn]:
-    """A function ``report(reason, value)`` that sends the verdict and ends the process; no ``finally`` clause runs.
+def teller(descriptor: int, limit: int, said: list[str]) -> Callable[..., None]:
+    """A function ``tell(reason, value, message)`` that sends a verdict, as a line of JSON.
 
-    ``descriptor``: the pipe it writes to; ``limit``: most bytes of a verdict.
+    ``descriptor``: the pipe it writes to; ``limit``: most bytes of a value; ``said``: what was printed since the last
+    verdict. All texts are quoted by JSON, so that nothing printed can stand where a verdict does.
     """
-    write, leave, encode = os.write, os._exit, json.dumps
+    write, encode = os.write, json.dumps
 
-    def report(reason: str, value: Any = None) -> NoReturn:
-        payload = encode({"reason": reason, "value": value}).encode()
-        if len(payload) > limit:
-            payload = encode({"reason": "output", "value": None}).encode()
+    def tell(reason: str, value: Any = None, message: str = "") -> None:
+        if value is not None and len(encode(value)) > limit:
+            reason, value = "output", None
+        record = {"reason": reason, "value": value, "printed": cut("".join(said)), "message": cut(message)}
+        payload = encode(record).encode() + b"\n"
         while payload:
             payload = payload[write(descriptor, payload) :]
+        said.clear()
+
+    return tell
+
+
+def reporter(descriptor: int, limit: int, said: list[str] | None = None) -> Callable[..., NoReturn]:
+    """A function ``report(reason, value, message)`` that sends the last verdict and ends the process; no ``finally`` clause
+    runs. The arguments are those of :func:`teller`.
+    """
+    tell, leave = teller(descriptor, limit, [] if said is None else said), os._exit
+
+    def report(reason: str, value: Any = None, message: str = "") -> NoReturn:
+        tell(reason, value, message)
         leave(0)
 
     return report
@@ -88,31 +106,62 @@ class Worker:
 
     limits: dict[str, Any]
     filter: SystemCallFilter | None
+    tell: Callable[..., None]
     report: Callable[..., NoReturn]
     builtins: dict[str, Any]
 
     def run_snippet(self, request: bytes, descriptor: int) -> None:
         """Run one request in the fork and report its verdict to the pipe ``descriptor``. Never returns."""
         self._lock_in(descriptor)
-        report = self.report
         asked = json.loads(request)
-        try:
-            tree = ast.parse(asked["code"])
-            check_tree(tree)
-            program = compile(tree, "<snippet>", "exec", dont_inherit=True)
-        except Refused:
-            report("forbidden")
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply for the parser
-            report("syntax")
+        programs = self._programs([asked["code"], asked.get("setup", "")], asked.get("asserts", []))
         module = types.ModuleType("snippet")  # dataclasses look up the module of their class
         sys.modules["snippet"] = module
         namespace = vars(module)
         namespace["__builtins__"] = self.builtins
         random.seed(0)  # statistics draws from Python's generator, to which each fork gives a new seed
-        arm(report)
+        arm(self.report)
+        if "asserts" in asked:
+            self._run_asserts(programs, namespace)
+        self._run_call(programs, asked["call"], namespace)
+
+    def _programs(self, code: list[str], asserts: list[str]) -> list[Any]:
+        """Compile the code, or report why not. An assert that cannot be compiled has its reason and message instead.
+
+        The texts are checked together too, because one of them could give another's names a new meaning.
+        """
+        found: list[Any] = []
+        for number, text in enumerate([*code, *asserts]):
+            try:
+                tree = ast.parse(text)
+                check_tree(tree)
+                if number >= len(code) and len(tree.body) != 1:
+                    raise SyntaxError("an assert is one statement")
+                found.append((tree, compile(tree, "<snippet>", "exec", dont_inherit=True)))
+                continue
+            except Refused as refused:
+                failed = "forbidden", f"Refused: {refused}"
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+                failed = "syntax", _line(error)
+            if number < len(code):
+                self.report(failed[0], None, failed[1])
+            found.append((None, failed))
+        if asserts:
+            try:
+                check_tree(ast.Module([part for tree, _ in found if tree for part in tree.body], []))
+            except Refused as refused:
+                self.report("forbidden", None, f"Refused: {refused}")
+        return [program for _, program in found]
+
+    def _run_call(self, programs: list[Any], call: str, namespace: dict[str, Any]) -> NoReturn:
+        """Run the code and call its function, or nothing if ``call`` is empty."""
+        report = self.report
         try:
-            exec(program, namespace)
-            function = namespace.get(asked["call"])
+            for program in programs:
+                exec(program, namespace)
+            if not call:
+                report("ok")
+            function = namespace.get(call)
             plain = None if function is None else plain_value(function())
             report("no_value" if plain is None else "ok", plain)  # a large value may need more memory than there is
         except MemoryError:
@@ -122,7 +171,33 @@ class Worker:
         except NotPlain:
             report("no_value")
         except BaseException as error:
-            report(f"error:{_builtin_name(type(error))}")
+            report(f"error:{_builtin_name(type(error))}", None, _line(error))
+
+    def _run_asserts(self, programs: list[Any], namespace: dict[str, Any]) -> NoReturn:
+        """Tell how the code ended, and then how each assert did."""
+        code, asserts = programs[:2], programs[2:]
+        try:
+            for program in code:
+                exec(program, namespace)
+            self.tell("ok")
+        except MemoryError:
+            namespace.clear()
+            self.report("memory")
+        except BaseException as error:
+            self.report(f"error:{_builtin_name(type(error))}", None, _line(error))
+        for program in asserts:
+            try:
+                if isinstance(program, tuple):
+                    self.tell(program[0], None, program[1])
+                    continue
+                exec(program, namespace)
+                self.tell("ok")
+            except MemoryError:
+                namespace.clear()
+                self.report("memory")
+            except BaseException as error:
+                self.tell(f"error:{_builtin_name(type(error))}", None, _line(error))
+        os._exit(0)
 
     def _lock_in(self, descriptor: int) -> None:
         """Leave this fork the pipe of its verdict and nothing else that the worker has open, then call the kernel."""
@@ -135,7 +210,7 @@ class Worker:
             self.filter.install()
 
     def answer(self, request: bytes) -> bytes:
-        """Run one request in a fork and return the verdict as JSON, however the fork ended."""
+        """Run one request in a fork and return its verdicts, a line of JSON each, however the fork ended."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -146,18 +221,36 @@ class Worker:
                 os._exit(1)  # whatever went wrong, the fork must not go on as a second worker
         os.close(writing)
         deadline = time.monotonic() + self.limits["wall_seconds"]
-        payload = _read_all(reading, deadline, self.limits["output_bytes"])
+        # a request has as many of these separators as verdicts; quotes inside its texts have a backslash before them
+        most = self.limits["output_bytes"] + request.count(b'", "') * _SAID_JSON
+        payload, in_time = _read_all(reading, deadline, most)
         os.close(reading)
         # a fork that ended in time has closed the pipe by ending, and killing it then changes nothing
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        if payload is None:
-            return b'{"reason": "timeout", "value": null}'
+        if not in_time:
+            return _told(payload, "timeout")
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-            return b'{"reason": "cpu", "value": null}'
-        if status != 0 or not payload or len(payload) > self.limits["output_bytes"]:
-            return b'{"reason": "killed", "value": null}'
-        return payload
+            return _told(payload, "cpu")
+        if status != 0 or not payload or len(payload) > most:
+            return _told(payload, "killed")
+        return payload.removesuffix(b"\n")
+
+
+def _told(payload: bytes, reason: str) -> bytes:
+    """The verdicts that a fork told whole before it ended for ``reason``, and that reason."""
+    last = json.dumps({"reason": reason, "value": None, "printed": "", "message": ""}).encode()
+    return payload[: payload.rfind(b"\n") + 1] + last
+
+
+def _line(error: BaseException) -> str:
+    """The last line of an error as Python prints it. Its text may be the snippet's own code, and fail."""
+    try:
+        text = "".join(("", str(error)))
+    except BaseException:
+        text = ""
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
 
 
 def _builtin_name(kind: type) -> str:
@@ -165,18 +258,18 @@ def _builtin_name(kind: type) -> str:
     return next(base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
 
 
-def _read_all(descriptor: int, deadline: float, limit: int) -> bytes | None:
-    """Everything up to the end of the pipe or to the limit; None if the time is up first."""
+def _read_all(descriptor: int, deadline: float, limit: int) -> tuple[bytes, bool]:
+    """Everything up to the end of the pipe or to the limit, and whether that came in time."""
     payload = b""
     while len(payload) <= limit:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            return None
+            return payload, False
         piece = os.read(descriptor, 65536)
         if not piece:
             break
         payload += piece
-    return payload
+    return payload, True
 
 
 # -- the worker -------------------------------------------------------------------------------------------------------
@@ -213,15 +306,17 @@ def main(limits: dict[str, Any], filtered: bool) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the owner's mask is inherited, and could hold back SIGXCPU
     warnings.simplefilter("ignore")  # to show a warning, Python would open the snippet's source file
-    report = reporter(VERDICT, limits["output_bytes"])
-    builtins = safe_builtins(report, safe_modules(report), limits["output_bytes"])
+    said: list[str] = []
+    tell = teller(VERDICT, limits["output_bytes"], said)
+    report = reporter(VERDICT, limits["output_bytes"], said)
+    builtins = safe_builtins(report, safe_modules(report), limits["output_bytes"], said)
     for name in HIDDEN:
         import_module(name)
     drop_privileges()
     os.environ.clear()
     os.environ["TZ"] = "UTC"  # dates are the same on every machine
     time.tzset()
-    worker = Worker(limits, SystemCallFilter() if filtered else None, report, builtins)
+    worker = Worker(limits, SystemCallFilter() if filtered else None, tell, report, builtins)
     landlock = forbid_paths()
     gc.collect()
     gc.freeze()  # a fork that collects garbage then copies nothing that was there before it

@@ -1,0 +1,112 @@
+"""Code: a solver writes a function, a tester writes tests of it, and both are shown where the two disagree (AT-GRPO)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from maporl.errors import ConfigError
+from maporl.protocols.base import Play, Protocol, check_template
+from maporl.text import asserts_in, code_of
+from maporl.types import Act, Ask, Example, Result
+
+SOLVE = "{question}\n\nWrite the function between ```python and ```."
+TEST = "{question}\n\nWrite tests of this function. Each test is one line that begins with assert and calls {name}."
+DISAGREE = "Your program and the tests disagree:\n{failures}\n\nThe program:\n{code}\n\nCorrect what is yours, and write all of it."
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Code(Protocol):
+    """The ``solver`` writes a function and the ``tester`` tests of it, for at most ``rounds`` rounds or until all tests pass.
+
+    By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the program.
+    Code is the last fenced block. Tests are the lines that begin with ``assert`` and name ``meta.entry_point``. Both are
+    told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``.
+
+    The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of them
+    that ``meta.reference`` passes. It pays both ``team``, which is ``solved``, and ``agree``, the share of tests that pass.
+
+    Raises:
+        ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.
+    """
+
+    rounds: int = 5
+    solver: str | None = None
+    tester: str | None = None
+    order: Literal["together", "turns"] = "together"
+    solve: str = SOLVE
+    test: str = TEST
+    disagree: str = DISAGREE
+    roles = True
+    players = 2
+    every_step_scored = False
+    pays = frozenset({"solved", "tests", "agree", "team"})
+    uses_tools = frozenset({"run_tests"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.rounds < 1:
+            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
+        check_template("solve", self.solve, {"question", "name"}, {"question"})
+        check_template("test", self.test, {"question", "name"}, {"question"})
+        check_template("disagree", self.disagree, {"failures", "code"}, {"failures"})
+
+    @property
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
+        """The largest number of answers."""
+        return self.rounds
+
+    def mentioned(self) -> set[str]:
+        """Return the agents that the options name."""
+        return {name for name in (self.solver, self.tester) if name is not None}
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Play the dialogue. The outcome is the number of the round in which all tests passed, or None.
+
+        Raises:
+            ConfigError: the question is not a program to write.
+        """
+        solver = self.solver or next(agent for agent in agents if agent != self.tester)
+        tester = self.tester or next(agent for agent in agents if agent != solver)
+        if missing := {"entry_point", "reference", "setup", "tests"} - example.meta.keys():
+            raise ConfigError(
+                f"protocol code: question {example.id} has no {min(missing)}; use a task of programs, such as mbpp"
+            )
+        name, setup = example.meta["entry_point"], example.meta["setup"]
+        texts = [t.format(question=example.question, name=name) for t in (self.solve, self.test)]
+        parents: tuple[int, ...] = ()
+        for number in range(1, self.rounds + 1):
+            solve = Ask(solver, [{"role": "user", "content": texts[0]}], "solver", parents)
+            test = Ask(tester, [{"role": "user", "content": texts[1]}], "tester", parents, answers=False)
+            if self.order == "together":
+                program, tests = yield [solve, test]
+            else:
+                (program,) = yield [solve]
+                seen = [{"role": "user", "content": f"{texts[1]}\n\nThe program:\n{code_of(program.text)}"}]
+                (tests,) = yield [replace(test, messages=seen, parents=(*parents, program.id))]
+            code, asserts = code_of(program.text), asserts_in(tests.text, name)
+            jobs = (
+                (program, code, asserts),
+                (program, code, example.meta["tests"]),
+                (tests, example.meta["reference"], asserts),
+            )
+            done = yield [
+                Act(said.agent, "run_tests", {"code": text, "asserts": list(cases), "setup": setup}, of=said.id)
+                for said, text, cases in jobs
+            ]
+            agree, solved, right = (_share(result) for result in done)
+            program.rewards |= {"solved": solved, "team": solved, "agree": agree}
+            tests.rewards |= {"tests": right, "team": solved, "agree": agree}
+            if asserts and agree == 1:
+                return number
+            failures = "\n".join(done[0].text.splitlines()[:SHOWN]) if asserts else "No tests were written."
+            texts, parents = [self.disagree.format(failures=failures, code=code)] * 2, (program.id, tests.id)
+        return None
+
+
+def _share(result: Result) -> float:
+    """The share of tests that passed. Tests that were not run are worth nothing that anybody knows."""
+    if result.value is None:
+        raise ConfigError(
+            f"protocol code: run_tests failed ({result.error}: {result.text}); allow it more seconds or workers"
+        )
+    return sum(result.value["passed"]) / max(1, len(result.value["passed"]))

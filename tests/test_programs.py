@@ -1,0 +1,391 @@
+"""Programs of agents: what the sandbox says of them, the tools, MBPP and HumanEval, and the protocol ``code``."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from maporl.engines.scripted import ScriptedEngine
+from maporl.environments.build import TeamTools
+from maporl.environments.python import Python, RunTests
+from maporl.environments.world import World
+from maporl.errors import ConfigError
+from maporl.protocols import build_protocol
+from maporl.protocols.code import Code
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
+from maporl.sandbox.bubblewrap import find_bubblewrap
+from maporl.sandbox.outcomes import Outcome, plain_outcome
+from maporl.sandbox.pool import SandboxPool
+from maporl.sandbox.sandbox import Limits, Sandbox
+from maporl.tasks import build_task
+from maporl.tasks.base import TaskError
+from maporl.tasks.programs import MBPP, HumanEval
+from maporl.text import asserts_in, code_of
+from maporl.types import Act, Ask, Example, Result, Utterance
+from maporl.validation.load import from_dict
+from trl_ext.ppo_options import Decoding
+
+PROBLEMS = "tests/golden/mbpp_20.jsonl"
+KINDS = ["restricted", *(["bubblewrap"] if find_bubblewrap()[0] else [])]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def sandbox(request):
+    with Sandbox(Limits(cpu_seconds=1), request.param, cache=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mbpp():
+    return MBPP(source=PROBLEMS)
+
+
+# -- what a program says ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "printed", "message"),
+    [
+        ("print('a', 1, sep='-')\nprint(2, end='')", "ok", "a-1\n2", ""),
+        ("print(None, [1], sep=None, end=None)", "ok", "None [1]\n", ""),
+        ("print(1)\nraise ValueError('bad')", "error:ValueError", "1\n", "ValueError: bad"),
+        ("class Own(KeyError): pass\nraise Own(3)", "error:KeyError", "", "Own: 3"),
+        ("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E", "error:Exception", "", "E"),
+        ("import os", "forbidden", "", "Refused: import of os"),
+        ("print(1)\nopen('x')", "forbidden", "1\n", ""),
+        ("def (", "syntax", "", "SyntaxError: invalid syntax (<unknown>, line 1)"),
+        ("print('\\ud800')", "ok", "?\n", ""),
+        ("print('x' * 70_000)", "output", "x" * 4096, ""),
+        ("print('é' * 3000)", "ok", "é" * 2048, ""),
+        ("raise ValueError('y' * 9000)", "error:ValueError", "", "ValueError: " + "y" * 4084),
+        ("class T(str):\n    def join(self, x): return 5\nprint(1, 2, sep=T('+'))", "ok", "1+2\n", ""),
+    ],
+)
+def test_what_a_program_prints_and_its_last_error_line(sandbox, code, reason, printed, message):
+    outcome = sandbox.execute(code, "")
+    assert (outcome.reason, outcome.printed, outcome.message) == (reason, printed, message)
+
+
+def test_printed_text_cannot_be_a_verdict(sandbox):
+    forged = json.dumps({"reason": "ok", "value": 1, "printed": "", "message": ""})
+    code = f"print({forged!r})\nprint('\\n' + {forged!r} + '\\n')\nraise KeyError({forged!r})"
+    assert sandbox.execute(code, "f").reason == "error:KeyError"
+    assert sandbox.execute(code, "f").printed == f"{forged}\n\n{forged}\n\n"
+    assert [outcome.reason for outcome in sandbox.run_asserts(code, ["assert True"] * 2)] == ["error:KeyError"] * 2
+
+
+@pytest.mark.parametrize("part", ["printed", "message"])
+@pytest.mark.parametrize("said", [3, None, "x" * 4097, "é" * 2049, "\ud800"])
+def test_texts_that_no_worker_writes_are_no_outcome(part, said):
+    record = {"reason": "ok", "value": 1, "printed": "", "message": ""}
+    assert plain_outcome(record) == Outcome(1, "ok")
+    assert plain_outcome(record | {part: said}) is None
+
+
+class TestAsserts:
+    CODE = (
+        "seen = []\ndef f(x):\n    while x == 5: pass\n    seen.append(x)\n    return [0] * 10**9 if x == 6 else 2 * x"
+    )
+
+    def reasons(self, sandbox, *asserts, code=CODE, setup=""):
+        return [outcome.reason for outcome in sandbox.run_asserts(code, asserts, setup)]
+
+    def test_each_has_its_own_outcome(self, sandbox):
+        wrong, *others = sandbox.run_asserts(self.CODE, ["assert f(2) == 5, 'no'", "assert g(1)", "assert (", "import os", "f(1); f(2)"])  # fmt: skip
+        assert (wrong.reason, wrong.message) == ("error:AssertionError", "AssertionError: no")
+        assert [other.reason for other in others] == ["error:NameError", "syntax", "forbidden", "syntax"]
+        assert others[-1].message == "SyntaxError: an assert is one statement"
+
+    def test_one_that_does_not_end_does_not_cost_the_others_their_outcome(self, sandbox):
+        found = self.reasons(
+            sandbox, "assert f(1) == 2", "assert f(5)", "assert f(2) == 4", "assert f(6)", "assert f(3) == 7"
+        )
+        assert found[1] in ("cpu", "timeout")
+        assert [found[0], *found[2:]] == ["ok", "ok", "memory", "error:AssertionError"]
+
+    def test_all_run_in_one_process(self, sandbox):
+        assert self.reasons(sandbox, "f(1)", "f(2)", "assert seen == [0, 1, 2]", setup="f(0)") == ["ok"] * 3
+
+    def test_after_three_that_do_not_end_the_rest_have_their_outcome(self, sandbox):
+        found = self.reasons(sandbox, *["assert len('x' * 10**9)"] * 3, "assert True")
+        assert found == ["memory"] * 4
+
+    def test_code_or_setup_that_fails_fails_all(self, sandbox):
+        assert self.reasons(sandbox, "assert 1", "assert 2", code="1 / 0") == ["error:ZeroDivisionError"] * 2
+        assert self.reasons(sandbox, "assert 1", setup="import os") == ["forbidden"]
+        assert self.reasons(sandbox, "assert 1", code=" ") == ["source"]
+        assert self.reasons(sandbox) == []
+
+    def test_an_assert_gives_no_name_of_a_pattern_another_meaning(self, sandbox):
+        code = "def f(x):\n    match x:\n        case int(y):\n            return y"
+        assert self.reasons(sandbox, "assert f(3) == 3", code=code) == ["ok"]
+        assert self.reasons(sandbox, "assert (int := str)", code=code) == ["forbidden"]
+
+
+# -- tools --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tool_python():
+    box = Python(workers=1)
+    (tool,) = box.tools()
+    try:
+        assert tool.line().startswith("python(code: string): Run a Python program.")
+        assert tool.run(code="print(6 * 7)") == Result("42", {"reason": "ok"})
+        assert tool.run(code="print(1)\n1 / 0").text == "1\nZeroDivisionError: division by zero"
+        assert tool.run(code="x = 1").text == "(nothing was printed)"
+        assert tool.run(code=" ") == Result("the code is blank or too long", {"reason": "source"})
+        assert tool.run(code="while True: pass").text == "the code took too long"
+        assert tool.run(code="open('/etc/passwd')").text == "the code uses what is not allowed here"
+    finally:
+        box.close()
+
+
+def test_options_of_the_tools_are_limits():
+    (tool,) = Python(memory_mb=64, workers=1).tools()
+    assert tool.run(code="len('x' * 10**8)").text == "the code used too much memory"
+    with pytest.raises(ValueError, match="workers: expected at least 1, got 0"):
+        RunTests(workers=0)
+    with pytest.raises(ValueError, match=r"Limits\.cpu_seconds: expected at least 1, got 0"):
+        Python(cpu_seconds=0)
+
+
+def test_the_tool_run_tests():
+    box = RunTests(workers=1)
+    (tool,) = box.tools()
+    result = tool.run(code="def f(x): return x", asserts=["assert f(1) == 1", "assert f(1) == 2", "assert f(y) == 4"], setup="y = 3")  # fmt: skip
+    assert result.value == {"passed": [True, False, False], "why": ["", "AssertionError", "AssertionError"]}
+    assert result.text == "assert f(1) == 2: AssertionError\nassert f(y) == 4: AssertionError"
+    assert tool.run(code="def f(): pass", asserts=["assert f"]).text == "all tests pass"
+    box.close()
+
+
+def test_threads_share_a_pool_and_get_their_own_outcomes():
+    pool, found = SandboxPool(workers=2), {}
+
+    def run(number):
+        with pool.one() as sandbox:
+            found[number] = sandbox.execute(f"print({number})", "").printed
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pool.close()
+    assert found == {number: f"{number}\n" for number in range(8)}
+
+
+# -- tasks --------------------------------------------------------------------------------------------------------------
+
+
+def test_right_wrong_and_hanging_programs_on_real_problems(mbpp):
+    assert (len(mbpp), mbpp.dropped) == (20, {})
+    assert (
+        mbpp.remark()
+        == "mbpp: train: 20 rows, 0 left out, because the sandbox refuses their reference solutions (none)"
+    )
+    examples = list(mbpp)
+    rights = mbpp.grade_many(examples, [mbpp.solution(example) for example in examples])
+    wrongs = mbpp.grade_many(examples, [mbpp.write_answer(example, None, False) for example in examples])
+    hanging = [
+        f"```python\ndef {example.meta['entry_point']}(*args):\n    while True: pass\n```" for example in examples[:2]
+    ]
+    hangs = mbpp.grade_many(examples[:2], hanging)
+    assert [grade.correct for grade in rights] == [True] * 20
+    assert [grade.correct for grade in wrongs + hangs] == [False] * 22
+    assert rights[0].reason == "2 of 2 tests pass" and wrongs[1].reason == "0 of 2 tests pass; NotImplementedError"
+    assert mbpp.grade(examples[0], "no program").reason == "no fenced block"
+
+
+def test_an_mbpp_question_shows_one_test_and_hides_the_others(mbpp):
+    example = mbpp[1]
+    assert example.id == "mbpp-train-0602" and example.meta["entry_point"] == "first_repeated_char"
+    assert 'assert first_repeated_char("abcabc") == "a"' in mbpp.question(example)
+    assert example.meta["tests"] == [
+        'assert first_repeated_char("abc") == "None"', 'assert first_repeated_char("123123") == "1"',
+    ]  # fmt: skip
+    assert not any(test in mbpp.question(example) for test in example.meta["tests"])
+    assert mbpp.write_reply(example, None, False, "tester") == "assert first_repeated_char is None"
+    assert len(MBPP(source=PROBLEMS, limit=3)) == 3
+    with pytest.raises(TaskError, match="is one file and has no test split"):
+        len(MBPP(source=PROBLEMS, split="eval"))
+    assert len(MBPP(source="hub", eval_source=PROBLEMS, split="eval")) == 20
+
+
+def write_rows(folder, *rows):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_rows_whose_reference_the_sandbox_refuses_are_left_out_and_counted(tmp_path):
+    good = {"text": "Return one.", "code": "def f():\n    return one", "test_list": ["assert f() == 1", "assert f() < 2"], "test_setup_code": "one = 1"}  # fmt: skip
+    path = write_rows(
+        tmp_path, good, good | {"code": "import os\ndef f(): return 1"}, good | {"code": "def f(): return 3"}
+    )
+    task = MBPP(source=path)
+    assert (len(task), task.dropped) == (1, {"forbidden": 1, "error:AssertionError": 1})
+    assert "1 rows, 2 left out" in task.remark()
+    with pytest.raises(TaskError, match="no reference solution of 1 rows passes"):
+        len(MBPP(source=write_rows(tmp_path, good | {"code": "def f(): return 3"})))
+    with pytest.raises(TaskError, match="row 1 has test_list=\\[\\], expected a list of two tests or more"):
+        len(MBPP(source=write_rows(tmp_path, good | {"test_list": []})))
+    with pytest.raises(TaskError, match="calls no function of its code"):
+        len(MBPP(source=write_rows(tmp_path, good | {"test_list": ["assert g()", "assert f()"]})))
+
+
+def test_humaneval_splits_its_one_split_and_takes_each_assert_of_check(tmp_path):
+    row = {"prompt": "def twice(x):\n", "canonical_solution": "    return 2 * x\n", "entry_point": "twice"}
+    simple = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4\n    assert True, 'printed'\n"
+    loop = "def check(candidate):\n    for x in range(3):\n        assert candidate(x) == x + x\n"
+    path = write_rows(tmp_path, row | {"test": simple}, row | {"test": loop})
+    train, held_out = HumanEval(source=path, held_out=1), HumanEval(source=path, held_out=1, split="eval")
+    assert train[0].meta["tests"] == ["assert candidate(1) == 2", "assert candidate(2) == 4"]
+    assert held_out[0].meta["tests"] == ["check(twice)"]
+    half = "```python\ndef twice(x):\n    return 2\n```"
+    assert train.grade(train[0], half).reason == "1 of 2 tests pass; AssertionError"
+    assert held_out.grade(held_out[0], held_out.solution(held_out[0])).correct is True
+    with pytest.raises(TaskError, match="held_out=2 leaves none"):
+        len(HumanEval(source=path, held_out=2))
+    with pytest.raises(ValueError, match="held_out: expected at least 1 row, got 0"):
+        HumanEval(held_out=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"), ("```\nx = 1\n```", "x = 1\n"), ("a ```x = 1``` b", "x = 1"), ("x = 1", ""),
+        ("```python\nx = 1\n``` and ```py\nx = 2\n```", "x = 2\n"), ("```python\nx = 1\n``` and ```py\nx = 2", "x = 1\n"), ("```python\nx", ""),
+    ],
+)  # fmt: skip
+def test_code_is_the_last_fenced_block(text, code):
+    assert code_of(text) == code
+
+
+def test_tests_are_lines_with_assert_that_name_the_function():
+    text = "```python\n  assert f(1) == 2\nassert g(f2) == 1\nasserted f\nprint(f)\n# assert f(1)\nassert not f(3)\n```"
+    assert asserts_in(text, "f") == ["assert f(1) == 2", "assert not f(3)"]
+
+
+# -- the protocol -------------------------------------------------------------------------------------------------------
+
+META = {
+    "entry_point": "f",
+    "reference": "def f(x):\n    return x + 1",
+    "tests": ["assert f(1) == 2", "assert f(2) == 3"],
+    "setup": "",
+}
+EXAMPLE = Example("e", "Add one.", META["reference"], META)
+RIGHT, WRONG = "```python\ndef f(x):\n    return x + 1\n```", "```python\ndef f(x):\n    return 2\n```"
+
+
+def said(number, agent, text):
+    return Utterance(number, agent, "p", 0, 0, [], text)
+
+
+def passed(*values):
+    return Result(
+        "\n".join(f"assert {i}: no" for i, v in enumerate(values) if not v), {"passed": list(values), "why": []}
+    )
+
+
+def test_a_round_by_hand():
+    play = Code(rounds=2).play(EXAMPLE, ("ann", "bob"))
+    solve, test = next(play)
+    assert (solve.agent, solve.role, solve.answers, test.agent, test.role, test.answers) == ("ann", "solver", True, "bob", "tester", False)  # fmt: skip
+    program, tests = said(0, "ann", WRONG), said(1, "bob", "assert f(1) == 2\nassert f(3) == 9")
+    acts = play.send([program, tests])
+    assert acts[0] == Act("ann", "run_tests", {"code": "def f(x):\n    return 2\n", "asserts": ["assert f(1) == 2", "assert f(3) == 9"], "setup": ""}, of=0)  # fmt: skip
+    assert (acts[1].agent, acts[1].arguments["asserts"], acts[1].of) == ("ann", META["tests"], 0)
+    assert (acts[2].agent, acts[2].arguments["code"], acts[2].of) == ("bob", META["reference"], 1)
+    asks = play.send([passed(True, False), passed(True, False), passed(True, False)])
+    assert program.rewards == {"solved": 0.5, "team": 0.5, "agree": 0.5}
+    assert tests.rewards == {"tests": 0.5, "team": 0.5, "agree": 0.5}
+    assert all(
+        isinstance(ask, Ask) and ask.parents == (0, 1) and "assert 1: no" in ask.messages[0]["content"] for ask in asks
+    )
+    play.send([said(2, "ann", RIGHT), said(3, "bob", "nothing")])
+    with pytest.raises(StopIteration) as end:
+        play.send([passed(), passed(True, True), passed()])
+    assert end.value.value is None
+
+
+def test_at_most_three_failures_are_shown_and_nothing_of_the_hidden_tests():
+    play = Code().play(EXAMPLE, ("ann", "bob"))
+    next(play)
+    play.send([said(0, "ann", WRONG), said(1, "bob", "assert f(3) == 4")])
+    asks = play.send([passed(*[False] * 5), passed(False, False), passed(True)])
+    shown = asks[0].messages[0]["content"]
+    assert [f"assert {i}: no" in shown for i in range(5)] == [True, True, True, False, False]
+    assert not any(test in ask.messages[0]["content"] for test in META["tests"] for ask in asks)
+
+
+def test_in_turns_the_tester_sees_the_program():
+    play = Code(order="turns", tester="ann").play(EXAMPLE, ("ann", "bob"))
+    (solve,) = next(play)
+    (test,) = play.send([said(0, "bob", WRONG)])
+    assert (solve.agent, test.agent, test.parents) == ("bob", "ann", (0,))
+    assert "return 2" in test.messages[0]["content"]
+
+
+def test_tests_that_were_not_run_are_never_worth_nothing():
+    play = Code().play(EXAMPLE, ("ann", "bob"))
+    next(play)
+    play.send([said(0, "ann", WRONG), said(1, "bob", "assert f(3) == 4")])
+    with pytest.raises(ConfigError, match=r"run_tests failed \(timeout: too slow\)"):
+        play.send([Result("too slow", error="timeout")] * 3)
+    with pytest.raises(ConfigError, match="question e has no entry_point; use a task of programs"):
+        next(Code().play(Example("e", "2+2", "4"), ("ann", "bob")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds: expected at least 1"), ({"order": "both"}, "order"), ({"solve": "x"}, "solve"),
+        ({"test": "{what}"}, "test"), ({"disagree": "no"}, "disagree"),
+    ],
+)  # fmt: skip
+def test_options_of_the_protocol_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        Code(**options)
+
+
+def test_a_dialogue_with_real_programs(mbpp):
+    box = RunTests(workers=1)
+    world = World({tool.name: tool for tool in box.tools()}, toolboxes=[box])
+    example = mbpp[1]
+    tests = "\n".join([*example.meta["tests"], 'assert first_repeated_char("ab") == "a"'])
+    lines = {
+        "ann": ["```python\ndef first_repeated_char(s):\n    while True: pass\n```", mbpp.solution(example)],
+        "bob": [tests, example.meta["tests"][0]],
+    }
+    protocol = Code()
+    engine = ScriptedEngine(lambda request: lines[request.ask.agent].pop(0))
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in lines}
+    driver = RolloutDriver(mbpp, protocol, specs, {"scripted": engine}, Decoding(1.0), world=world)
+    (dialogue,) = driver.play([example])
+    world.close()
+    assert dialogue.outcome == 2
+    assert [(u.agent, u.turn, u.rewards) for u in dialogue.utterances] == [
+        ("ann", 0, {"solved": 0.0, "team": 0.0, "agree": 0.0}),
+        ("bob", 0, {"tests": pytest.approx(2 / 3), "team": 0.0, "agree": 0.0}),
+        ("ann", 1, {"solved": 1.0, "team": 1.0, "agree": 1.0}),
+        ("bob", 1, {"tests": 1.0, "team": 1.0, "agree": 1.0}),
+    ]
+    assert [len(u.calls) for u in dialogue.utterances] == [2, 1, 2, 1]
+    assert "the code took too long" in dialogue.utterances[2].messages[-1]["content"]
+
+
+def test_the_configuration_of_the_page_fits_together():
+    page = Path("docs/howto/code.md").read_text()
+    values = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    config = from_dict(values, "code.md")
+    team = TeamTools.from_config(config, ("coder", "tester"))
+    protocol = build_protocol(config.protocol, ("coder", "tester"))
+    assert protocol.uses_tools <= team.world.tools.keys()
+    assert config.reward.sources.keys() <= protocol.pays
+    assert build_task(config.task, "train", 0).source == "google-research-datasets/mbpp:full"
+    team.world.close()
