@@ -23,7 +23,8 @@ class PlayGame(Protocol):
     """Plays ``game`` with its ``options``. The agents, in order, are its players.
 
     Each player is asked with ``prompt``, which contains the ``{observation}`` and may contain the legal ``{moves}``.
-    With ``memory`` all turns of a player are one conversation; without it each turn is a new one.
+    With ``memory`` all turns of a player are one conversation, and a game that can do so shows only its news; without
+    it each turn is a new one.
 
     An illegal move pays ``illegal`` to the player that made it and ``illegal_others`` to each other player. By default
     the game says how much (:attr:`Game.illegal`). Then the game ends, or, with ``after_illegal: replace``, it goes on
@@ -163,7 +164,8 @@ class PlayGame(Protocol):
         return {player: author if player in wrong else others for player in range(game.players)}
 
     def _ask(self, game: Game, agent: str, player: int, seed: str) -> Ask:
-        observation, moves = game.observe(player), game.moves(player)
+        observation = game.news(player) if self.memory else game.observe(player)
+        moves = game.moves(player)
         if not isinstance(moves, tuple | list) or any(not isinstance(move, str) for move in moves):
             raise ConfigError(
                 f"game {self.game}: moves returned {moves!r:.80}, expected a tuple of texts, as ('0', '1')"

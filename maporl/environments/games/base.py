@@ -49,6 +49,10 @@ class Game(ABC):
     def observe(self, player: int) -> str:
         """The text that ``player`` is shown."""
 
+    def news(self, player: int) -> str:
+        """What ``player`` is shown where it remembers its earlier turns: by default the same as :meth:`observe`."""
+        return self.observe(player)
+
     @abstractmethod
     def moves(self, player: int) -> tuple[str, ...]:
         """The legal moves of ``player``."""

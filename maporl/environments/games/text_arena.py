@@ -1,6 +1,8 @@
 """Games of TextArena (https://github.com/LeonGuertler/TextArena), which needs the package ``textarena``."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +16,11 @@ class TextArena(Game):
     """The environment ``env`` of TextArena, for two players who move in turn. It pays its rewards at the end.
 
     A player makes at most ``longest`` moves. A game that would take longer ends and pays nobody. TextArena reads the
-    moves itself, so only an empty text is illegal here.
+    moves itself, so only an empty text is illegal here. A text without brackets is put into brackets.
+
+    :meth:`observe` returns the whole story with the names of the senders, :meth:`news` what the player has not seen yet.
+    TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side do
+    not change each other, and the generator of the process stays as it was.
 
     Payments: the end of the game pays what TextArena gives each player. After an empty text its author gets -1.5 and
     the other 0.5, as in SPIRAL, because most of TextArena's games for two are contests.
@@ -24,6 +30,9 @@ class TextArena(Game):
     replaces = False
     env: str = "TicTacToe-v0"
     longest: int = 30
+
+    def __post_init__(self) -> None:
+        self.generator: tuple[Any, ...] | None = None
 
     def reset(self, rng: random.Random) -> None:
         """Begin a new game.
@@ -38,8 +47,10 @@ class TextArena(Game):
         import textarena
 
         try:
-            self.world: Any = textarena.make(env_id=self.env)
-            self.world.reset(num_players=self.players, seed=rng.randrange(2**31))
+            # The id with -raw gives only what is new. The plain one repeats the whole story.
+            with self._own_generator():
+                self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw")
+                self.world.reset(num_players=self.players, seed=rng.randrange(2**31))
         except Exception as error:  # each game raises its own kinds
             said = " ".join(str(error).split())[:200].rstrip(".")
             raise ConfigError(
@@ -48,35 +59,62 @@ class TextArena(Game):
             ) from error
         self.done, self.rewards = False, dict[int, float]()
         self.taken = 0
+        self.story: dict[int, list[str]] = {player: [] for player in range(self.players)}
+        self.fresh: dict[int, list[str]] = {}
         self._look()
 
+    @contextmanager
+    def _own_generator(self) -> Iterator[None]:
+        """Put this game's state of Python's global generator in place, and the process's state back at the end."""
+        outside = random.getstate()
+        if self.generator is not None:
+            random.setstate(self.generator)
+        try:
+            yield
+        finally:
+            self.generator = random.getstate()
+            random.setstate(outside)
+
     def _look(self) -> None:
-        player, seen = self.world.get_observation()
-        self.player, self.seen = int(player), seen if isinstance(seen, str) else "\n".join(str(part) for part in seen)
+        with self._own_generator():
+            player, messages = self.world.get_observation()
+        self.player = int(player)
+        senders = self.world.state.role_mapping
+        told = [
+            (int(sender), f"[{senders.get(sender, f'Player {sender}')}] {text.strip()}") for sender, text, _ in messages
+        ]
+        self.story[self.player] += [line for _, line in told]
+        self.fresh[self.player] = [line for sender, line in told if sender != self.player]
 
     def to_move(self) -> tuple[int, ...]:
         return () if self.done or self.taken >= self.players * self.longest else (self.player,)
 
     def observe(self, player: int) -> str:
-        return self.seen
+        """All that ``player`` has been told, and its own moves, with the names of the senders."""
+        return "\n".join(self.story[player])
+
+    def news(self, player: int) -> str:
+        """What ``player`` has been told since its last move, without the words of its own."""
+        return "\n".join(self.fresh[player])
 
     def moves(self, player: int) -> tuple[str, ...]:
         """None: TextArena itself judges what players say."""
         return ()
 
     def read(self, player: int, text: str) -> str:
-        """``text`` itself.
+        """``text`` itself, in brackets if it has none.
 
         Raises:
             IllegalMove: it is empty.
         """
         if not text.strip():
             raise IllegalMove("nothing was said")
-        return text
+        return text if "[" in text or "]" in text else f"[{text.strip()}]"
 
     def step(self, moves: dict[int, str]) -> dict[int, float]:
         (text,) = moves.values()
-        self.done = bool(self.world.step(action=text)[0])
+        with self._own_generator():
+            self.done = bool(self.world.step(action=text)[0])
         self.taken += 1
         if not self.done:
             self._look()
