@@ -131,6 +131,8 @@ class Ask:
             advantages.
         taught: the texts of which a warm start teaches the agent a random one here, such as the legal moves of a game.
             By default the task writes what the agent says (:meth:`maporl.Task.write_reply`).
+        turn: the number of the agent's new turn, from 0. An agent that was silent in turns skips their numbers. By
+            default it is the number after that of its last turn.
         continues: the id of the agent's utterance whose turn goes on, because it called tools. The messages are the
             results. None begins a new turn.
 
@@ -147,6 +149,7 @@ class Ask:
     fresh: bool = False
     tags: dict[str, Any] = field(default_factory=dict)
     taught: tuple[str, ...] = ()
+    turn: int | None = None
     continues: int | None = None
 
     def __post_init__(self):
@@ -204,7 +207,7 @@ class Utterance:
         id: the number of the utterance in its dialogue.
         agent: the agent that speaks.
         policy: the policy whose weights speak.
-        turn: the number of the utterance among the agent's own.
+        turn: the number of the agent's turn. If a protocol lets agents be silent in turns, these count too.
         order: the step of the dialogue. Utterances of one step are simultaneous.
         messages: the messages that were new to the agent.
         text: what it said.
