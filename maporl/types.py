@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from maporl.decoding import Sampling
+
 Message = dict[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text}``.
 
@@ -133,6 +135,7 @@ class Ask:
             By default the task writes what the agent says (:meth:`maporl.Task.write_reply`).
         continues: the id of the agent's utterance whose turn goes on, because it called tools. The messages are the
             results. None begins a new turn.
+        sampling: how the answer is sampled, where this differs from the agent's own sampling.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple.
@@ -148,6 +151,7 @@ class Ask:
     tags: dict[str, Any] = field(default_factory=dict)
     taught: tuple[str, ...] = ()
     continues: int | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self):
         for name, value, example in (
@@ -229,6 +233,7 @@ class Utterance:
         part: the number of the utterance in its turn. A turn in which the agent called tools has several utterances.
         calls: what it called, in order.
         turn_end: why the turn ended, on the last utterance of a turn of an agent with tools.
+        temperature: the temperature at which it was sampled. None: that of the run.
     """
 
     id: int
@@ -258,6 +263,7 @@ class Utterance:
     part: int = 0
     calls: list[Call] = field(default_factory=list)
     turn_end: TurnEnd | None = None
+    temperature: float | None = None
 
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""
