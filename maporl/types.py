@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from maporl.decoding import Sampling
+
 Message = dict[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text}``.
 
@@ -135,6 +137,7 @@ class Ask:
             default it is the number after that of its last turn.
         continues: the id of the agent's utterance whose turn goes on, because it called tools. The messages are the
             results. None begins a new turn.
+        sampling: how the answer is sampled, where this differs from the agent's own sampling.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple.
@@ -151,6 +154,7 @@ class Ask:
     taught: tuple[str, ...] = ()
     turn: int | None = None
     continues: int | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self):
         for name, value, example in (
@@ -232,6 +236,7 @@ class Utterance:
         part: the number of the utterance in its turn. A turn in which the agent called tools has several utterances.
         calls: what it called, in order.
         turn_end: why the turn ended, on the last utterance of a turn of an agent with tools.
+        temperature: the temperature at which it was sampled. None: that of the run.
     """
 
     id: int
@@ -261,6 +266,7 @@ class Utterance:
     part: int = 0
     calls: list[Call] = field(default_factory=list)
     turn_end: TurnEnd | None = None
+    temperature: float | None = None
 
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""

@@ -54,7 +54,7 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
 
 
 def _build(section: dict[str, Any], where: str) -> Protocol:
-    options = {key: value for key, value in section.items() if key not in ("name", "agents")}
+    options = {key: value for key, value in section.items() if key not in ("name", "agents", "sampling")}
     name = section.get("name")
     kind = look_up(name, PROTOCOLS, f"{where}: protocol.name", Protocol)
     if "pass" in options and "pass_" in getattr(kind, "__dataclass_fields__", ()):

@@ -324,8 +324,9 @@ class RolloutDriver:
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
             heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
             policy = spec.policy(turn)
+            sampling = spec.row_sampling(ask, turn, self.decoding)
             requests.append(
-                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages)
+                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages, sampling)
             )
         return requests
 
@@ -445,6 +446,7 @@ class RolloutDriver:
             answers=ask.answers,
             fresh=ask.fresh,
             tags=dict(ask.tags),
+            temperature=request.temperature,
         )
 
 
