@@ -1,7 +1,5 @@
 """The driver's part in sampling for each agent: it resolves a request's sampling, and records the temperature."""
 
-import pytest
-
 from maporl.rollout.driver import RolloutDriver
 
 
@@ -22,8 +20,3 @@ def wire(monkeypatch):
 
     monkeypatch.setattr(RolloutDriver, "_requests", _requests)
     monkeypatch.setattr(RolloutDriver, "_utterance", _utterance)
-
-
-@pytest.fixture
-def wired(monkeypatch):
-    wire(monkeypatch)
