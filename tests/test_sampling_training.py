@@ -11,7 +11,8 @@ from maporl.errors import ConfigError
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs.build import build_trainer
 from maporl.types import Ask
-from trl_ext import losses, maths
+from trl_ext import maths
+from trl_ext.forward import base_of, tree_limits
 from trl_ext.ppo_options import Decoding
 from trl_ext.token_batch import Completion, build_token_batch, concatenated
 
@@ -44,9 +45,10 @@ def test_the_column_names_one_temperature_where_there_is_one():
         build_token_batch([replace(rows[1], temperature=0.0)], "cpu")
 
 
-def two_temperatures(folder, **ppo):
-    """Two agents with one policy. In a chain they say later what the other heard, and groups share prompts."""
-    tiny = {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}, "policy": "shared"}
+def two_temperatures(folder, lora=False, **ppo):
+    """Two agents with one policy, or with an adapter each. The answers to one prompt share it, and so do turns."""
+    tiny = {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}}
+    tiny |= {"lora": {"r": 4}} if lora else {"policy": "shared"}
     agents = {
         "ann": {"sampling": {"temperature": 0.5}},
         "bob": {"sampling": {"temperature": [1.6, 2.0], "max_tokens": 5}},
@@ -56,7 +58,7 @@ def two_temperatures(folder, **ppo):
         "agent_defaults": {},
         "ppo": {"response_length": 3, "num_ppo_epochs": 1, "temperature": 1.0, **ppo},
         "branching": {"group": 3},
-        "advantage": {"baseline": "mean"},
+        "advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"]},
     }
     config = config_of(folder, updates=1, sections=sections, save_steps=0, per_device_train_batch_size=4, critic="none")
     return build_trainer(config, quiet=True)
@@ -71,15 +73,15 @@ LAYOUTS = [
 ]
 
 
-def first_ratios(monkeypatch):
-    """The differences of log-probabilities of the calls of the objective, as they come."""
-    seen, kept = [], losses.OBJECTIVES["ppo"]
+def first_ratios(learner):
+    """The largest difference of log-probabilities in each call of the objective, as they come."""
+    seen, kept = [], learner.objective
 
-    def objective(new, old, advantages, mask, options):
-        seen.append((new - old)[mask].detach().abs().max().item() if mask.any() else 0.0)
-        return kept(new, old, advantages, mask, options)
+    def objective(new, old, *others, **more):
+        seen.append((new - old).detach().abs().max().item())
+        return kept(new, old, *others, **more)
 
-    monkeypatch.setitem(losses.OBJECTIVES, "ppo", objective)
+    learner.objective = objective
     return seen
 
 
@@ -91,18 +93,19 @@ def test_the_first_ratio_is_one_and_the_engine_agrees_for_two_temperatures_of_on
 ):
     batches = []
     trainer = two_temperatures(tmp_path, **ppo)
-    seen = first_ratios(monkeypatch)
     learner = trainer.learners["shared"]
+    seen = first_ratios(learner)
     computed = type(learner).compute_old_logprobs_and_values
 
     def kept(self, rows):
         found = computed(self, rows)
-        batches.append(rows)
+        batches.append((rows, rows.to_read(tree_limits(base_of(self.model)))))
         return found
 
     monkeypatch.setattr(type(learner), "compute_old_logprobs_and_values", kept)
     metrics = trainer.train()
-    [rows] = batches
+    [(rows, read)] = batches
+    assert read.layout is not None and len(read.input_ids) < len(rows)  # a forward reads trees of rows
     assert set(rows.temperature.tolist()) == {0.5, 1.6, 2.0}
     at = rows.temperatures(1.0)
     gap = (rows.old_logprobs - rows.sampler_logprobs)[rows.sampled].abs()
@@ -110,6 +113,14 @@ def test_the_first_ratio_is_one_and_the_engine_agrees_for_two_temperatures_of_on
         assert gap[at == temperature].max() < 1e-4
     assert seen and seen[0] < 1e-5
     assert metrics["shared/policy/engine_gap"] < 1e-4
+
+
+def test_adapters_that_are_updated_together_have_the_temperatures_of_their_rows(tmp_path):
+    trainer = two_temperatures(tmp_path, lora=True, joint_adapters=True)
+    seen = {name: first_ratios(trainer.learners[name]) for name in ("ann", "bob")}
+    metrics = trainer.train()
+    for name in ("ann", "bob"):
+        assert seen[name][0] < 1e-5 and metrics[f"{name}/policy/engine_gap"] < 1e-4
 
 
 def test_without_the_column_the_engine_does_not_agree(tmp_path, monkeypatch):

@@ -145,7 +145,7 @@ def test_greedy_answers_are_allowed_to_agents_that_are_not_trained():
 def test_a_protocol_that_gives_roles_may_give_any_of_them_to_a_learner():
     greedy = TeamSampling(roles={"worker": Sampling(temperature=0)})
     check_learners(greedy, {"ann": None}, False, "")
-    with pytest.raises(ConfigError, match=r"^here: protocol\.sampling.worker\.temperature"):
+    with pytest.raises(ConfigError, match=r"^here: protocol\.sampling\.worker\.temperature"):
         check_learners(greedy, {"ann": None}, True, "here: ")
 
 

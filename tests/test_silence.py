@@ -283,10 +283,11 @@ def test_a_worker_that_nobody_calls_says_nothing():
 
 def test_a_team_with_silence_and_passes_is_trained(tmp_path):
     protocol = {"name": "debate", "turns": 3, "later": "{others};{question}", "alone": "{question}", "quote": "{text}",
-                "speaks": {"bob": [1, 3]}, "pass": "0"}  # fmt: skip
+                "speaks": {"bob": [1, 3]}, "pass": "5"}  # fmt: skip
     reward = {"bonus": {"alpha": [1, 1, 1, 1]}}
     evaluation = {"questions": 8}
-    sections = {"protocol": protocol, "reward": reward, "evaluation": evaluation}
+    ppo = {"response_length": 1, "temperature": 1.0}
+    sections = {"protocol": protocol, "reward": reward, "evaluation": evaluation, "ppo": ppo}
     config = config_of(tmp_path, updates=2, sections=sections, save_steps=0)
     trainer = build_trainer(config, quiet=True)
     batches = []
@@ -301,5 +302,5 @@ def test_a_team_with_silence_and_passes_is_trained(tmp_path):
     spoken = [u for d in batches for u in d.utterances]
     assert {(u.agent, u.turn) for u in spoken} == {("ann", 0), ("ann", 1), ("ann", 2), ("bob", 0), ("bob", 2)}
     assert all(math.isfinite(u.rewards["credit"]) for u in spoken if "credit" in u.rewards)
-    assert {u.text == "0" for u in spoken} == {True, False}
-    assert all(u.tags.get("passed", False) == (u.text == "0") for u in spoken)
+    assert {u.text == "5" for u in spoken} == {True, False}
+    assert all(u.tags.get("passed", False) == (u.text == "5") for u in spoken)
