@@ -57,6 +57,12 @@ def two_temperatures(folder, lora=False, **ppo):
         "agents": {name: {**tiny, **own} for name, own in agents.items()},
         "agent_defaults": {},
         "ppo": {"response_length": 3, "num_ppo_epochs": 1, "temperature": 1.0, **ppo},
+        "protocol": {
+            "name": "debate",
+            "opening": "1+1=2;" * 12 + "{question}",
+            "later": "{others};{question}",
+            "quote": "{text}",
+        },
         "branching": {"group": 3},
         "advantage": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"]},
     }
