@@ -5,7 +5,7 @@ from typing import Any
 
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
-from maporl.protocols.silence import mark_passes
+from maporl.protocols.silence import check_word, mark_passes
 from maporl.text import check_choices, check_names, check_placeholders
 from maporl.types import Act, Ask, Example, Utterance
 
@@ -81,8 +81,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.pass_ is not None and (not self.pass_ or self.pass_ != self.pass_.strip()):
-            raise ValueError(f"pass: expected a word without spaces around it, such as PASS, got {self.pass_!r:.40}")
+        check_word(self.pass_)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play one example with ``agents``, given in speaking order.

@@ -48,8 +48,18 @@ def answered(said: Sequence[Utterance]) -> list[Utterance]:
     return [u for u in said if not u.tags.get(PASSED)]
 
 
+def check_word(word: str | None) -> None:
+    """Check the word by which agents decline.
+
+    Raises:
+        ValueError: it is empty, or has spaces around it, so that no answer could be equal to it.
+    """
+    if word is not None and (not word or word != word.strip()):
+        raise ValueError(f"pass: expected a word without spaces around it, such as PASS, got {word!r:.40}")
+
+
 def mark_passes(said: Sequence[Utterance], word: str | None, exempt: str | None = None) -> None:
-    """Mark the utterances that are ``word`` and nothing else: they are no answers and have the tag ``passed``.
+    """Mark the utterances that are ``word`` and nothing else: they get the tag ``passed`` and do not count as answers.
 
     Args:
         said: the utterances, before they are graded.
