@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_tool_training import AGENT, ALPHABET, FOLDERS, MODULE, written
+from test_tool_training import AGENT, ALPHABET, MODULE, written
 
 from maporl.engines.transformers import TransformersEngine
 from maporl.runs.build import build_trainer
@@ -15,16 +15,15 @@ TINY = AGENT["tiny"] | {"alphabet": ALPHABET + '{}"!'}
 
 
 @pytest.fixture
-def trainer(tmp_path, monkeypatch):
-    (tmp_path / "worldly.py").write_text(MODULE)
-    monkeypatch.setattr("test_tool_training.FOLDERS", [*FOLDERS, str(tmp_path)])
+def trainer(tmp_path):
+    (tmp_path / "doubling.py").write_text(MODULE)  # a process imports a module of one name only once
     agent = AGENT | {"tiny": TINY, "tools": ["double"], "sampling": OWN}
     config = written(
         tmp_path,
         agents={"ann": agent},
-        tools={"double": {"use": "worldly:double"}},
+        tools={"double": {"use": "doubling:double"}},
         environments={},
-        pythonpath=[*FOLDERS, str(tmp_path)],
+        pythonpath=[str(tmp_path)],
         reward={"sources": {"label": 1.0}},
         protocol={"name": "debate", "turns": 2, "opening": "{question}", "alone": ";"},
     )
