@@ -19,13 +19,3 @@ def reuse_memory() -> bool:
     libc = ctypes.CDLL("libc.so.6")
     settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26))
     return all(libc.mallopt(parameter, value) for parameter, value in settings)
-
-
-def return_memory() -> None:
-    """Give the system what is free now, if this is glibc.
-
-    Memory that is kept for reuse comes apart into pieces, so that a long run needs a little more of it with every
-    update. Called now and then, this costs a few page faults.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext import distributed
-from trl_ext.allocator import return_memory, reuse_memory
+from trl_ext.allocator import reuse_memory
 from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import random_state, save_policy, set_random_state, write_checkpoint
 from trl_ext.devices import device_failure
@@ -305,7 +305,6 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         if self.control.should_save:
             self._save_checkpoint(self.model, None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-            return_memory()
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 

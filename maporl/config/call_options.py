@@ -21,6 +21,8 @@ class CallLimits:
         failures: the number of failed calls in a row at which a turn has no calls left.
         seconds: the most seconds of a call.
         result_tokens: the most tokens of a result that the agent is shown.
+        parallel: whether a completion may have several calls in the formats json and tags. If not, it ends right after its
+            first call. If so, it ends with EOS.
         at_limit: what happens when no calls are left. The agent is told so and answers once more (``answer``), or its
             turn ends (``end``).
     """
@@ -30,6 +32,7 @@ class CallLimits:
     seconds: Seconds = 30.0
     result_tokens: Count = 512
     at_limit: Literal["answer", "end"] = "answer"
+    parallel: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)

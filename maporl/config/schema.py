@@ -532,18 +532,21 @@ class PupilSection:
         skill: one of the task's ``skills``. The agent takes every question for one that asks for it.
         wrong: the probability of a wrong answer.
         gives_in: the probability that the agent says what another agent said, where it is shown words of others.
+        calls: the probability that an agent with tools calls one before it answers, where the task writes calls.
     """
 
     skill: str | None = None
     wrong: Share = 0.0
     gives_in: Share = 0.0
+    calls: Share = 0.5
 
 
 @dataclass(frozen=True, config=STRICT)
 class WarmStartSection:
     """Brief supervised training before PPO, on dialogues that an imperfect oracle plays. It is for tiny models.
 
-    ``wrong`` is the probability of a wrong answer. ``agents`` says what single agents learn instead.
+    ``wrong`` is the probability of a wrong answer, and ``calls`` that of calling a tool before answering, for agents with
+    tools, where the task writes calls (:meth:`maporl.Task.write_calls`). ``agents`` says what single agents learn instead.
     """
 
     steps: Annotated[int, Field(ge=0)] = 0
@@ -551,10 +554,11 @@ class WarmStartSection:
     learning_rate: NotNegative = 1e-3
     wrong: Share = 0.3
     agents: dict[str, PupilSection] = dataclasses.field(default_factory=dict, hash=False)
+    calls: Share = 0.5
 
     def pupil(self, agent: str) -> PupilSection:
         """Return what ``agent`` learns."""
-        return self.agents.get(agent) or PupilSection(wrong=self.wrong)
+        return self.agents.get(agent) or PupilSection(wrong=self.wrong, calls=self.calls)
 
 
 @dataclass(frozen=True, config=STRICT)

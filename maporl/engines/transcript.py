@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from maporl.environments.calls import CallFormat
 from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat import Tokenizer, encode_continuation, encode_prompt
 from trl_ext.plain_text import encode_text
@@ -73,26 +74,41 @@ class Transcript:
 
 
 def conversations(
-    dialogue: Dialogue, agent: str, policy: str, tokenizer: Tokenizer, stop_ids: frozenset[int]
+    dialogue: Dialogue,
+    agent: str,
+    policy: str,
+    tokenizer: Tokenizer,
+    stop_ids: frozenset[int],
+    form: CallFormat | None = None,
 ) -> list[tuple[list[int], list[bool]]]:
     """Return the token ids of each conversation of ``agent``, with a mask of the tokens of ``policy``.
 
     This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends with EOS. Supervised
     training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
-    form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one.
+    form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one, with the calls
+    that led to it. ``form`` is the call format of an agent with tools.
     """
     utterances = [u for u in dialogue.utterances if u.agent == agent]
     ongoing = [u for u in utterances if not u.fresh]
-    parts = ([ongoing] if ongoing else []) + [[u] for u in utterances if u.fresh and u.answers]
-    return [_encoded(part, policy, tokenizer, stop_ids) for part in parts]
+    apart: dict[int, list[Utterance]] = {}
+    for u in utterances:
+        if u.fresh:
+            apart.setdefault(u.turn, []).append(u)
+    parts = ([ongoing] if ongoing else []) + [turn for turn in apart.values() if turn[-1].answers]
+    return [_encoded(part, policy, tokenizer, stop_ids, form) for part in parts]
 
 
 def _encoded(
-    utterances: list[Utterance], policy: str, tokenizer: Tokenizer, stop_ids: frozenset[int]
+    utterances: list[Utterance],
+    policy: str,
+    tokenizer: Tokenizer,
+    stop_ids: frozenset[int],
+    form: CallFormat | None,
 ) -> tuple[list[int], list[bool]]:
-    transcript = Transcript()
+    transcript = Transcript(tools=None if form is None else form.schemas())
     for utterance in utterances:
-        transcript.add_messages(utterance.messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
+        messages = utterance.messages if form is None else form.heard(utterance.messages)
+        transcript.add_messages(messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
         # only special tokens are text here: others, such as <think>, are words that the agent itself may say
         ids = [*encode_text(tokenizer, utterance.text, special=True), tokenizer.eos_token_id]
         transcript.add_completion(utterance.id, ids, ended=True)

@@ -34,6 +34,7 @@ class CallFormat:
     Args:
         tools: the agent's tools.
         texts: the texts of the plain formats.
+        parallel: whether a completion may have several calls in a plain format.
     """
 
     name = ""
@@ -42,8 +43,8 @@ class CallFormat:
     most: int | None = None
     """The most calls in one completion that can be answered. None is any number."""
 
-    def __init__(self, tools: Sequence[Tool], texts: CallTexts):
-        self.tools, self.texts = {tool.name: tool for tool in tools}, texts
+    def __init__(self, tools: Sequence[Tool], texts: CallTexts, parallel: bool = False):
+        self.tools, self.texts, self.parallel = {tool.name: tool for tool in tools}, texts, parallel
 
     def schemas(self) -> list[dict[str, Any]] | None:
         """Return the schemas that the chat template is given with the first prompt, or None."""
@@ -60,6 +61,16 @@ class CallFormat:
     def heard(self, messages: list[Message]) -> list[Message]:
         """Return ``messages`` as the agent's engine reads them: results as messages that it knows."""
         return messages
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return how an agent writes a call, for a warm start.
+
+        Raises:
+            ConfigError: what a model writes is known to its chat template only.
+        """
+        raise ConfigError(
+            f"a warm start writes calls in the formats json and tags, not in {self.name}; set call_format"
+        )
 
 
 class NativeFormat(CallFormat):
@@ -123,15 +134,18 @@ class JsonFormat(PlainFormat):
     """``<call>{"name": "add", "arguments": {"a": 2, "b": 3}}</call>``."""
 
     name = "json"
-    stop_strings = (CLOSE,)
 
-    def __init__(self, tools: Sequence[Tool], texts: CallTexts):
-        super().__init__(tools, texts)
+    def __init__(self, tools: Sequence[Tool], texts: CallTexts, parallel: bool = False):
+        super().__init__(tools, texts, parallel)
         self.how = texts.json.format()
+        self.stop_strings = () if parallel else (CLOSE,)
 
     def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
         said = _after_thinking(text)
-        return [_json_call(body, closed) for body, closed in _blocks(said, OPEN, CLOSE)]
+        return [_json_call(body, closed) for _, body, closed in _placed_blocks(said, OPEN, CLOSE)]
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CLOSE}"
 
 
 class TagsFormat(PlainFormat):
@@ -143,10 +157,10 @@ class TagsFormat(PlainFormat):
 
     name = "tags"
 
-    def __init__(self, tools: Sequence[Tool], texts: CallTexts):
-        super().__init__(tools, texts)
+    def __init__(self, tools: Sequence[Tool], texts: CallTexts, parallel: bool = False):
+        super().__init__(tools, texts, parallel)
         self.how = "\n".join(texts.tags.format(name=name) for name in self.tools)
-        self.stop_strings = tuple(f"</{name}>" for name in self.tools)
+        self.stop_strings = () if parallel else tuple(f"</{name}>" for name in self.tools)
         self._argument = {}
         for name, tool in self.tools.items():
             needed = tool.parameters.get("required", [])
@@ -166,6 +180,9 @@ class TagsFormat(PlainFormat):
                 error = None if closed else f"<{name}> has no </{name}>"
                 found.append((place, Written(name, {argument: body.strip()}, error)))
         return [call for _, call in sorted(found, key=lambda one: one[0])]
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        return f"<{name}>{arguments[self._argument[name]]}</{name}>"
 
 
 class TypedFormat(PlainFormat):
@@ -188,10 +205,6 @@ class TypedFormat(PlainFormat):
         if rest and len(known) != 1:
             return [Written(name, error=f"write its arguments as JSON: {', '.join(known) or 'it has none'}")]
         return [Written(name, {next(iter(known)): rest} if rest else {})]
-
-
-def _blocks(text: str, opening: str, closing: str) -> list[tuple[str, bool]]:
-    return [(body, closed) for _, body, closed in _placed_blocks(text, opening, closing)]
 
 
 def _placed_blocks(text: str, opening: str, closing: str) -> list[tuple[int, str, bool]]:
@@ -239,7 +252,7 @@ CALL_FORMATS: dict[str, Callable[..., CallFormat]] = {
 
 
 def build_format(
-    name: str, tools: Sequence[Tool], texts: CallTexts, native: Callable[[], Any], where: str
+    name: str, tools: Sequence[Tool], texts: CallTexts, native: Callable[[], Any], where: str, parallel: bool = False
 ) -> CallFormat:
     """Return the call format ``name`` for an agent's ``tools``. ``auto`` is ``native`` where the template allows it.
 
@@ -249,6 +262,7 @@ def build_format(
         texts: the texts of the plain formats.
         native: returns the reader of the chat template's own calls, or None if the template has none.
         where: the agent, with which errors begin.
+        parallel: whether a completion may have several calls in a plain format.
 
     Raises:
         ConfigError: the format does not suit the tools or the template.
@@ -264,6 +278,6 @@ def build_format(
             )
         name = "json"
     try:
-        return CALL_FORMATS[name](tools, texts)
+        return CALL_FORMATS[name](tools, texts, parallel)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from None

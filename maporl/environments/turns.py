@@ -32,6 +32,7 @@ class AgentTools:
         places: the environment of each tool. None is a tool that keeps no state.
         limits: how much it may call.
         cut: takes a text and the most tokens of it. It returns the text that fits and how many tokens were left out.
+        handed: the names of the tools whose calls the protocol answers itself.
         room: takes a segment and the messages that would follow it, and returns how many tokens are then left in the
             model's context. It may be negative. None means that the context has no known end.
     """
@@ -41,15 +42,26 @@ class AgentTools:
     places: Mapping[str, str | None]
     limits: CallLimits
     cut: Callable[[str, int], tuple[str, int]]
+    handed: frozenset[str] = frozenset()
     room: Callable[[Utterance, list[Message]], int | None] = lambda segment, messages: None
 
 
-def play_step(asks: list[Ask], tools: Mapping[str, AgentTools]) -> Step:
+def play_step(asks: list[Ask], tools: Mapping[str, AgentTools], open_turns: "dict[int, Turn]") -> Step:
     """Play one step of a protocol: its ``asks``, with all calls that the agents make in their turns.
 
-    Agents that are asked together wait for each other. ``tools`` has the tools of each agent that has some.
+    Agents that are asked together wait for each other. A call of a protocol's own tool ends the step for its agent. The
+    protocol answers it by an ask that continues the turn.
+
+    Args:
+        asks: what the protocol asks for.
+        tools: the tools of each agent that has some.
+        open_turns: the turns that wait for the protocol, by the ids of their last segments. This takes those that
+            go on from it, and adds those that wait.
+
+    Raises:
+        ConfigError: an ask continues a turn that does not wait for it, or does not bring one result for each call.
     """
-    turns = [_Turn(ask, tools.get(ask.agent)) for ask in asks]
+    turns = [_turn_of(ask, tools.get(ask.agent), open_turns) for ask in asks]
     going = turns
     while going:
         said = yield [turn.ask for turn in going]
@@ -60,11 +72,26 @@ def play_step(asks: list[Ask], tools: Mapping[str, AgentTools]) -> Step:
             for turn in going:
                 turn.see([next(results) for _ in turn.acts])  # type: ignore[misc]  # an act is answered by a result
         going = [turn for turn in going if turn.goes_on()]
+    open_turns |= {turn.segment.id: turn for turn in turns if turn.waits()}
     return [turn.segment for turn in turns]
 
 
+def _turn_of(ask: Ask, tools: AgentTools | None, open_turns: "dict[int, Turn]") -> "Turn":
+    """Return a new turn, or one that waited for what ``ask`` brings."""
+    if ask.continues is None:
+        return Turn(ask, tools)
+    turn = open_turns.pop(ask.continues, None)
+    if turn is None:
+        raise ConfigError(
+            f"the protocol continues utterance {ask.continues!r} of agent {ask.agent!r}, which waits for nothing; continue an "
+            "utterance that called one of the protocol's own tools"
+        )
+    turn.resume(ask)
+    return turn
+
+
 @dataclass
-class _Turn:
+class Turn:
     """An agent's turn. ``ask`` is what it is asked next."""
 
     ask: Ask
@@ -99,6 +126,8 @@ class _Turn:
         except CallRefused as error:
             call.result = Result(str(error), error=error.kind)
             return
+        if call.name in self.tools.handed:
+            return
         self._open.append(call)
         self.acts.append(Act(self.ask.agent, call.name, call.arguments, self.segment.id, call.place, call.id))
 
@@ -119,11 +148,15 @@ class _Turn:
         """Take the results of the acts, cut to what the agent is shown, and pay what they pay."""
         assert self.tools is not None
         for call, result in zip(self._open, results, strict=True):
-            text, left_out = self.tools.cut(result.text, self.tools.limits.result_tokens)
-            # the result of a forked dialogue is the one that was cut for the other
-            call.result = replace(result, text=text, left_out=result.left_out + left_out)
+            self._take_result(call, result)
             if result.reward is not None:
                 self._pay(call, result.reward)
+
+    def _take_result(self, call: Call, result: Result) -> None:
+        assert self.tools is not None
+        text, left_out = self.tools.cut(result.text, self.tools.limits.result_tokens)
+        # the result of a forked dialogue is the one that was cut for the other
+        call.result = replace(result, text=text, left_out=result.left_out + left_out)
 
     def _pay(self, call: Call, reward: Any) -> None:
         name = paid_as(call)
@@ -138,6 +171,9 @@ class _Turn:
     def goes_on(self) -> bool:
         """Decide whether the turn goes on, and prepare what the agent is asked next."""
         if self.tools is None or self.segment.turn_end is not None:
+            return False
+        if self.waits():
+            self.segment.answers = False
             return False
         self._count()
         end = self._ended()
@@ -155,6 +191,32 @@ class _Turn:
         parents = (self.segment.id,)
         self.ask = replace(self.ask, messages=messages, parents=parents, continues=self.segment.id, taught=())
         return True
+
+    def waits(self) -> bool:
+        """Return whether the protocol must answer a call before the turn can go on."""
+        return self.segment.turn_end is None and any(call.result is None for call in self.segment.calls)
+
+    def resume(self, ask: Ask) -> None:
+        """Take the protocol's answers to the calls that waited for it, and prepare what the agent is asked next.
+
+        Raises:
+            ConfigError: ``ask`` has another number of results, or another agent.
+        """
+        waiting = [call for call in self.segment.calls if call.result is None]
+        results = [message for message in ask.messages if message["role"] == "tool"]
+        if len(results) != len(waiting) or ask.agent != self.ask.agent:
+            raise ConfigError(
+                f"the protocol continues utterance {self.segment.id} of agent {self.ask.agent!r} with {len(results)} results for agent "
+                f"{ask.agent!r}; expected one message of the role tool for each of its {len(waiting)} calls"
+            )
+        for call, message in zip(waiting, results, strict=True):
+            self._take_result(call, Result(message["content"]))
+        extra = [message for message in ask.messages if message["role"] != "tool"]
+        self._count()
+        end = self._ended()
+        self.last = self.last or end is TurnEnd.LIMIT
+        parents = tuple(dict.fromkeys([self.segment.id, *ask.parents]))
+        self.ask = replace(ask, messages=[*self._messages(), *extra], parents=parents, taught=())
 
     def _count(self) -> None:
         for call in self.segment.calls:

@@ -1,8 +1,9 @@
 """The contract of a protocol, which decides who speaks when and what each speaker sees. Imports no torch."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
+from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.text import check_choices, check_names, check_placeholders
 from maporl.types import Act, Ask, Example
@@ -62,6 +63,8 @@ class Protocol:
     """The names of the rewards that it sets itself. ``reward.sources`` gives them weights."""
     uses_tools: frozenset[str] = frozenset()
     """The names of the tools that it calls itself (:class:`maporl.types.Act`). They stand under ``tools:``."""
+    acts_in: frozenset[str] = frozenset()
+    """The names of the environments in which it acts for the agents, so that these need no tools there."""
     hears_others: bool = True
     """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
     every_step_scored: bool = True
@@ -86,6 +89,15 @@ class Protocol:
     def label(self) -> str:
         """The name of the protocol in messages."""
         return type(self).__name__.lower()
+
+    def tools(self, agent: str, agents: tuple[str, ...]) -> Sequence[Tool]:
+        """Return the tools of ``agent`` that the protocol itself answers, such as one that asks another agent.
+
+        An utterance that calls one is sent to the protocol with ``calls`` whose ``result`` is None. The protocol then
+        asks the agent with ``continues=said.id`` and a message ``{"role": "tool", "name": ..., "content": ...}`` for
+        each of them. The tool's ``run`` is not called.
+        """
+        return ()
 
     def mentioned(self) -> set[str]:
         """Return the agents that its options name. They must all play."""
@@ -133,6 +145,7 @@ def must_be_protocol(part: Any, where: str) -> Protocol:
         ("pays", part.pays),
         ("records", part.records),
         ("uses_tools", part.uses_tools),
+        ("acts_in", part.acts_in),
         ("between_turns()", part.between_turns()),
     ):
         check_names(names, f"{where}: {type(part).__name__}.{what}")

@@ -1,7 +1,9 @@
 """Call and return: a planner hands parts of the question to workers, as often as it wants (M-GRPO, MATPO)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example
@@ -21,6 +23,10 @@ class CallReturn(Protocol):
     its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. After the last call
     the planner receives ``enough``, which tells it to answer.
 
+    With ``call: tool`` the planner has a tool ``ask_WORKER(question)`` for each worker instead. It may call several in one
+    utterance, which are then asked at the same time. ``plan`` and ``ask`` are used as above; the call format of the planner says
+    how replies come back, and its limits how often it may call.
+
     The regular expression ``form`` says what a reply must contain. The worker earns 1 if the reply contains it and 0 if
     not, under the reward name ``reply_form``.
 
@@ -36,6 +42,7 @@ class CallReturn(Protocol):
     enough: str = "The helper says: {reply}\n\nThere are no more calls. Give your final answer."
     pattern: str = r"(?s)<call>((?:(?!<call>).)*?)</call>"
     form: str = r"\S"
+    call: Literal["text", "tool"] = "text"
     every_step_scored = False
     roles = True
     records = frozenset({"caller"})
@@ -65,6 +72,8 @@ class CallReturn(Protocol):
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the dialogue. The outcome is the number of calls."""
         planner = self.planner or agents[0]
+        if self.call == "tool":
+            return (yield from self._by_tools(example, planner))
         workers = [a for a in agents if a != planner] or [planner]
         text = self.plan.format(question=example.question)
         parents: tuple[int, ...] = ()
@@ -84,6 +93,56 @@ class CallReturn(Protocol):
             text, parents = template.format(reply=reply.text), (reply.id,)
         yield [Ask(planner, _user(text), role="planner", parents=parents)]
         return self.calls
+
+    def tools(self, agent: str, agents: tuple[str, ...]) -> list[Tool]:
+        """Return a tool of the planner for each worker, with ``call: tool``."""
+        planner = self.planner or agents[0]
+        if self.call != "tool" or agent != planner:
+            return []
+        workers = [worker for worker in agents if worker != planner] or [planner]
+        question = {"type": "string", "description": "the question, with everything that is needed to answer it"}
+        parameters = {"type": "object", "properties": {"question": question}, "required": ["question"]}
+        return [Tool(f"{ASK}{worker}", f"Ask {worker}.", parameters, _answered_by_worker) for worker in workers]
+
+    def _by_tools(self, example: Example, planner: str) -> Play:
+        """Play with tools in place of a pattern."""
+        (said,) = yield [Ask(planner, _user(self.plan.format(question=example.question)), role="planner")]
+        number = 0
+        while calls := [call for call in said.calls if call.result is None and said.turn_end is None]:
+            asks = []
+            for call in calls:
+                asked = self.ask.format(question=example.question, call=str(call.arguments["question"]).strip())
+                worker = call.name.removeprefix(ASK)
+                asks.append(
+                    Ask(
+                        worker,
+                        _user(asked),
+                        role="worker",
+                        parents=(said.id,),
+                        caller=said.id,
+                        answers=False,
+                        fresh=True,
+                    )
+                )
+            replies = yield asks
+            for reply in replies:
+                reply.rewards["reply_form"] = float(any(matches(self.form, reply.text)))
+            number += len(calls)
+            results = [
+                {"role": "tool", "name": call.name, "content": reply.words()}
+                for call, reply in zip(calls, replies, strict=True)
+            ]
+            parents = tuple(reply.id for reply in replies)
+            (said,) = yield [Ask(planner, results, role="planner", parents=parents, continues=said.id)]
+        return number
+
+
+ASK = "ask_"
+"""What stands before a worker's name in the name of its tool."""
+
+
+def _answered_by_worker(question: str) -> str:
+    raise NotImplementedError("the protocol answers this call")
 
 
 def _user(text: str) -> list[dict[str, str]]:

@@ -4,14 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from maporl.config.imports import unknown
+from maporl.decoding import TeamSampling
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import Tool
-from maporl.environments.build import ToolGrant
+from maporl.environments.build import TeamTools, ToolGrant, build_grants
 from maporl.environments.calls import TypedFormat, build_format
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.protocols.base import Protocol
 from maporl.team.agents import Voice
+from maporl.team.team import Team
 from maporl.types import Message, Utterance
 from trl_ext.chat import encode_continuation
 from trl_ext.tool_calls import NativeCalls
@@ -20,7 +23,14 @@ MARGIN = 256
 """More characters than a chat template writes around a few messages."""
 
 
-def agent_tools(agent: str, grant: ToolGrant, world: World, voice: Voice | None, longest: int) -> AgentTools:
+def agent_tools(
+    agent: str,
+    grant: ToolGrant,
+    world: World,
+    voice: Voice | None,
+    longest: int,
+    handed: Sequence[Tool] = (),
+) -> AgentTools:
     """Return what an agent may call.
 
     Args:
@@ -29,23 +39,51 @@ def agent_tools(agent: str, grant: ToolGrant, world: World, voice: Voice | None,
         world: the tools and environments of the run.
         voice: the agent's tokenizer, or None if its engine has none.
         longest: the most tokens of its completions.
+        handed: the tools whose calls the protocol answers itself.
 
     Raises:
         ConfigError: a tool does not exist, two have the same name, a schema is not valid, or the call format does not
             suit the tools or the chat template.
     """
     where = f"agents.{agent}"
-    granted = _granted(agent, grant.tools, world)
+    granted = [*_granted(agent, grant.tools, world), *((tool, None) for tool in handed)]
     tools = [tool for tool, _ in granted]
     twice = [tool.name for number, tool in enumerate(tools) if tool.name in [t.name for t in tools[:number]]]
     if twice:
         raise ConfigError(f"{where}.tools: it has two tools called {twice[0]!r}; rename one of them")
     native = (lambda: None) if voice is None else (lambda: NativeCalls.of(voice.tokenizer))
-    form = build_format(grant.call_format, tools, grant.texts, native, where)
+    form = build_format(grant.call_format, tools, grant.texts, native, where, grant.limits.parallel)
     checks = {tool.name: ArgumentCheck(tool) for tool in tools}
     places = {tool.name: place for tool, place in granted}
     reader = _Reader(voice, longest, form.heard)
-    return AgentTools(form, checks, places, grant.limits, reader.cut, reader.room)
+    names = frozenset(tool.name for tool in handed)
+    return AgentTools(form, checks, places, grant.limits, reader.cut, names, reader.room)
+
+
+def tools_of_team(
+    tools: TeamTools,
+    team: Team,
+    longest: int,
+    protocol: Protocol,
+    speakers: Sequence[str],
+    sampling: TeamSampling | None = None,
+) -> dict[str, AgentTools]:
+    """Return what each agent of a team may call. Agents that may call nothing are left out.
+
+    ``longest`` is the most tokens of a completion, unless ``sampling`` has another length for an agent. ``speakers`` are the agents that play ``protocol``.
+
+    Raises:
+        ConfigError: as for :func:`agent_tools`.
+    """
+    grants = build_grants(tools.grants, tools.world, protocol.acts_in)
+    found = {}
+    for name in speakers:
+        handed = protocol.tools(name, tuple(speakers))
+        if name in grants or handed:
+            grant = grants.get(name) or tools.grants.get(name) or ToolGrant()
+            most = longest if sampling is None else sampling.longest(name, longest)
+            found[name] = agent_tools(name, grant, tools.world, team.voice_of(name), most, handed)
+    return found | {name: typed(own) for name, own in found.items() if team.agents[name].engine == "human"}
 
 
 def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool, str | None]]:
@@ -55,13 +93,18 @@ def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool,
         place, _, one = name.partition(".")
         if name in world.tools:
             found.append((world.tools[name], None))
+        elif place in world.groups:
+            group = world.groups[place]
+            if one and one not in group:
+                raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, group)}")
+            found += [(world.tools[n], None) for n in ([one] if one else group)]
         elif place in world.environments:
             offered = {tool.name: tool for tool in _offered(agent, place, world)}
             if one and one not in offered:
                 raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, offered)}")
             found += [(offered[n], place) for n in ([one] if one else offered)]
         else:
-            known = [*world.tools, *world.environments]
+            known = [*world.tools, *world.groups, *world.environments]
             raise ConfigError(f"agents.{agent}.tools: {unknown(name, known)}; add it under tools: or environments:")
     return found
 

@@ -212,7 +212,7 @@ class RolloutDriver:
         if isinstance(moves[0], Act):
             episode.acts = list(moves)
         else:
-            episode.step = play_step(list(moves), self.tools)
+            episode.step = play_step(list(moves), self.tools, episode.open_turns)
             _take_moves(episode, next(episode.step))
 
     def _check(self, move: Ask | Act, said: int) -> None:

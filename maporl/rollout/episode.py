@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from maporl.decoding import RowSampling, SpeakerSampling
 from maporl.engines.base import Pending, Request
 from maporl.engines.transcript import Transcript
-from maporl.environments.turns import AgentTools
+from maporl.environments.turns import AgentTools, Turn
 from maporl.environments.turns import Step as TurnStep
 from maporl.environments.world import Rooms
 from maporl.errors import ConfigError
@@ -76,6 +76,7 @@ class Episode:
         acts: the calls to carry out next.
         sent: the utterances of each step.
         transcripts: the conversation of each agent.
+        open_turns: the turns that wait for the protocol to answer a call, by the ids of their last segments.
         apart: the conversations of turns that stand apart and may go on, by the ids of their utterances.
         turns: the number of turns that each agent has had.
         over: whether the dialogue has ended.
@@ -91,6 +92,7 @@ class Episode:
     acts: list[Act] = field(default_factory=list)
     sent: list[list[Utterance]] = field(default_factory=list)
     transcripts: dict[str, Transcript] = field(default_factory=dict)
+    open_turns: dict[int, Turn] = field(default_factory=dict)
     apart: dict[int, Transcript] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
     over: bool = False

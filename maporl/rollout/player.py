@@ -15,7 +15,7 @@ from maporl.config.schema import RewardSection
 from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine, Request
 from maporl.engines.transcript import Transcript
-from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.build import TeamTools
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
@@ -24,7 +24,7 @@ from maporl.rewards.base import RewardSource, as_source
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.scorer import Scorer
-from maporl.rollout.agent_tools import agent_tools, typed
+from maporl.rollout.agent_tools import tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
@@ -158,14 +158,8 @@ class Player:
         digits = {p.name: p.voice.digits for p in team.policies.values()} if exempt else {}
         scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
-        world, own_sampling = tools.world, team.sampling(sampling)
-        may_call = {
-            name: agent_tools(
-                name, grant, world, team.voice_of(name), own_sampling.longest(name, options.response_length)
-            )
-            for name, grant in build_grants(tools.grants, world).items()
-        }
-        may_call |= {name: typed(own) for name, own in may_call.items() if team.agents[name].engine == "human"}
+        world, own = tools.world, team.sampling(sampling)
+        may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), own)
         for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):
                 policy.voice.add_stop_strings(own.format.stop_strings)

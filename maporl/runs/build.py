@@ -195,7 +195,11 @@ def _warm_start(config: Config, team: Team, device: torch.device, quiet: bool) -
     names = tuple(config.agents)
     task = build_task(config.task, "train", config.seed)
     protocol, playing = build_protocol(config.protocol, names), speakers(config.protocol, names)
-    warm_start(team, task, protocol, config.warm_start, config.seed, playing, quiet)
+    tools = TeamTools.from_config(config, playing)
+    try:
+        warm_start(team, task, protocol, config.warm_start, config.seed, playing, quiet, tools)
+    finally:
+        tools.world.close()
 
 
 def _warm_start_once(config: Config, team: Team, device: torch.device, quiet: bool) -> None:

@@ -1,10 +1,11 @@
 """Sums and products with exact labels. Nothing is downloaded, and training never sees the held-out part."""
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from maporl.tasks.base import Task
 from maporl.tasks.grading import canonical, final_answer, number
@@ -95,6 +96,14 @@ class Arithmetic(Task):
     def solution(self, example: Example) -> str:
         """The number alone."""
         return example.answer
+
+    def write_calls(self, example: Example, tools: Collection[str]) -> list[tuple[str, dict[str, Any]]]:
+        """A call of the tool ``add`` or ``multiply``, or of a ``calculator``, if the agent has one."""
+        a, b = map(int, example.id.split(_SYMBOL[self.operation]))
+        name = {"sum": "add", "times": "multiply"}[self.operation]
+        if name in tools:
+            return [(name, {"a": a, "b": b})]
+        return [("calculator", {"expression": f"{a}{_SYMBOL[self.operation]}{b}"})] if "calculator" in tools else []
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
         """The sum or product, or a random other number of the same range, for warm starts."""

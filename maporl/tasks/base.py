@@ -4,7 +4,7 @@ import difflib
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,6 +102,13 @@ class Task(ABC):
             NotImplementedError: the task cannot write what is said in this role.
         """
         return self.write_answer(example, rng, right)
+
+    def write_calls(self, example: Example, tools: Collection[str]) -> Sequence[tuple[str, dict[str, Any]]]:
+        """The calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no calls.
+
+        A warm start teaches an agent with tools to make them before it answers rightly.
+        """
+        return ()
 
     def write_by_skill(self, example: Example, skill: str) -> str:
         """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on it.

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from maporl.config.schema import PupilSection, WarmStartSection
 from maporl.engines.base import Request
 from maporl.engines.scripted import ScriptedEngine
+from maporl.environments.turns import AgentTools
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols.base import Protocol
 from maporl.rollout.driver import RolloutDriver
@@ -22,8 +24,11 @@ def play_teacher(
     section: WarmStartSection,
     rng: random.Random,
     examples: list[Example],
+    world: World | None = None,
 ) -> list[Dialogue]:
     """Play ``examples`` as a warm start does. The agents in ``specs`` say what ``section`` teaches them. It needs no model.
+
+    Agents with tools of ``world`` call some, with the probability that ``section`` gives, and then answer rightly.
 
     Raises:
         ConfigError: the task cannot write what an agent says; names the agent and its role.
@@ -31,6 +36,8 @@ def play_teacher(
 
     def script(request: Request) -> str:
         agent = request.ask.agent
+        if (calls := _calls(task, request, section.pupil(agent), specs[agent].tools, rng)) is not None:
+            return calls
         role = request.ask.role or specs[agent].role
         try:
             said = (
@@ -46,7 +53,7 @@ def play_teacher(
         return said
 
     engines = {name: ScriptedEngine(script) for name in {spec.engine for spec in specs.values()}}
-    return RolloutDriver(task, protocol, specs, engines, GREEDY).play(examples)
+    return RolloutDriver(task, protocol, specs, engines, GREEDY, world=world).play(examples)
 
 
 REMEDY = (
@@ -54,6 +61,16 @@ REMEDY = (
     "things, or give the protocol's Ask the texts (taught), or set warm_start.steps to 0"
 )
 """What to do if nothing says what an agent is taught."""
+
+
+def _calls(
+    task: Task, request: Request, pupil: PupilSection, tools: AgentTools | None, rng: random.Random
+) -> str | None:
+    """Return the calls that a pupil makes before it answers, as it writes them, or None."""
+    if tools is None or request.ask.continues is not None or rng.random() >= pupil.calls:
+        return None
+    calls = task.write_calls(request.example, tools.checks.keys())
+    return "\n".join(tools.format.write(name, arguments) for name, arguments in calls) or None
 
 
 def _whose(task: Task, agent: str, role: str | None) -> str:
@@ -65,7 +82,7 @@ def _written(task: Task, request: Request, pupil: PupilSection, role: str | None
     others = [u for u in request.heard if u.agent != request.ask.agent]
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
         return rng.choice(others).words()
-    right = rng.random() >= pupil.wrong
+    right = request.ask.continues is not None or rng.random() >= pupil.wrong
     if pupil.skill is not None and right:
         return task.write_by_skill(request.example, pupil.skill)
     return task.write_reply(request.example, rng, right, role)

@@ -10,13 +10,17 @@ team of such specialists knows together what no member knows, and can only gain 
 """
 
 import random
+from collections.abc import Mapping
 
 import torch
 from tqdm.auto import tqdm
 
 from maporl.config.schema import WarmStartSection
 from maporl.engines.transcript import conversations
+from maporl.environments.build import TeamTools
+from maporl.environments.calls import CallFormat
 from maporl.protocols.base import Protocol
+from maporl.rollout.agent_tools import tools_of_team
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
@@ -34,6 +38,7 @@ def warm_start(
     seed: int,
     speakers: tuple[str, ...] | None = None,
     quiet: bool = False,
+    tools: TeamTools | None = None,
 ) -> None:
     """Train every trainable policy of the ``speakers`` for ``section.steps`` steps, in place.
 
@@ -45,24 +50,31 @@ def warm_start(
         seed: the seed of questions and answers.
         speakers: the agents that play. By default the whole team plays.
         quiet: whether to hide the progress bar.
+        tools: the tools and environments, and what agents are given of them.
 
     Raises:
         ConfigError: the task cannot write what an agent says; names the agent and its role.
     """
     names = speakers or team.names()
     rng = random.Random(seed)
+    tools = tools or TeamTools()
+    may_call = tools_of_team(tools, team, 0, protocol, names)
     specs = {
-        name: SpeakerSpec("scripted", _policies(team, name), system=agent.system, role=agent.role)
+        name: SpeakerSpec(
+            "scripted", _policies(team, name), system=agent.system, role=agent.role, tools=may_call.get(name)
+        )
         for name, agent in ((name, team.agents[name]) for name in names)
     }
+    formats = {name: own.format for name, own in may_call.items()}
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate) for p in policies}
     with tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True) as bar:
         for step in bar:
             examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
-            dialogues = play_teacher(task, protocol, specs, section, rng, examples)
+            dialogues = play_teacher(task, protocol, specs, section, rng, examples, tools.world)
             for policy in policies:
-                _step(policy, optimizers[policy.name], dialogues, 1.0 - step / section.steps, section.learning_rate)
+                rate = (1.0 - step / section.steps) * section.learning_rate
+                _step(policy, optimizers[policy.name], dialogues, formats, rate)
 
 
 def _policies(team: Team, agent: str) -> tuple[str, ...]:
@@ -75,14 +87,18 @@ def _parameters(policy: Policy) -> list[torch.nn.Parameter]:
 
 
 def _step(
-    policy: Policy, optimizer: torch.optim.Optimizer, dialogues: list[Dialogue], left: float, rate: float
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    dialogues: list[Dialogue],
+    formats: Mapping[str, CallFormat],
+    rate: float,
 ) -> None:
     """Make one optimizer step on the conversations of the policy's agents, with the loss on their own utterances."""
     spoken = [
         conversation
         for d in dialogues
         for agent in policy.agents
-        for conversation in conversations(d, agent, policy.name, policy.tokenizer, policy.stop_ids)
+        for conversation in conversations(d, agent, policy.name, policy.tokenizer, policy.stop_ids, formats.get(agent))
     ]
     rows = [(ids, mask) for ids, mask in spoken if any(mask)]
     if not rows:  # the policy's agents gave no answers
@@ -94,7 +110,7 @@ def _step(
         input_ids[row, : len(ids)] = torch.tensor(ids)
         labels[row, : len(ids)] = torch.where(torch.tensor(mask), torch.tensor(ids), -100)
     for group in optimizer.param_groups:
-        group["lr"] = rate * left
+        group["lr"] = rate
     with policy.active() as model:
         device = model.device
         loss = model(input_ids=input_ids.to(device), labels=labels.to(device), use_cache=False).loss

@@ -7,7 +7,7 @@ from maporl.environments.build import TeamTools, build_grants
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import Rooms, World
 from maporl.errors import ConfigError
-from maporl.protocols import speakers
+from maporl.protocols import build_protocol, speakers
 from maporl.rollout.agent_tools import agent_tools
 from maporl.team.agents import Voice
 from maporl.team.loading import context_length
@@ -34,13 +34,18 @@ def check_tools(
     playing = speakers(config.protocol, tuple(config.agents))
     built = TeamTools.from_config(config, playing)
     world = built.world
-    grants = build_grants(built.grants, world)
+    protocol = build_protocol(config.protocol, tuple(config.agents))
+    grants = build_grants(built.grants, world, protocol.acts_in)
     found, lines = {}, []
-    for agent, grant in grants.items():
+    for agent in playing:
+        handed = protocol.tools(agent, playing)
+        if agent not in grants and not handed:
+            continue
+        grant = grants.get(agent) or built.grants[agent]
         tokenizer = tokenizers.get(agent)
         voice = Voice(agent, tokenizer, context_length(agent, config.agents[agent])) if tokenizer is not None else None
         longest = team_sampling(config).longest(agent, config.ppo.response_length)
-        found[agent] = agent_tools(agent, grant, world, voice, longest)
+        found[agent] = agent_tools(agent, grant, world, voice, longest, handed)
         cost = "" if tokenizer is None else f", {_tokens(found[agent], tokenizer)} tokens of its first prompt"
         names = ", ".join(found[agent].checks)
         lines.append(f"tools: {agent} may call {names} ({found[agent].format.name}{cost})")
@@ -54,15 +59,9 @@ def check_tools(
     unused = [
         f"warning: tools.{name}: no agent may call it, and protocol {config.protocol.get('name')} does not"
         for name, tool in world.tools.items()
-        if not any(name in own.checks for own in found.values()) and name not in _called_by_protocol(config)
+        if not any(name in own.checks for own in found.values()) and name not in protocol.uses_tools
     ]
     return world, found, [*lines, *unused]
-
-
-def _called_by_protocol(config: Config) -> frozenset[str]:
-    from maporl.protocols import build_protocol
-
-    return build_protocol(config.protocol, tuple(config.agents)).uses_tools
 
 
 def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:
