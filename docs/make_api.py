@@ -41,13 +41,22 @@ GROUPS: list[tuple[str, str, str]] = [
         "Say who speaks when",
         "A protocol decides who speaks when, and what each speaker sees. [Your own protocol](howto/protocol.md) "
         "shows how to write one. A dialogue is the record of what was said.",
-        "Protocol PROTOCOLS Debate Chain Collaboration Refine Forum CallReturn PlayGame Ask Sampling TeamSampling Utterance Stop "
+        "Protocol PROTOCOLS Debate Chain Collaboration Refine Forum CallReturn Route PlayGame PlayWorld Ask Sampling TeamSampling Utterance Stop "
         "Dialogue to_json from_json",
     ),
     (
         "Play games",
         "[Games](games.md) says what each game is, and how to write one.",
         "Game GAMES IllegalMove",
+    ),
+    (
+        "Tools and environments of others",
+        "[A team that searches](howto/search.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
+        "`environment_factory` needs no adapter of its own: [tools](howto/tools.md) names it.",
+        "maporl.environments.search.bm25 maporl.environments.search.QuestionSearch "
+        "maporl.environments.adapters.mcp.MCPTools maporl.environments.adapters.mcp.MCPEnvironment "
+        "maporl.environments.adapters.mcp_server.ServerOptions maporl.environments.adapters.open_env.OpenEnv "
+        "maporl.environments.adapters.trl.TRLEnvironment",
     ),
     (
         "Reward what was said",

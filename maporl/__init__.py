@@ -43,6 +43,8 @@ _EXPORTS = {
     "Protocol": "maporl.protocols",
     "PROTOCOLS": "maporl.protocols",
     "Refine": "maporl.protocols",
+    "Route": "maporl.protocols",
+    "PlayWorld": "maporl.protocols",
     "Environment": "maporl.environments",
     "ENVIRONMENTS": "maporl.environments",
     "Tool": "maporl.environments",

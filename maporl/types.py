@@ -49,7 +49,7 @@ class TurnEnd(enum.StrEnum):
 
 
 CallError = Literal["unread", "unknown", "arguments", "raised", "timeout", "limit", "over", "lost"]
-"""Why a call failed: it could not be read, there is no such tool, its arguments do not fit the schema, the tool raised
+"""Why a call failed: it could not be read, its tool is unknown, its arguments do not fit the schema, the tool raised
 an error or took too long, the agent may not call any more, or the environment is over or lost."""
 
 

@@ -246,6 +246,11 @@ def test_the_command_says_it_in_one_line(tmp_path):
     assert result.exit_code == 2 and "unknown 'double'" in result.output
 
 
+def test_supervised_training_on_solutions_is_refused(tmp_path):
+    result = CliRunner().invoke(app, ["sft", str(written(tmp_path)), "--output", str(tmp_path / "sft")])
+    assert result.exit_code == 2 and "call no tools" in result.output
+
+
 def test_a_person_types_calls(tmp_path):
     from maporl.runs.play import Game
 

@@ -4,6 +4,7 @@ import pytest
 from tool_models import SayingEngine, characters, digest
 from trl.chat_template_utils import qwen3_chat_template
 
+from maporl.engines.transcript import conversations
 from maporl.environments.base import Tool
 from maporl.environments.build import ToolGrant
 from maporl.environments.world import World
@@ -98,6 +99,16 @@ class TestNative:
         assert [(c.id, c.name, c.arguments, c.result.text) for u in said for c in u.calls] == [
             ("0.0", "add", {"a": 2, "b": 3}, "5"), ("1.0", "add", {"a": 5, "b": 4}, "9"),
         ]  # fmt: skip
+
+    def test_supervised_training_sees_the_same_tokens(self):
+        script = [qwen(2, 3) + "<|im_end|>", qwen(5, 4) + "<|im_end|>", "Answer: 9<|im_end|>"]
+        dialogue, transcript, tokenizer = play(qwen3_chat_template, script)
+        voice = Voice("ann", tokenizer, None, frozenset([tokenizer.eos_token_id]))
+        world = World({"add": Tool.of(add)})
+        form = agent_tools("ann", ToolGrant(("add",)), world, voice, 200).format
+        # the record's text lacks nothing here, because calls of this template are ordinary characters
+        found = conversations(dialogue, "ann", "ann", tokenizer, voice.stop_ids, form)
+        assert found == [(transcript.ids, transcript.sampled_mask)]
 
     def test_two_calls_at_once(self):
         script = [qwen(2, 3) + "\n" + qwen(3, 4) + "<|im_end|>", "Answer: 9<|im_end|>"]

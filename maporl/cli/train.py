@@ -97,6 +97,7 @@ def sft(
     quiet_libraries()
     from transformers import set_seed
 
+    from maporl.errors import ConfigError
     from maporl.protocols import build_protocol
     from maporl.team.team import Team
     from maporl.training import sft as supervised
@@ -112,6 +113,12 @@ def sft(
         task, _ = tasks_of(settings)
         team = Team.from_config(settings)
         opening = build_protocol(settings.protocol, tuple(settings.agents)).opening
+        given = [name for name, agent in settings.agents.items() if agent.tools] or list(settings.environments)
+        if given:
+            raise ConfigError(
+                f"{given[0]}: the task's solutions call no tools, so its policies would learn to call none; train on recorded "
+                "dialogues: maporl sft CONFIG --dialogues RUN/dialogues.jsonl"
+            )
         material = supervised.solutions(team, task, opening, limit)
     losses = supervised.train_supervised(settings, team, material, output, options, quiet)
     for policy, loss in losses.items():

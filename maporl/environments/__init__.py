@@ -8,6 +8,8 @@ the options of its section. One of ``TOOLS`` returns a :class:`Tool`, a :class:`
 from collections.abc import Callable
 from typing import Any
 
+from maporl.environments.adapters.mcp import MCPEnvironment, MCPTools
+from maporl.environments.adapters.open_env import OpenEnv
 from maporl.environments.base import Environment, Tool, Toolbox
 from maporl.environments.calculator import calculator
 from maporl.environments.search import QuestionSearch, bm25
@@ -15,10 +17,13 @@ from maporl.environments.search import QuestionSearch, bm25
 TOOLS: dict[str, Callable[..., Any]] = {
     "bm25": bm25,
     "calculator": calculator,
+    "mcp": MCPTools,
 }
 
 ENVIRONMENTS: dict[str, Callable[..., Any]] = {
     "bm25": QuestionSearch,
+    "mcp": MCPEnvironment,
+    "openenv": OpenEnv,
 }
 
 __all__ = ["ENVIRONMENTS", "TOOLS", "Environment", "Tool", "Toolbox"]

@@ -49,13 +49,15 @@ class TeamTools:
         """
         found: dict[str, Tool] = {}
         boxes: list[Toolbox] = []
-        seconds = {}
+        seconds, groups = {}, {}
         for name, section in config.tools.items():
             where = f"tools.{name}"
             made = _made(section.use, TOOLS, section.options, where)
             if isinstance(made, Toolbox):
                 boxes.append(made)
-            for tool in tools_of(made, name, where):
+            offered = tools_of(made, name, where)
+            groups[name] = [tool.name for tool in offered]
+            for tool in offered:
                 if tool.name in found or tool.name in config.environments:
                     raise ConfigError(f"{where}: its tool {tool.name!r} has the name of another tool or environment")
                 found[tool.name] = tool
@@ -72,7 +74,7 @@ class TeamTools:
             for name, agent in config.agents.items()
             if name in speakers
         }
-        return cls(World(found, specs, boxes, seconds), grants)
+        return cls(World(found, specs, boxes, seconds, groups), grants)
 
     @classmethod
     def of(
@@ -176,12 +178,15 @@ def environment_spec(name: str, part: Any, section: EnvironmentSection, speakers
     return EnvironmentSpec(name, _maker(part, section, where), agents, section, part)
 
 
-def build_grants(agents: Mapping[str, ToolGrant], world: World) -> dict[str, ToolGrant]:
+def build_grants(
+    agents: Mapping[str, ToolGrant], world: World, acts_in: frozenset[str] = frozenset()
+) -> dict[str, ToolGrant]:
     """Return what each agent is given. Agents that are given nothing are left out.
 
-    All agents of an environment have all of its tools, unless the tools of an agent name it.
+    All agents of an environment have all of its tools, unless the tools of an agent name it, or the protocol acts in it
+    for them (``acts_in``).
     """
-    named = {name.partition(".")[0] for grant in agents.values() for name in grant.tools}
+    named = acts_in | {name.partition(".")[0] for grant in agents.values() for name in grant.tools}
     grants = {}
     for agent, grant in agents.items():
         shared = [name for name, spec in world.environments.items() if name not in named and agent in spec.agents]

@@ -127,6 +127,7 @@ class World:
         environments: the environments by name.
         toolboxes: what holds the processes of tools.
         seconds: the most seconds of a call of some of the ``tools``.
+        groups: the tools of each section of the configuration, by the section's name.
     """
 
     def __init__(
@@ -135,10 +136,11 @@ class World:
         environments: Mapping[str, EnvironmentSpec] | None = None,
         toolboxes: Sequence[Toolbox] = (),
         seconds: Mapping[str, float] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
     ):
         self.tools, self.environments, self.toolboxes = dict(tools or {}), dict(environments or {}), list(toolboxes)
         self.workers = Workers()
-        self.seconds = dict(seconds or {})
+        self.seconds, self.groups = dict(seconds or {}), dict(groups or {})
         self.counts: Counter[str] = Counter()
         """What happened since :meth:`take_counts`: calls, failures, environments opened, closed and lost."""
         self._open: list[Rooms] = []
@@ -362,14 +364,7 @@ class World:
             if room is None:
                 self.counts["tools/timeouts"] += 1
                 return Result(f"no answer within {outcome.seconds:g} s", error="timeout", seconds=outcome.seconds)
-            if not room.lost:
-                room.lost = True
-                self.counts[f"env/{act.place}/lost"] += 1
-                if room.spec.options.on_lost == "stop":
-                    raise EnvironmentFailure(
-                        f"environment {act.place!r}, question {rooms.example.id}, seed {room.seed}: {act.name} did not answer "
-                        f"within {outcome.seconds:g} s; raise seconds, or set on_lost: drop"
-                    )
+            self._lose(rooms, room, f"{act.name} did not answer within {outcome.seconds:g} s")
             return Result("it does not answer any more", error="lost", seconds=outcome.seconds)
         if outcome.error is not None:
             if isinstance(outcome.error, KeyboardInterrupt | MemoryError):
@@ -379,9 +374,23 @@ class World:
                 room.log.append((step, act.agent, act.name, act.arguments, text))
             return Result(text, error="raised", seconds=outcome.seconds)
         result = _readable(outcome.value)
+        if result.error == "lost" and room is not None:
+            self._lose(rooms, room, f"{act.name}: {result.text}")
         return Result(
             result.text, result.value, result.error, result.reward, result.done, outcome.seconds, result.left_out
         )
+
+    def _lose(self, rooms: Rooms, room: _Room, why: str) -> None:
+        """Mark an environment as lost, or stop the run."""
+        name = room.spec.name
+        if room.lost:
+            return
+        room.lost = True
+        self.counts[f"env/{name}/lost"] += 1
+        if room.spec.options.on_lost == "stop":
+            raise EnvironmentFailure(
+                f"environment {name!r}, question {rooms.example.id}, seed {room.seed}: {why}; raise seconds, or set on_lost: drop"
+            )
 
     # -- forking ------------------------------------------------------------------------------------------------------
 

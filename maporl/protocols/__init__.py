@@ -13,6 +13,8 @@ from maporl.protocols.debate import Debate
 from maporl.protocols.forum import Forum
 from maporl.protocols.game import PlayGame
 from maporl.protocols.refine import Refine
+from maporl.protocols.route import Route
+from maporl.protocols.world import PlayWorld
 
 PROTOCOLS: dict[str, Any] = {
     "debate": Debate,
@@ -22,6 +24,8 @@ PROTOCOLS: dict[str, Any] = {
     "refine": Refine,
     "call_return": CallReturn,
     "game": PlayGame,
+    "route": Route,
+    "world": PlayWorld,
 }
 
 
@@ -109,8 +113,10 @@ __all__ = [
     "Forum",
     "Play",
     "PlayGame",
+    "PlayWorld",
     "Protocol",
     "Refine",
+    "Route",
     "build_protocol",
     "speakers",
     "turns_of",

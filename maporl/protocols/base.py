@@ -64,6 +64,8 @@ class Protocol:
     """The names of the rewards that it sets itself. ``reward.sources`` gives them weights."""
     uses_tools: frozenset[str] = frozenset()
     """The names of the tools that it calls itself (:class:`maporl.types.Act`). They stand under ``tools:``."""
+    acts_in: frozenset[str] = frozenset()
+    """The names of the environments in which it acts for the agents, so that these need no tools there."""
     hears_others: bool = True
     """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
     every_step_scored: bool = True
@@ -155,6 +157,7 @@ def must_be_protocol(part: Any, where: str) -> Protocol:
         ("pays", part.pays),
         ("records", part.records),
         ("uses_tools", part.uses_tools),
+        ("acts_in", part.acts_in),
         ("between_turns()", part.between_turns()),
     ):
         check_names(names, f"{where}: {type(part).__name__}.{what}")

@@ -70,13 +70,12 @@ def tools_of_team(
 ) -> dict[str, AgentTools]:
     """Return what each agent of a team may call. Agents that may call nothing are left out.
 
-    ``longest`` is the most tokens of a completion, where ``sampling`` has no limit of the agent's own. ``speakers`` are
-    the agents that play ``protocol``.
+    ``longest`` is the most tokens of a completion, unless ``sampling`` has another length for an agent. ``speakers`` are the agents that play ``protocol``.
 
     Raises:
         ConfigError: as for :func:`agent_tools`.
     """
-    grants = build_grants(tools.grants, tools.world)
+    grants = build_grants(tools.grants, tools.world, protocol.acts_in)
     found = {}
     for name in speakers:
         handed = protocol.tools(name, tuple(speakers))
@@ -94,13 +93,18 @@ def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool,
         place, _, one = name.partition(".")
         if name in world.tools:
             found.append((world.tools[name], None))
+        elif place in world.groups:
+            group = world.groups[place]
+            if one and one not in group:
+                raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, group)}")
+            found += [(world.tools[n], None) for n in ([one] if one else group)]
         elif place in world.environments:
             offered = {tool.name: tool for tool in _offered(agent, place, world)}
             if one and one not in offered:
                 raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, offered)}")
             found += [(offered[n], place) for n in ([one] if one else offered)]
         else:
-            known = [*world.tools, *world.environments]
+            known = [*world.tools, *world.groups, *world.environments]
             raise ConfigError(f"agents.{agent}.tools: {unknown(name, known)}; add it under tools: or environments:")
     return found
 

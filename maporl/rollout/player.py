@@ -158,9 +158,8 @@ class Player:
         digits = {p.name: p.voice.digits for p in team.policies.values()} if exempt else {}
         scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
-        world, playing = tools.world, speakers or team.names()
-        own_sampling = team.sampling(sampling)
-        may_call = tools_of_team(tools, team, options.response_length, protocol, playing, own_sampling)
+        world, sampled = tools.world, team.sampling(sampling)
+        may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
         for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):
                 policy.voice.add_stop_strings(own.format.stop_strings)

@@ -104,7 +104,7 @@ class Task(ABC):
         return self.write_answer(example, rng, right)
 
     def write_calls(self, example: Example, tools: Collection[str]) -> Sequence[tuple[str, dict[str, Any]]]:
-        """The calls that help to answer, as (name, arguments), of the named ``tools``. By default there are none to teach.
+        """The calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no calls.
 
         A warm start teaches an agent with tools to make them before it answers rightly.
         """

@@ -4,7 +4,7 @@ Token sequences are built as transcripts build them, so that PPO later sees the 
 trains on them, with the loss on the agents' own utterances only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset
@@ -13,8 +13,12 @@ from trl import SFTConfig, SFTTrainer
 
 from maporl.config.schema import Config
 from maporl.engines.transcript import conversations
+from maporl.environments.build import TeamTools
+from maporl.environments.calls import CallFormat
 from maporl.errors import ConfigError
+from maporl.protocols import build_protocol, speakers
 from maporl.report.charts import finite
+from maporl.rollout.agent_tools import tools_of_team
 from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
@@ -110,8 +114,14 @@ def _train_policies(
     config: Config, team: Team, dialogues: Sequence[Dialogue], folder: Path, options: SFTOptions, quiet: bool
 ) -> dict[str, float]:
     losses = {}
+    names = tuple(config.agents)
+    playing = speakers(config.protocol, names)
+    tools = TeamTools.from_config(config, playing)
+    may_call = tools_of_team(tools, team, 0, build_protocol(config.protocol, names), playing)
+    tools.world.close()
+    formats = {name: own.format for name, own in may_call.items()}
     for policy in (p for p in team.policies.values() if p.trainable):
-        rows = _rows(policy, dialogues)
+        rows = _rows(policy, dialogues, formats)
         if not rows:
             continue
         args = SFTConfig(
@@ -147,11 +157,14 @@ def _train_policies(
     return losses
 
 
-def _rows(policy: Policy, dialogues: Sequence[Dialogue]) -> list[dict[str, list[int]]]:
+def _rows(
+    policy: Policy, dialogues: Sequence[Dialogue], formats: Mapping[str, CallFormat]
+) -> list[dict[str, list[int]]]:
     rows = []
     for dialogue in dialogues:
         for agent in policy.agents:
-            for ids, mask in conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids):
+            form = formats.get(agent)
+            for ids, mask in conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids, form):
                 if any(mask):
                     rows.append({"input_ids": ids, "completion_mask": [int(sampled) for sampled in mask]})
     return rows

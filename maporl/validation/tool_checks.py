@@ -34,9 +34,9 @@ def check_tools(
     playing = speakers(config.protocol, tuple(config.agents))
     built = TeamTools.from_config(config, playing)
     world = built.world
-    grants = build_grants(built.grants, world)
-    found, lines = {}, []
     protocol = build_protocol(config.protocol, tuple(config.agents))
+    grants = build_grants(built.grants, world, protocol.acts_in)
+    found, lines = {}, []
     for agent in playing:
         handed = protocol.tools(agent, playing)
         if agent not in grants and not handed:

@@ -23,7 +23,8 @@ NOT_TOOLS = ("reset", "get_reward")
 
 
 def is_trl_class(made: Any) -> bool:
-    """Return whether an object is an instance of a class that TRL takes: it has ``reset``, and is no :class:`Environment`.
+    """Return whether an object is an instance of a class that TRL takes: it has ``reset``, and does not derive
+    from :class:`Environment`.
 
     >>> class Shop:
     ...     def reset(self, **row): ...

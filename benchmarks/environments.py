@@ -1,0 +1,191 @@
+"""Measure tools and environments without models: search, TRL's classes, servers of MCP and of OpenEnv.
+
+    python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
+    python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
+    python benchmarks/environments.py mcp                    # start and calls of a server by its command line
+    python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
+
+It prints one JSON line for each section.
+"""
+
+import argparse
+import json
+import random
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from maporl.environments.adapters.trl import TRLEnvironment
+from maporl.environments.search import Index, Passage, read_corpus
+from maporl.environments.workers import Job, Workers
+
+TESTS = Path(__file__).parents[1] / "tests"
+DIALOGUES, CALLS = 256, 10
+
+
+def made_up(count: int) -> list[Passage]:
+    """Return paragraphs of 60 to 120 words, which are as unequally frequent as those of a language."""
+    rng = random.Random(0)
+    words = [f"word{number}" for number in range(200_000)]
+    weights = [1 / (rank + 10) for rank in range(len(words))]
+    pool = rng.choices(words, weights, k=2_000_000)
+    drawn = (rng.randrange(len(pool) - 120) for _ in range(count))
+    return [Passage(f"title {n}", " ".join(pool[at : at + rng.randint(60, 120)])) for n, at in enumerate(drawn)]
+
+
+def search(corpus: str | None) -> dict:
+    """Build an index, load it again, and search it for the beginnings of its passages."""
+    passages = read_corpus(corpus) if corpus else made_up(66_000)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        Index(passages, folder=Path(folder))
+        built = time.perf_counter()
+        index = Index(passages, folder=Path(folder))
+        loaded = time.perf_counter()
+    seconds = []
+    for passage in passages[:: max(1, len(passages) // 500)]:
+        query = " ".join(passage.text.split()[:12])
+        since = time.perf_counter()
+        index.search(query, 5)
+        seconds.append(time.perf_counter() - since)
+    return {
+        "passages": len(passages),
+        "index_seconds": round(built - began, 2),
+        "load_seconds": round(loaded - built, 2),
+        "query_ms": round(1000 * statistics.median(seconds), 2),
+        "slowest_query_ms": round(1000 * max(seconds), 2),
+    }
+
+
+class Counter:
+    """A class as TRL takes it."""
+
+    def reset(self, **row):
+        self.count = 0
+        return ""
+
+    def up(self, by: int) -> str:
+        """Count up.
+
+        Args:
+            by: how much
+        """
+        self.count += by
+        return f"{self.count}"
+
+    def get_reward(self):
+        return float(self.count)
+
+
+def trl() -> dict:
+    """Open instances of a class for TRL, call each of them, and close them."""
+    workers = Workers()
+    TRLEnvironment(Counter())  # its schema is made once, outside the time
+    began = time.perf_counter()
+
+    def life() -> float:
+        world = TRLEnvironment(Counter())
+        world.reset(0, {})
+        (tool,) = world.tools("ann")
+        for _ in range(CALLS):
+            tool.run(by=1)
+        paid = world.reward()
+        world.close()
+        return paid
+
+    outcomes = workers.run([[Job(life, 60, "life")] for _ in range(DIALOGUES)])
+    assert all(row[0].value == CALLS for row in outcomes)
+    return {
+        "environments": DIALOGUES,
+        "calls": CALLS,
+        "seconds": round(time.perf_counter() - began, 3),
+        "threads": threading.active_count(),
+    }
+
+
+def mcp() -> dict:
+    """Start a server by its command line, and call it from one and from many dialogues."""
+    from maporl.environments.adapters.mcp import MCPTools
+
+    began = time.perf_counter()
+    box = MCPTools(command=[sys.executable, str(TESTS / "mcp_test_server.py")], only=["price"])
+    started = time.perf_counter()
+    (price,) = box.tools()
+    workers = Workers()
+    jobs = [[Job(lambda: price.run(fruit="fig"), 60, "price")] for _ in range(DIALOGUES)]
+    workers.run(jobs[:1])
+    one = time.perf_counter()
+    workers.run(jobs[:1])
+    many = time.perf_counter()
+    outcomes = workers.run(jobs)
+    done = time.perf_counter()
+    box.close()
+    assert all(row[0].value.text == "1 fig cost 3" for row in outcomes)
+    return {
+        "start_seconds": round(started - began, 2),
+        "call_ms": round(1000 * (many - one), 2),
+        "calls": DIALOGUES,
+        "calls_seconds": round(done - many, 3),
+    }
+
+
+def openenv() -> dict:
+    """Take sessions of one server, step each of them ten times at once with the others, and give them back."""
+    from maporl.environments.adapters.open_env import OpenEnv
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    command = [sys.executable, str(TESTS / "open_env_server.py"), str(port), str(DIALOGUES), "long"]
+    server = subprocess.Popen(command)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        worlds = [OpenEnv(url, show="text") for _ in range(DIALOGUES)]
+        tools = [world.tools("ann")[0] for world in worlds]
+        workers = Workers()
+        began = time.perf_counter()
+        workers.run([[Job(lambda world=world: world.reset(3, {}), 60, "reset")] for world in worlds])
+        opened = time.perf_counter()
+        for _ in range(CALLS):
+            outcomes = workers.run([[Job(lambda tool=tool: tool.run(word="x"), 60, "act")] for tool in tools])
+            assert all(row[0].value.text == "no" for row in outcomes), outcomes[0]
+        stepped = time.perf_counter()
+        workers.run([[Job(world.close, 60, "close")] for world in worlds])
+        done = time.perf_counter()
+    finally:
+        server.kill()
+        server.wait()
+    return {
+        "sessions": DIALOGUES,
+        "steps": CALLS,
+        "open_seconds": round(opened - began, 2),
+        "steps_seconds": round(stepped - opened, 2),
+        "close_seconds": round(done - stepped, 2),
+        "seconds": round(done - began, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", choices=["search", "trl", "mcp", "openenv"])
+    parser.add_argument("--corpus", help="a .jsonl file of passages, for search")
+    options = parser.parse_args()
+    measured = {"search": lambda: search(options.corpus), "trl": trl, "mcp": mcp, "openenv": openenv}[options.section]()
+    print(json.dumps({"section": options.section, **measured}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Tools of servers that speak the Model Context Protocol (MCP), by their command line or over HTTP. Imports no torch.
+
+It needs the package ``mcp``, version 1.30 or later (extra ``mcp``). A server's requests for sampling and elicitation are
+refused by that package.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from maporl.environments.adapters.mcp_server import Server, ServerOptions, either
+from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.errors import ConfigError
+from maporl.types import Result
+
+
+class MCPTools(Toolbox):
+    """The tools of one server, which all dialogues of a process share.
+
+    A server that has died is started again before the next update. Until then calls return an error. The options are
+    those of :class:`ServerOptions`.
+
+    Raises:
+        ConfigError: an option is wrong, the package ``mcp`` is not installed, or a name in ``only`` is not a tool.
+        ServerGone: the server does not start.
+    """
+
+    def __init__(self, **options: Any):
+        self._server = Server(_options(options))
+        self._server.start()
+        try:
+            self._tools = _tools(self._server.tools(), self._server.options, lambda name: _caller(self._server, name))
+        except BaseException:
+            self._server.close()
+            raise
+
+    def tools(self) -> list[Tool]:
+        """Return the tools."""
+        return list(self._tools)
+
+    def renew(self) -> None:
+        """Start the server again if it has died.
+
+        Raises:
+            ServerGone: it does not start.
+        """
+        if self._server.answers():
+            self._server.trim_log()
+            return
+        self._server.close()
+        self._server.start()
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
+
+
+_LISTED: dict[str, list[Any]] = {}
+"""What the server of each :class:`ServerOptions` lists, so that a process asks one server once."""
+
+
+class MCPEnvironment(Environment):
+    """The tools of a server that each dialogue has for itself, for servers that keep something between calls.
+
+    Each dialogue starts a process of its own, or its own session with a server at an address. The options are those of
+    :class:`ServerOptions`.
+
+    Raises:
+        ConfigError: an option is wrong, or the package ``mcp`` is not installed.
+    """
+
+    def __init__(self, **options: Any):
+        self._server = Server(_options(options))
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> None:
+        """Start the server, if it does not run yet.
+
+        Raises:
+            ServerGone: it does not start.
+        """
+        if not self._server.alive:
+            self._server.start()
+
+    def tools(self, agent: str) -> list[Tool]:
+        """Return the tools, which every agent has. The first instance starts its server to ask for them."""
+        key = repr(self._server.options)
+        if key not in _LISTED:
+            self.reset(0, {})
+            _LISTED[key] = self._server.tools()
+        return _tools(_LISTED[key], self._server.options, lambda name: _caller(self._server, name))
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
+
+
+def _options(options: Mapping[str, Any]) -> ServerOptions:
+    try:
+        return ServerOptions(**options)
+    except TypeError as error:
+        known = ", ".join(ServerOptions.__dataclass_fields__)
+        raise ConfigError(f"mcp: {str(error).split(') ')[-1]}; its options are {known}") from None
+
+
+def _caller(server: Server, name: str) -> Callable[..., Any]:
+    async def run(**arguments: Any) -> Result:
+        return await server.call(name, arguments)
+
+    return run
+
+
+def _tools(listed: Sequence[Any], options: ServerOptions, run: Callable[[str], Callable[..., Any]]) -> list[Tool]:
+    """Return the tools that a server lists. Version 1 of its package has other names for fields than version 2."""
+    names = [tool.name for tool in listed]
+    if missing := [name for name in options.only or () if name not in names]:
+        raise ConfigError(f"mcp: only: {options.where} has no tool {missing[0]!r:.80}; it has {', '.join(names)}")
+    chosen = [tool for tool in listed if options.only is None or tool.name in options.only]
+    return [
+        Tool(tool.name, tool.description or "", either(tool, "inputSchema", "input_schema"), run(tool.name))
+        for tool in chosen
+    ]
