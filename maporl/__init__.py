@@ -122,6 +122,8 @@ _EXPORTS = {
     "warm_start": "maporl.training.warm_start",
     "Act": "maporl.types",
     "Ask": "maporl.types",
+    "Sampling": "maporl.decoding",
+    "TeamSampling": "maporl.decoding",
     "Call": "maporl.types",
     "Dialogue": "maporl.types",
     "Example": "maporl.types",

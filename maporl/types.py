@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from maporl.decoding import Sampling
+
 Message = dict[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text}``.
 
@@ -131,8 +133,11 @@ class Ask:
             advantages.
         taught: the texts of which a warm start teaches the agent a random one here, such as the legal moves of a game.
             By default the task writes what the agent says (:meth:`maporl.Task.write_reply`).
+        turn: the number of the agent's new turn, from 0. An agent that was silent in turns skips their numbers. By
+            default it is the number after that of its last turn.
         continues: the id of the agent's utterance whose turn goes on, because it called tools. The messages are the
             results. None begins a new turn.
+        sampling: how the answer is sampled, where this differs from the agent's own sampling.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple.
@@ -147,7 +152,9 @@ class Ask:
     fresh: bool = False
     tags: dict[str, Any] = field(default_factory=dict)
     taught: tuple[str, ...] = ()
+    turn: int | None = None
     continues: int | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self):
         for name, value, example in (
@@ -204,7 +211,7 @@ class Utterance:
         id: the number of the utterance in its dialogue.
         agent: the agent that speaks.
         policy: the policy whose weights speak.
-        turn: the number of the utterance among the agent's own.
+        turn: the number of the agent's turn. If a protocol lets agents be silent in turns, these count too.
         order: the step of the dialogue. Utterances of one step are simultaneous.
         messages: the messages that were new to the agent.
         text: what it said.
@@ -229,6 +236,7 @@ class Utterance:
         part: the number of the utterance in its turn. A turn in which the agent called tools has several utterances.
         calls: what it called, in order.
         turn_end: why the turn ended, on the last utterance of a turn of an agent with tools.
+        temperature: the temperature at which it was sampled. None: that of the run.
     """
 
     id: int
@@ -258,6 +266,7 @@ class Utterance:
     part: int = 0
     calls: list[Call] = field(default_factory=list)
     turn_end: TurnEnd | None = None
+    temperature: float | None = None
 
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""

@@ -9,7 +9,15 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FLOORS = (  # from the ground up; rooms of one floor may import each other, but not in a circle
     {"trl_ext"},
-    {"maporl.types", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client"},
+    {
+        "maporl.types",
+        "maporl.decoding",
+        "maporl.errors",
+        "maporl.text",
+        "maporl.hosts",
+        "maporl.schedules",
+        "maporl.http_client",
+    },
     {"maporl.storage"},
     {"maporl.config"},
     {"maporl.evaluation"},
@@ -32,7 +40,7 @@ FLOORS = (  # from the ground up; rooms of one floor may import each other, but 
 FRONT = {"maporl", "maporl.__main__"}
 """The package's front, which loads names of all floors on first use, and its command. Nobody imports them."""
 LIGHT = (
-    "maporl.types", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client",
+    "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client",
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
     "maporl.rewards.rules", "maporl.rewards.build", "trl_ext.ppo_options", "trl_ext.errors", "trl_ext.distributed", "trl_ext.threads",

@@ -91,7 +91,7 @@ def read_actions(
     model: Any,
     read: ToRead,
     targets: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     autocast: Callable[[], AbstractContextManager],
     chunk: int | None = None,
     entropies: bool = False,
@@ -103,7 +103,7 @@ def read_actions(
         model: a causal language model.
         read: what to read, and where the M sampled tokens are predicted.
         targets: the ids of the sampled tokens, [M].
-        temperature: the sampling temperature, by which logits are divided.
+        temperature: the sampling temperature, by which logits are divided, or that of each token, [M].
         autocast: makes the context manager of mixed precision.
         chunk: compute logits for at most this many tokens at a time, and recompute them in the backward pass. This
             saves memory. None computes all of them at once.
@@ -115,28 +115,31 @@ def read_actions(
     """
     base = base_of(model)
 
-    def scores(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = maths.token_logprobs(logits, wanted, temperature)
+    def scores(logits: Tensor, wanted: Tensor, at: float | Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = maths.token_logprobs(logits, wanted, at)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
-            return logprobs, maths.token_entropies(logits, temperature) if entropies else logprobs.new_zeros(())
+            return logprobs, maths.token_entropies(logits, at) if entropies else logprobs.new_zeros(())
 
-    def tail(hidden: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def tail(hidden: Tensor, wanted: Tensor, at: float | Tensor) -> tuple[Tensor, Tensor]:
         with _trunk_gives(base, hidden), autocast():
             logits = base(input_ids=read.input_ids[:1, :1], use_cache=False).logits[0]
-        return scores(logits, wanted)
+        return scores(logits, wanted, at)
 
     whole = chunk is None or len(read.index) <= chunk
     with _head_sees_only(base.get_output_embeddings(), read.index, compute=whole) as seen, autocast():
         output = model(**_arguments(base, read)).logits
     hidden = seen["hidden"]
     if whole:
-        logprobs, entropy = scores(output[0], targets)
+        logprobs, entropy = scores(output[0], targets, temperature)
         return hidden, logprobs, entropy if entropies else None
+    size = chunk or 1
+    parts = [hidden.split(size), targets.split(size)]
+    each = temperature.split(size) if isinstance(temperature, Tensor) else [temperature] * len(parts[0])
     scored = [
         checkpoint(tail, *part, use_reentrant=False, preserve_rng_state=False)
         if torch.is_grad_enabled()
         else tail(*part)
-        for part in zip(hidden.split(chunk or 1), targets.split(chunk or 1), strict=True)
+        for part in zip(*parts, each, strict=True)
     ]
     logprobs = torch.cat([part for part, _ in scored])
     return hidden, logprobs, torch.cat([part for _, part in scored]) if entropies else None

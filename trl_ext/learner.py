@@ -327,7 +327,7 @@ class Learner:
             model,
             rows.to_read(tree_limits(base_of(model))),
             rows.input_ids[rows.sampled],
-            self.args.temperature,
+            rows.temperatures(self.args.temperature),
             self.autocast,
             self.args.logits_chunk,
             entropies,

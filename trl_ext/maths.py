@@ -192,14 +192,23 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     raise ValueError(f"kl_estimate: kind must be 'k1', 'k2' or 'k3', got {kind!r}")
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
+def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """Return the log-probability of each token under ``softmax(logits / temperature)``, in at least float32.
 
-    ``logits`` are [..., V], and ``token_ids`` are [...]. The library computes every log-probability with this function:
+    ``logits`` are [..., V], and ``token_ids`` are [...]. ``temperature`` is a number, or [...] with one for each token. The library computes every log-probability with this function:
     old, new and reference log-probabilities, all at the sampling temperature.
     """
-    flat = _TokenLogprobs.apply(logits.flatten(0, -2), token_ids.flatten(), temperature)
+    flat = _TokenLogprobs.apply(logits.flatten(0, -2), token_ids.flatten(), _flat(temperature))
     return flat.view(token_ids.shape)
+
+
+def _flat(temperature: float | Tensor) -> float | Tensor:
+    return temperature.flatten() if isinstance(temperature, Tensor) else temperature
+
+
+def _column(temperature: float | Tensor, part: slice) -> float | Tensor:
+    """Return what divides the logits of a part of the rows."""
+    return temperature[part].unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -209,12 +218,12 @@ class _TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float | Tensor) -> Tensor:
         exact = torch.promote_types(logits.dtype, torch.float32)
         logprobs = torch.empty(len(logits), dtype=exact, device=logits.device)
         normaliser = torch.empty_like(logprobs)
         for part in _parts(logits):
-            scaled = logits[part].to(exact) / temperature
+            scaled = logits[part].to(exact) / _column(temperature, part)
             normaliser[part] = scaled.logsumexp(-1)
             logprobs[part] = scaled.gather(-1, token_ids[part].unsqueeze(-1)).squeeze(-1) - normaliser[part]
         ctx.save_for_backward(logits, token_ids, normaliser)
@@ -229,7 +238,8 @@ class _TokenLogprobs(torch.autograd.Function):
         scaled_gradient = (gradient / ctx.temperature).unsqueeze(-1)
         for part in _parts(logits):
             # d log p(token) / d logits = (1[token] - p) / temperature
-            rows = (logits[part].to(normaliser.dtype) / ctx.temperature).sub_(normaliser[part].unsqueeze(-1)).exp_()
+            scaled = logits[part].to(normaliser.dtype) / _column(ctx.temperature, part)
+            rows = scaled.sub_(normaliser[part].unsqueeze(-1)).exp_()
             rows.mul_(-scaled_gradient[part])
             result[part] = rows.scatter_add_(-1, token_ids[part].unsqueeze(-1), scaled_gradient[part])
         return result, None, None
@@ -260,14 +270,15 @@ def _slice_bytes(kind: str) -> int:
     return ACCELERATOR_SLICE // 8 if total is None else min(ACCELERATOR_SLICE, total // 256)
 
 
-def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
+def token_entropies(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """Return the entropy in nats of ``softmax(logits / temperature)`` at each position.
 
-    ``logits`` are [..., V]. The computation is in float32.
+    ``logits`` are [..., V]. ``temperature`` is a number, or [...] with one for each position. The computation is in
+    float32.
     """
-    rows = logits.flatten(0, -2)
+    rows, flat = logits.flatten(0, -2), _flat(temperature)
     parts = []
-    for part in rows.split(_rows_at_a_time(rows)):  # to avoid a copy of all logits
-        logprobs = torch.log_softmax(part.float() / temperature, dim=-1)
+    for part in list(_parts(rows)) or [slice(0)]:  # to avoid a copy of all logits
+        logprobs = torch.log_softmax(rows[part].float() / _column(flat, part), dim=-1)
         parts.append(-(logprobs.exp() * logprobs).sum(-1))
     return torch.cat(parts).view(logits.shape[:-1])

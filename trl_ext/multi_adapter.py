@@ -94,7 +94,7 @@ def _outputs(
             first.model,
             read,
             rows.input_ids[rows.sampled],
-            first.args.temperature,
+            rows.temperatures(first.args.temperature),
             first.autocast,
             first.args.logits_chunk,
             entropies,

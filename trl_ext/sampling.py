@@ -58,6 +58,11 @@ class Sampling:
         """Return whether a completion ends with the last token of ``ids``, and not because it is too long."""
         return ended(ids, self.stop_ids, self.stop_strings)
 
+    @property
+    def drawn(self) -> tuple[float, float, int]:
+        """Return how a token is drawn: the temperature, top-p and top-k, which change nothing if it is greedy."""
+        return (self.temperature, self.top_p, self.top_k) if self.temperature > 0 else (0.0, 1.0, 0)
+
 
 @dataclass
 class Sampled:
@@ -116,6 +121,7 @@ def sample(
     states: KVCache | None = None,
     known: Sequence[int] | None = None,
     owners: Sequence[str] | None = None,
+    own: Sequence[Sampling] | None = None,
 ) -> list[Sampled]:
     """Sample one completion for each prompt, in order.
 
@@ -129,6 +135,7 @@ def sample(
         states: the KV cache of conversations. It is read for each prompt, and filled with the new conversations.
         known: the number of tokens at the beginning of each prompt whose states may be in ``states``.
         owners: the policy of each row, whose weights computed the states. By default it is the adapter.
+        own: how to sample each row, where rows differ. The limits of batches are those of ``sampling``.
     """
     if keys is None:
         seed = int(torch.randint(2**62, (1,)))
@@ -136,7 +143,8 @@ def sample(
     plain = plain_states(base_of(model))
     if states is not None and plain != "everywhere":
         states = None  # sliding windows count columns, and kept states have padding between them
-    rows = [_Row(ids, _uniforms(key, sampling)) for ids, key in zip(prompts, keys, strict=True)]
+    each = [sampling] * len(prompts) if own is None else own
+    rows = [_Row(ids, _uniforms(key, one), one) for ids, key, one in zip(prompts, keys, each, strict=True)]
     for row, adapter in zip(rows, adapters or (), strict=bool(adapters)):
         row.adapter = row.owner = adapter
     for row, owner in zip(rows, owners or (), strict=bool(owners)):
@@ -146,12 +154,14 @@ def sample(
         for row, past in zip(rows, states.take(names), strict=True):
             row.past = past
     with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
-        for batch in _batches(rows, sampling):
-            if plain == "no":
-                _generate_by_transformers(model, batch, sampling, choose)
-            else:
-                _Batch(model, batch, sampling, states, choose).run()
-    return [Sampled(row.ids, row.logprobs if sampling.temperature > 0 and plain != "no" else None) for row in rows]
+        if plain == "no":
+            for alike in _alike(rows):
+                for batch in _batches(alike, sampling):
+                    _generate_by_transformers(model, batch, alike[0].sampling, choose)
+        else:
+            for batch in _batches(rows, sampling):
+                _Batch(model, batch, states, choose).run()
+    return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
 # -- rows and batches ---------------------------------------------------------------------------------------------
@@ -161,6 +171,7 @@ def sample(
 class _Row:
     prompt: list[int]
     uniforms: Tensor | None
+    sampling: Sampling
     adapter: str | None = None
     owner: str | None = None
     past: tuple[Block, int] | None = None
@@ -188,15 +199,29 @@ def number_of(key: tuple) -> int:
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:16], "little")
 
 
+def _alike(rows: list[_Row]) -> list[list[_Row]]:
+    """Return the rows in groups that are sampled alike, because the generation of transformers samples a batch alike."""
+    groups: list[list[_Row]] = []
+    for row in rows:
+        group = next((group for group in groups if group[0].sampling == row.sampling), None)
+        if group is None:
+            groups.append([row])
+        else:
+            group.append(row)
+    return groups
+
+
 def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
     """Yield batches from long rows to short ones, so that a lack of memory shows in the first batch."""
     batch: list[_Row] = []
+    new = 0  # the most new tokens of a row of the batch
     for row in sorted(rows, key=lambda row: -len(row.prompt)):
-        longest = len((batch or [row])[0].prompt) + sampling.max_new_tokens
+        new = max(new if batch else 0, row.sampling.max_new_tokens)
+        longest = len((batch or [row])[0].prompt) + new
         full = sampling.batch_tokens is not None and (len(batch) + 1) * longest > sampling.batch_tokens
         if batch and (full or len(batch) == sampling.batch_size):
             yield batch
-            batch = []
+            batch, new = [], row.sampling.max_new_tokens
         batch.append(row)
     if batch:
         yield batch
@@ -205,15 +230,22 @@ def _batches(rows: list[_Row], sampling: Sampling) -> Iterator[list[_Row]]:
 class _Batch:
     """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
 
-    def __init__(self, model: Any, rows: list[_Row], sampling: Sampling, states: KVCache | None, choose: _Choose):
-        self.model, self.base, self.sampling, self.states = model, base_of(model), sampling, states
+    def __init__(self, model: Any, rows: list[_Row], states: KVCache | None, choose: _Choose):
+        self.model, self.base, self.states = model, base_of(model), states
         self.choose_adapters = choose
         self.device = next(self.base.parameters()).device
         self.rows = rows
         self.cache = empty_cache(self.base)
         self.mask = torch.zeros(0)
-        uniforms = [row.uniforms for row in rows if row.uniforms is not None]  # empty if sampling is greedy
-        self.uniforms = torch.stack(uniforms).to(self.device) if uniforms else None
+        self.longest = max(row.sampling.max_new_tokens for row in rows)
+        self.uniforms: Tensor | None = None  # if all rows are greedy
+        if any(row.uniforms is not None for row in rows):
+            self.uniforms = torch.zeros(len(rows), self.longest, dtype=torch.float64)
+            for numbers, row in zip(self.uniforms, rows, strict=True):
+                if row.uniforms is not None:
+                    numbers[: len(row.uniforms)] = row.uniforms
+            self.uniforms = self.uniforms.to(self.device)
+        self._find_draws()
         self.position_ids = accepts(self.base, "position_ids")
         self.masks = _takes_masks(self.base)
 
@@ -221,12 +253,13 @@ class _Batch:
         logits = self._prefill()
         running = list(range(len(self.rows)))  # the positions in the batch that have not ended
         ended = [False] * len(self.rows)
-        for step in range(self.sampling.max_new_tokens):
+        for step in range(self.longest):
             tokens = self._choose(logits, step, ended)
             for position in running:
-                ended[position] = self.sampling.ends(self.rows[position].ids)
+                own = self.rows[position]
+                ended[position] = step + 1 >= own.sampling.max_new_tokens or own.sampling.ends(own.ids)
             running = [position for position in running if not ended[position]]
-            if not running or step + 1 == self.sampling.max_new_tokens:
+            if not running:
                 break
             if len(running) <= 0.75 * len(self.rows):
                 self._keep_only(running)
@@ -296,17 +329,21 @@ class _Batch:
 
     def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> Tensor:
         """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
-        if self.sampling.temperature <= 0:
-            tokens = logits.argmax(-1)
+        if len(self.draws) == 1:
+            [(drawn, _)] = self.draws
+            tokens, found = self._draw(logits, drawn, None if self.uniforms is None else self.uniforms[:, step])
+        else:
+            assert self.uniforms is not None  # only rows that are not greedy draw differently
+            tokens, found = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
+            for drawn, index in self.draws:
+                tokens[index], own = self._draw(logits[index], drawn, self.uniforms[index, step])
+                if own is not None:
+                    found[index] = own
+        if found is None:
             chosen, logprobs = tokens.tolist(), None
         else:
-            probabilities = torch.softmax(logits / self.sampling.temperature, -1)
-            probabilities = truncated(probabilities, self.sampling.top_p, self.sampling.top_k)
-            assert self.uniforms is not None  # the temperature is above 0
-            tokens = _inverse_cdf(probabilities, self.uniforms[:, step])
-            drawn = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
             # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
-            numbers, logprobs = torch.stack([tokens.to(drawn.dtype), drawn]).tolist()
+            numbers, logprobs = torch.stack([tokens.to(found.dtype), found]).tolist()
             chosen = [int(number) for number in numbers]
         for position, row in enumerate(self.rows):
             if not ended[position]:
@@ -314,6 +351,24 @@ class _Batch:
                 if logprobs is not None:
                     row.logprobs.append(logprobs[position])
         return tokens
+
+    @staticmethod
+    def _draw(logits: Tensor, drawn: tuple[float, float, int], uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Draw the next token of rows that draw alike. Return the tokens, and their log-probabilities unless greedy."""
+        temperature, top_p, top_k = drawn
+        if temperature <= 0:
+            return logits.argmax(-1), None
+        assert uniforms is not None  # the temperature is above 0
+        probabilities = truncated(torch.softmax(logits / temperature, -1), top_p, top_k)
+        tokens = _inverse_cdf(probabilities, uniforms)
+        return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+
+    def _find_draws(self) -> None:
+        """Find the rows that draw their tokens alike. They are computed together, as if they were alone in the batch."""
+        positions: dict[tuple[float, float, int], list[int]] = {}
+        for position, row in enumerate(self.rows):
+            positions.setdefault(row.sampling.drawn, []).append(position)
+        self.draws = [(drawn, torch.tensor(own, device=self.device)) for drawn, own in positions.items()]
 
     def _keep_only(self, positions: list[int]) -> None:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
@@ -332,6 +387,7 @@ class _Batch:
             self.mask = self.mask[index]
             self.rows = [self.rows[p] for p in positions]
             self.uniforms = None if self.uniforms is None else self.uniforms[index]
+            self._find_draws()
 
 
 def _takes_masks(model: Any) -> bool:

@@ -19,7 +19,7 @@ The tokenizer's own padding token does not: scripts add one whose id the model's
 """
 
 
-ON_THE_HOST = ("trajectory", "value_mask")
+ON_THE_HOST = ("trajectory", "value_mask", "temperature")
 """Tensors of a :class:`TokenBatch` that stay on the CPU. Reading by them would wait for an accelerator if they were there."""
 
 
@@ -48,6 +48,7 @@ class Completion:
         weight: how often the row counts in the loss.
         critic_prompt_ids: the critic's prompt, if it differs from the policy's.
         sampled_logprobs: the log-probabilities of ``response_ids`` from the engine that sampled them, if it gives them.
+        temperature: the temperature at which it was sampled, above 0. None: that of the run.
     """
 
     prompt_ids: list[int]
@@ -64,6 +65,7 @@ class Completion:
     weight: float = 1.0
     critic_prompt_ids: list[int] | None = None
     sampled_logprobs: list[float] | None = None
+    temperature: float | None = None
 
 
 @dataclass
@@ -99,6 +101,7 @@ class TokenBatch:
     sampler_logprobs: Tensor  # [N, T] the sampling engine's log-probabilities; NaN where they are unknown
     tree: PrefixTree  # which rows begin alike
     sample: Tensor  # [N] the index of the row's completion among those that build_token_batch received
+    temperature: Tensor  # [N] the sampling temperature of the row; NaN for that of the run
     # [N, T]; zeros until compute_old_logprobs_and_values and assign_advantages fill them in
     old_logprobs: Tensor
     ref_logprobs: Tensor
@@ -129,6 +132,17 @@ class TokenBatch:
         """Return :attr:`sampled_on_host` on the device of the batch."""
         row, column = self.sampled_on_host
         return row.to(self.input_ids.device), column.to(self.input_ids.device)
+
+    def temperatures(self, default: float) -> float | Tensor:
+        """Return the temperature of each of the M sampled tokens, [M], or one number if it is the same for all.
+
+        ``default`` is the temperature of the run.
+        """
+        own = torch.where(self.temperature.isnan(), default, self.temperature)
+        found = own.unique().tolist()
+        if len(found) < 2:
+            return found[0] if found and not self.temperature.isnan().all() else default
+        return own[self.sampled_on_host[0]].to(self.input_ids.device, torch.float32)
 
     def without_prompts(self) -> "TokenBatch":
         """Return what advantages are computed from: the rows on the CPU, with the values of their sampled tokens only.
@@ -278,7 +292,7 @@ def build_token_batch(
     Right padding needs no attention mask in a causal model, because no real token can see a later column.
 
     Raises:
-        ValueError: a completion has an empty prompt or no tokens.
+        ValueError: a completion has an empty prompt or no tokens, or was sampled at temperature 0.
     """
     sequences = [c.prompt_ids + c.response_ids for c in completions]
     width = max(map(len, sequences), default=1)
@@ -318,6 +332,7 @@ def build_token_batch(
         sampler_logprobs=sampler_logprobs,
         tree=PrefixTree.of(sequences),
         sample=torch.arange(len(completions)),
+        temperature=torch.tensor([_temperature(c) for c in completions], dtype=torch.float64),
         old_logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),
         values=torch.zeros(shape),
@@ -330,6 +345,14 @@ def build_token_batch(
         seen = [replace(c, prompt_ids=c.critic_prompt_ids or c.prompt_ids, critic_prompt_ids=None) for c in completions]
         rows.critic = build_token_batch(seen, device, critic_only)
     return rows
+
+
+def _temperature(completion: Completion) -> float:
+    if completion.temperature is None:
+        return float("nan")
+    if completion.temperature <= 0:
+        raise ValueError(f"{completion.label}: it was sampled at temperature 0, so it has no ratio to train on")
+    return completion.temperature
 
 
 def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:

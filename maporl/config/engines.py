@@ -21,6 +21,7 @@ class EngineEntry:
         serves_folders: whether it reads models from folders or the hub. A model that is built on the spot cannot use
             it.
         top_k: whether it can sample from the likeliest tokens only. OpenAI's interface has top_p and no top_k.
+        samples: whether it draws tokens. A person does not.
     """
 
     module: str
@@ -30,6 +31,7 @@ class EngineEntry:
     remote: bool = True
     serves_folders: bool = False
     top_k: bool = True
+    samples: bool = True
 
 
 ENGINES: dict[str, EngineEntry] = {
@@ -41,7 +43,7 @@ ENGINES: dict[str, EngineEntry] = {
         example="{urls: [http://127.0.0.1:8000]}",
         serves_folders=True,
     ),
-    "human": EngineEntry("maporl.engines.human"),
+    "human": EngineEntry("maporl.engines.human", samples=False),
     "openai": EngineEntry("maporl.engines.openai", section="api", example="{model: NAME}", top_k=False),
     "python": EngineEntry("maporl.engines.passed"),
 }

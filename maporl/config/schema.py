@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from maporl.config.call_options import CallLimits, CallTexts, Seconds
 from maporl.config.engines import ENGINES
+from maporl.decoding import Sampling
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from maporl.text import check_pattern, check_placeholders
 from trl_ext.attention import ATTENTIONS, check_name
@@ -231,6 +232,7 @@ class AgentSection:
     call_format: Literal["auto", "native", "json", "tags"] = "auto"
     call_texts: CallTexts | None = None
     limits: CallLimits | None = None
+    sampling: Sampling | None = None
 
     @property
     def weights(self) -> bool:
@@ -561,12 +563,16 @@ class WarmStartSection:
 
 @dataclass(frozen=True, config=STRICT)
 class EvaluationSection:
-    """Evaluation before, after, and every ``training.eval_steps`` updates."""
+    """Evaluation before, after, and every ``training.eval_steps`` updates.
+
+    ``sampling`` has the sampling of agents in evaluations, by their names.
+    """
 
     questions: Annotated[int, Field(ge=0)] = 256
     temperature: NotNegative = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
+    sampling: dict[str, Sampling] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def decoding(self) -> Decoding:
@@ -600,6 +606,7 @@ class RunOptions:
 for _plain in (
     PPOOptions,
     LearnerOptions,
+    Sampling,
     TrainingOptions,
     RunOptions,
     Schedule,

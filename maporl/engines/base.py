@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from maporl.decoding import RowSampling
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Message, Stop, Utterance
 from trl_ext.ppo_options import Decoding
@@ -27,6 +28,7 @@ class Request:
         heard: the utterances whose text is in the messages.
         messages: the messages of ``ask`` as the engine reads them: results of calls as the agent's call format shows
             them. By default they are those of ``ask``.
+        sampling: how the answer is sampled. None: as the whole run.
     """
 
     ask: Ask
@@ -39,9 +41,23 @@ class Request:
     rng_key: tuple | None = None
     heard: tuple[Utterance, ...] = ()
     messages: list[Message] = field(default_factory=list)
+    sampling: RowSampling | None = None
 
     def __post_init__(self):
         self.messages = self.messages or self.ask.messages
+
+    @property
+    def temperature(self) -> float | None:
+        """Return the temperature of the answer, or None if it is that of the run."""
+        return None if self.sampling is None else self.sampling.decoding.temperature
+
+    def longest(self, default: int) -> int:
+        """Return the most tokens of the answer. ``default`` is the length of the run."""
+        return default if self.sampling is None or self.sampling.max_tokens is None else self.sampling.max_tokens
+
+    def drawn(self, decoding: Decoding) -> Decoding:
+        """Return how the tokens of the answer are drawn. ``decoding`` is that of the run."""
+        return decoding if self.sampling is None else self.sampling.decoding
 
 
 @dataclass

@@ -84,15 +84,17 @@ class OpenAIEngine(Engine):
         return dict(self.counts)
 
     def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
-        section = self.sections[request.ask.agent]
+        section, drawn = self.sections[request.ask.agent], request.drawn(decoding)
+        own = None if request.sampling is None else request.sampling.stop
+        stop = self.stop_strings if own is None else list(own)
         return {
             "model": section.model,
             "messages": list(request.transcript.messages),
-            "temperature": decoding.temperature if section.temperature is None else section.temperature,
-            "max_tokens": section.max_tokens or self.max_new_tokens,
+            "temperature": drawn.temperature if section.temperature is None else section.temperature,
+            "max_tokens": section.max_tokens or request.longest(self.max_new_tokens),
             "base_url": section.base_url,
-            **({"top_p": decoding.top_p} if decoding.top_p < 1 else {}),
-            **({"stop": self.stop_strings} if self.stop_strings else {}),
+            **({"top_p": drawn.top_p} if drawn.top_p < 1 else {}),
+            **({"stop": stop} if stop else {}),
         }
 
     def _ask(self, request: Request, query: dict[str, Any], key: str) -> dict[str, Any]:

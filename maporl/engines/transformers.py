@@ -5,6 +5,7 @@ from typing import Literal
 
 from peft import PeftModel
 
+from maporl.decoding import RowSampling
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
 from maporl.team.team import Policy
@@ -14,7 +15,7 @@ from trl_ext.lora_merge import merged, merges
 from trl_ext.mixed_adapters import mixes
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, Sampling, sample
-from trl_ext.stop_strings import ended
+from trl_ext.stop_strings import StopStrings, ended
 
 
 class TransformersEngine(Engine):
@@ -87,6 +88,20 @@ class TransformersEngine(Engine):
             return (id(policy.model), policy.stop_ids, policy.stop_strings)
         return (policy.name,)
 
+    def _sampling(self, request: Request, policy: Policy, decoding: Decoding) -> Sampling:
+        """Return how the answer to ``request`` is sampled."""
+        drawn = request.drawn(decoding)
+        return Sampling(
+            request.longest(self.max_new_tokens),
+            drawn.temperature,
+            policy.stop_ids,
+            self.batch_size,
+            drawn.top_p,
+            self.batch_tokens,
+            drawn.top_k,
+            stop_strings_of(request.sampling, policy),
+        )
+
     def _how(self, policy: Policy) -> str:
         fitting = {"merged": merges, "mixed": mixes}
         on_cpu = next(policy.model.parameters()).device.type == "cpu"
@@ -101,18 +116,9 @@ class TransformersEngine(Engine):
             for r, p in zip(requests, speaking, strict=True)
         ]
         for request, policy, ids in zip(requests, speaking, prompts, strict=True):
-            policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
+            policy.voice.check_length(len(ids), request.longest(self.max_new_tokens), request.label)
         first = speaking[0]
-        sampling = Sampling(
-            self.max_new_tokens,
-            decoding.temperature,
-            first.stop_ids,
-            self.batch_size,
-            decoding.top_p,
-            self.batch_tokens,
-            decoding.top_k,
-            first.stop_strings,
-        )
+        each = [self._sampling(*parts, decoding) for parts in zip(requests, speaking, strict=True)]
         given = [r.rng_key for r in requests]
         keys = None if None in given else [key for key in given if key is not None]
         mixed = len({p.name for p in speaking}) > 1
@@ -121,14 +127,21 @@ class TransformersEngine(Engine):
             completions = sample(
                 first.model if mixed else model,
                 prompts,
-                sampling,
+                each[0],
                 keys,
                 [str(p.adapter) for p in speaking] if mixed else None,
                 self.kv_cache,
                 known,
                 owners=[p.name for p in speaking],
+                own=each,
             )
         return [reply_of(*parts) for parts in zip(requests, speaking, prompts, completions, strict=True)]
+
+
+def stop_strings_of(sampling: RowSampling | None, policy: Policy) -> StopStrings | None:
+    """Return the strings that end an answer: those of its own ``sampling``, or else those of its policy."""
+    stop = None if sampling is None else sampling.stop
+    return policy.stop_strings if stop is None else policy.voice.own_stop_strings(stop)
 
 
 def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sampled) -> Reply:
@@ -137,7 +150,7 @@ def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sa
     request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in policy.stop_ids)
     text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
     stop = Stop.EOS if completion.ids[-1] in policy.stop_ids else Stop.LENGTH
-    if stop is Stop.LENGTH and ended(completion.ids, policy.stop_ids, policy.stop_strings):
+    if stop is Stop.LENGTH and ended(completion.ids, policy.stop_ids, stop_strings_of(request.sampling, policy)):
         stop = Stop.STOP
     return Reply(text, stop, prompt, completion.ids, completion.logprobs)
 

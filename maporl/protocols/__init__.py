@@ -60,9 +60,11 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
 
 
 def _build(section: dict[str, Any], where: str) -> Protocol:
-    options = {key: value for key, value in section.items() if key not in ("name", "agents")}
+    options = {key: value for key, value in section.items() if key not in ("name", "agents", "sampling")}
     name = section.get("name")
     kind = look_up(name, PROTOCOLS, f"{where}: protocol.name", Protocol)
+    if "pass" in options and "pass_" in getattr(kind, "__dataclass_fields__", ()):
+        options["pass_"] = options.pop("pass")  # Python has a keyword of this name, so a field cannot have it
     return must_be_protocol(validated(kind, options, f"{where}: protocol"), f"{where}: protocol {name!r}")
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
+from maporl.protocols.silence import check_word, mark_passes
 from maporl.text import check_choices, check_names, check_placeholders
-from maporl.types import Act, Ask, Example
+from maporl.types import Act, Ask, Example, Utterance
 
 Play = Generator[list[Ask] | list[Act], Any, Any]
 """A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue.
@@ -73,9 +74,16 @@ class Protocol:
     """Whether all answers of a turn are given in one step, so that none of them follows another."""
     score_between_turns: bool = False
     """Whether it must know an answer's score, the weighted sum of all sources, before it continues."""
+    pass_: str | None = None
+    """The answer by which an agent declines. A configuration calls it ``pass``. None: nobody may decline.
+
+    Such an utterance is sent to the protocol with ``answers=False`` and the tag ``passed``. It is not graded, and its
+    credit is the mean credit of the answers of its turn. The protocol must not show it to others.
+    """
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_word(self.pass_)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play one example with ``agents``, given in speaking order.
@@ -110,6 +118,10 @@ class Protocol:
     def between_turns(self) -> frozenset[str]:
         """Return the names of the reward sources whose values it must know before it continues."""
         return frozenset()
+
+    def mark_passes(self, said: Sequence[Utterance]) -> None:
+        """Mark the new utterances by which agents declined, before they are graded."""
+        mark_passes(said, self.pass_)
 
     def at_update(self, update: int) -> "Protocol":
         """Return the protocol as it is played in ``update``, counted from 1."""

@@ -1,9 +1,10 @@
 """Chain: agents speak one after another, and each sees what was said before (CORY, MARFT, MHGPO, MAC-SPGG)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, speakers_of
 from maporl.types import Ask, Example, Utterance
 
 LATER = "{question}\n\nOthers have said:\n\n{others}"
@@ -20,6 +21,10 @@ class Chain(Protocol):
     ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders. ``answering`` says
     whose words answer the question: those of ``all``, or of the ``last`` agent in the order.
 
+    ``speaks`` lists the rounds, from 1, in which single agents speak: ``{bob: [1, 3]}``. In other rounds they are silent.
+    ``pass_`` (``pass`` in a configuration) is the word by which an agent declines: an utterance that is this word only is
+    shown to nobody. The texts must tell the agents so.
+
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
@@ -34,6 +39,8 @@ class Chain(Protocol):
     quote: str = "{name}: {text}"
     separator: str = "\n\n"
     answering: Literal["all", "last"] = "all"
+    speaks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    pass_: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -44,25 +51,38 @@ class Chain(Protocol):
         check_template("opening", self.opening, {"question"}, {"question"})
         check_template("later", self.later, {"question", "others"})
         check_template("quote", self.quote, {"name", "text"})
+        check_speaks(self.speaks, self.turns)
+        if self.speaks and len(set(self.order)) < len(self.order):
+            raise ValueError(f"speaks: it counts rounds, but order {list(self.order)} lists an agent twice; remove one")
         for agent, text in self.prompts.items():
             check_template(f"prompts.{agent}", text, {"question", "others"})
 
     def mentioned(self) -> set[str]:
         """Return the agents that the options name."""
-        return {*self.order, *self.prompts, *self.sees, *(b for seen in self.sees.values() for b in seen)}
+        return {*self.order, *self.prompts, *self.speaks, *self.sees, *(b for seen in self.sees.values() for b in seen)}
 
     @property
     def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
-        """Whether every step ends with an answer: true unless only the last agent answers."""
-        return self.answering == "all"
+        """Whether every step ends with an answer: true unless only the last agent answers, or agents may decline."""
+        return self.answering == "all" and self.pass_ is None
+
+    def check_players(self, players: tuple[str, ...]) -> None:
+        """Check that these agents can play it.
+
+        Raises:
+            ValueError: nobody speaks in a round.
+        """
+        super().check_players(players)
+        check_somebody_speaks(self.speaks, self.order or players, self.turns)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Ask every agent in order, ``turns`` times."""
         order = self.order or agents
         said: list[Utterance] = []
-        for _ in range(self.turns):
-            for agent in order:
-                said += yield [self._ask(agent, example.question, said, answers=self._answers(agent, order))]
+        for turn in range(self.turns):
+            for agent in speakers_of(self.speaks, order, turn):
+                ask = self._ask(agent, example.question, said, answers=self._answers(agent, order))
+                said += yield [replace(ask, turn=turn) if self.speaks else ask]
 
     def _answers(self, agent: str, order: tuple[str, ...]) -> bool:
         return self.answering == "all" or agent == order[-1]
@@ -77,7 +97,7 @@ class Chain(Protocol):
     def _seen(self, agent: str, said: list[Utterance]) -> list[Utterance]:
         """Return what is new to the agent: the utterances since it last spoke that it may see."""
         last = max((i for i, u in enumerate(said) if u.agent == agent), default=-1)
-        new = said[last + 1 :]
+        new = answered(said[last + 1 :])
         if self.visibility == "predecessor":
             return new[-1:]
         if self.visibility == "graph":

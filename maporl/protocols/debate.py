@@ -5,11 +5,12 @@ the others. It remembers its own answers, because its conversation continues.
 """
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, mark_passes, speakers_of
 from maporl.types import Ask, Example, Utterance
 
 OTHERS = (
@@ -103,11 +104,16 @@ class Debate(Protocol):
 
     ``opening`` may use ``{question}``. ``later`` may use ``{question}`` and ``{others}``. ``{others}`` contains one
     ``quote`` for each other agent, joined with ``separator``; a quote may use ``{number}`` (counted from 1), ``{name}``
-    and ``{text}``. ``alone`` replaces ``later`` if an agent plays alone.
+    and ``{text}``. ``alone`` replaces ``later`` if an agent has heard nothing new, as one that plays alone.
 
     ``feedback`` names a reward source. Its score of each answer is told to the author and to the others before the next
     turn, in the ``words`` of :class:`Feedback`. ``consensus`` ends a question early. ``summariser`` names an agent that
     condenses the answers of the others for each agent before they are shown. It does not debate itself.
+
+    ``speaks`` lists the turns, from 1, in which single agents speak: ``{bob: [1, 3]}``. In its other turns an agent is
+    silent. When it speaks again, it is shown the last answer that each of the others has given since then. ``pass_``
+    (``pass`` in a configuration) is the word by which an agent declines: an answer that is this word only is shown to
+    nobody. The texts must tell the agents so. Consensus counts those who answered in the turn.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
@@ -126,6 +132,8 @@ class Debate(Protocol):
     summary: str = (
         "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: {question}"
     )
+    speaks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    pass_: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -136,13 +144,19 @@ class Debate(Protocol):
         check_template("alone", self.alone, {"question"})
         check_template("quote", self.quote, {"number", "name", "text"})
         check_template("summary", self.summary, {"question", "others"})
+        check_speaks(self.speaks, self.turns)
+        if self.summariser in self.speaks:
+            raise ValueError(f"speaks: {self.summariser!r} is the summariser, which does not debate itself; remove it")
 
     simultaneous = True
 
     @property
     def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
-        """Whether every step ends with an answer: false with a summariser, whose summaries are steps of their own."""
-        return self.summariser is None
+        """Whether every step ends with an answer.
+
+        It is false with a summariser, whose summaries are steps of their own, and if agents may decline.
+        """
+        return self.summariser is None and self.pass_ is None
 
     @property
     def score_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
@@ -162,6 +176,23 @@ class Debate(Protocol):
         """Return the summariser, if there is one."""
         return () if self.summariser is None else (self.summariser,)
 
+    def mentioned(self) -> set[str]:
+        """Return the agents that ``speaks`` names."""
+        return set(self.speaks)
+
+    def check_players(self, players: tuple[str, ...]) -> None:
+        """Check that these agents can play it.
+
+        Raises:
+            ValueError: nobody speaks in a turn.
+        """
+        super().check_players(players)
+        check_somebody_speaks(self.speaks, [name for name in players if name != self.summariser], self.turns)
+
+    def mark_passes(self, said: Sequence[Utterance]) -> None:
+        """Mark the new answers by which agents declined. The summariser cannot decline."""
+        mark_passes(said, self.pass_, exempt=self.summariser)
+
     def at_update(self, update: int) -> "Debate":
         """Return the debate as it is played in ``update``, counted from 1: without consensus before its first update."""
         early = self.consensus is not None and update < self.consensus.from_update
@@ -170,30 +201,30 @@ class Debate(Protocol):
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the debate. The outcome is "consensus" if the question ended early, else None."""
         debaters = [a for a in agents if a != self.summariser]
+        heard = Heard(debaters)
         said: list[Utterance] = []
         for turn in range(self.turns):
-            if turn == 0:
-                opening = [{"role": "user", "content": self.opening.format(question=example.question)}]
-                said = yield [Ask(agent, opening) for agent in debaters]
-                continue
-            if self.consensus is not None and self.consensus.reached(said):
+            if self.consensus is not None and self.consensus.reached(answered(said)):
                 return "consensus"
-            asks = [self._ask(agent, example.question, said) for agent in debaters]
-            if self.summariser is not None and len(debaters) > 1:
-                asks = yield from self._condensed(asks, example.question, said)
-            said = yield asks
+            speaking = speakers_of(self.speaks, debaters, turn)
+            summaries = yield from self._summaries([a for a in speaking if heard.news[a]], example.question, heard)
+            said = yield [self._ask(a, turn, example.question, heard, summaries.get(a)) for a in speaking]
+            heard.take(said)
         return None
 
-    def _ask(self, agent: str, question: str, said: list[Utterance], summary: Utterance | None = None) -> Ask:
+    def _ask(self, agent: str, turn: int, question: str, heard: "Heard", summary: Utterance | None) -> Ask:
         """Return the ask that shows ``agent`` the other answers, or their summary, before its next answer."""
-        others = [u for u in said if u.agent != agent]
-        shown = summary.text if summary is not None else self._quotes(others)
-        text = self.later.format(question=question, others=shown) if others else self.alone.format(question=question)
-        mine = next(u for u in said if u.agent == agent)
-        if told := self.words.tell(self.words.own, mine, self.feedback):
+        others, mine = heard.news[agent], heard.own.get(agent)
+        if others:
+            shown = summary.text if summary is not None else self._quotes(others)
+            text = self.later.format(question=question, others=shown)
+        else:
+            text = (self.opening if mine is None else self.alone).format(question=question)
+        if mine is not None and (told := self.words.tell(self.words.own, mine, self.feedback)):
             text = "\n\n".join([f"{told} {self.words.explanation}".strip(), text])
         parents = (summary.id,) if summary is not None else tuple(u.id for u in others)
-        return Ask(agent, [{"role": "user", "content": text}], parents=parents)
+        message = {"role": "user", "content": text}
+        return Ask(agent, [message], parents=parents, turn=turn if self.speaks else None)
 
     def _quotes(self, others: list[Utterance]) -> str:
         quotes = []
@@ -203,23 +234,46 @@ class Debate(Protocol):
             quotes.append(f"{quote}\n{told}" if told else quote)
         return self.separator.join(quotes)
 
-    def _condensed(
-        self, asks: list[Ask], question: str, said: list[Utterance]
-    ) -> Generator[list[Ask], list[Utterance], list[Ask]]:
-        """Return ``asks`` with the summariser's words in place of the quotes."""
+    def _summaries(
+        self, agents: list[str], question: str, heard: "Heard"
+    ) -> Generator[list[Ask], list[Utterance], dict[str, Utterance]]:
+        """Return the summariser's words for each of the ``agents``, if there is a summariser."""
+        if self.summariser is None or not agents:
+            return {}
         requests = []
-        for ask in asks:
-            others = [u for u in said if u.agent != ask.agent]
+        for agent in agents:
+            others = heard.news[agent]
             text = self.summary.format(question=question, others=self._quotes(others))
             requests.append(
                 Ask(
-                    str(self.summariser),
+                    self.summariser,
                     [{"role": "user", "content": text}],
                     role="summariser",
-                    parents=ask.parents,
+                    parents=tuple(u.id for u in others),
                     answers=False,
                     fresh=True,
                 )
             )
         summaries = yield requests
-        return [self._ask(a.agent, question, said, s) for a, s in zip(asks, summaries, strict=True)]
+        return dict(zip(agents, summaries, strict=True))
+
+
+class Heard:
+    """What each debater has not been shown yet, and what it said last.
+
+    Args:
+        debaters: the agents, in order.
+    """
+
+    def __init__(self, debaters: list[str]):
+        self.news: dict[str, list[Utterance]] = {agent: [] for agent in debaters}
+        self.own: dict[str, Utterance] = {}
+
+    def take(self, said: list[Utterance]) -> None:
+        """Take the words of a turn. Those who spoke in it had been shown all news before."""
+        self.own |= {u.agent: u for u in said}
+        new = {u.agent: u for u in answered(said)}
+        for agent, news in self.news.items():
+            old = {} if any(u.agent == agent for u in said) else {u.agent: u for u in news}
+            latest = old | new
+            self.news[agent] = [latest[other] for other in self.news if other in latest and other != agent]

@@ -82,13 +82,11 @@ def _answers_again(dialogue: Dialogue) -> list[tuple[str, bool, list[bool], bool
     right = {u.id: correct for u, correct in answers}
     own = {(u.agent, u.turn): correct for u, correct in answers}
     speaker = {u.id: u.agent for u, _ in answers}
-    return [
-        (
-            u.agent,
-            own[u.agent, u.turn - 1],
-            [right[p] for p in u.parents if speaker.get(p, u.agent) != u.agent],
-            correct,
-        )
-        for u, correct in answers
-        if (u.agent, u.turn - 1) in own
-    ]
+    again = []
+    for u, correct in answers:
+        # the agent may have been silent in the turn before
+        before = max((v.turn for v in dialogue.utterances if v.agent == u.agent and v.turn < u.turn), default=-1)
+        if (u.agent, before) in own:
+            heard = [right[p] for p in u.parents if speaker.get(p, u.agent) != u.agent]
+            again.append((u.agent, own[u.agent, before], heard, correct))
+    return again

@@ -27,7 +27,8 @@ def assign_credit(
 
     ``reward.rules`` turn the scores into credits. Without rules, an answer's credit is its shared score plus the
     collaboration bonus, and the credit of another utterance is its own score, if a source or the protocol gave it one.
-    Then the penalties of answers are subtracted. An utterance that has no credit after this, such as a summary, gets the
+    Then the penalties of answers are subtracted. An utterance by which an agent declined (``protocol.pass``) gets the mean
+    credit of the answers of its turn. An utterance that has no credit after this, such as a summary, gets the
     mean credit of the utterances whose speakers were shown it, and of those that it settled. Without them it has
     no credit and is not trained on.
 
@@ -52,6 +53,7 @@ def assign_credit(
             if "credit" in u.rewards:
                 u.rewards["credit"] += sum(_penalties(u))
     for dialogue in dialogues:
+        credit_passes(dialogue)
         credit_by_readers(dialogue)
 
 
@@ -179,6 +181,18 @@ class _Grid:
         for u, cell in self.cells():
             array[cell] = value(u)
         return array
+
+
+def credit_passes(dialogue: Dialogue) -> None:
+    """Give each utterance by which an agent declined the mean credit of the answers of its turn.
+
+    If nobody answered in the turn, it keeps what a rule gave it.
+    """
+    for u in dialogue.utterances:
+        if u.tags.get("passed"):
+            credits = [v.rewards["credit"] for v in dialogue.at(u.turn) if "credit" in v.rewards]
+            if credits:
+                u.rewards["credit"] = sum(credits) / len(credits)
 
 
 def credit_by_readers(dialogue: Dialogue) -> None:

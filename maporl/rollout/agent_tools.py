@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from maporl.config.imports import unknown
+from maporl.decoding import TeamSampling
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import Tool
 from maporl.environments.build import TeamTools, ToolGrant, build_grants
@@ -60,11 +61,16 @@ def agent_tools(
 
 
 def tools_of_team(
-    tools: TeamTools, team: Team, longest: int, protocol: Protocol, speakers: Sequence[str]
+    tools: TeamTools,
+    team: Team,
+    longest: int,
+    protocol: Protocol,
+    speakers: Sequence[str],
+    sampling: TeamSampling | None = None,
 ) -> dict[str, AgentTools]:
     """Return what each agent of a team may call. Agents that may call nothing are left out.
 
-    ``longest`` is the most tokens of a completion. ``speakers`` are the agents that play ``protocol``.
+    ``longest`` is the most tokens of a completion, unless ``sampling`` has another length for an agent. ``speakers`` are the agents that play ``protocol``.
 
     Raises:
         ConfigError: as for :func:`agent_tools`.
@@ -75,7 +81,8 @@ def tools_of_team(
         handed = protocol.tools(name, tuple(speakers))
         if name in grants or handed:
             grant = grants.get(name) or tools.grants.get(name) or ToolGrant()
-            found[name] = agent_tools(name, grant, tools.world, team.voice_of(name), longest, handed)
+            most = longest if sampling is None else sampling.longest(name, longest)
+            found[name] = agent_tools(name, grant, tools.world, team.voice_of(name), most, handed)
     return found | {name: typed(own) for name, own in found.items() if team.agents[name].engine == "human"}
 
 

@@ -27,8 +27,8 @@ def play_baselines(
     alone = Debate(turns=1, opening=player.protocol.opening)
     baselines: dict[str, Share] = {}
 
-    def round_of(agent: str, decoding: Decoding) -> tuple[list[Grade], int]:
-        specs = {agent: player.specs()[agent]}
+    def round_of(agent: str, decoding: Decoding, training: bool = False) -> tuple[list[Grade], int]:
+        specs = {agent: player.specs(training=training)[agent]}
         driver = player.driver(task, decoding, protocol=alone, specs=specs, scores=False)
         played = driver.play(examples)
         answers = [d.utterances[0] for d in played]
@@ -42,7 +42,7 @@ def play_baselines(
             baselines[f"{agent} alone"] = Share(sum(bool(g.correct) for g in single), len(single))
             rounds, sampled = [], 0
             while sampled < evaluation.tokens:
-                grades, tokens = round_of(agent, player.options.decoding)
+                grades, tokens = round_of(agent, player.options.decoding, training=True)
                 rounds.append(grades)
                 sampled += tokens
         votes = sum(majority_credit(grades) for grades in zip(*rounds, strict=True))

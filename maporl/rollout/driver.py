@@ -252,6 +252,7 @@ class RolloutDriver:
                 try:
                     moves = episode.step.send(values)
                 except StopIteration as end:
+                    self.protocol.mark_passes(end.value)
                     ended.append((episode, end.value))
                     continue
                 _take_moves(episode, moves)
@@ -310,7 +311,7 @@ class RolloutDriver:
                 )
             speaking |= set() if ask.fresh else {ask.agent}
             if ask.continues is None:
-                turn = episode.turns.get(ask.agent, 0)
+                turn = _next_turn(episode, ask)
                 episode.turns[ask.agent] = turn + 1
                 ask, transcript = self._begun(episode, ask, spec)
             else:
@@ -323,8 +324,9 @@ class RolloutDriver:
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
             heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
             policy = spec.policy(turn)
+            sampling = spec.row_sampling(ask, turn, self.decoding)
             requests.append(
-                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages)
+                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages, sampling)
             )
         return requests
 
@@ -444,6 +446,7 @@ class RolloutDriver:
             answers=ask.answers,
             fresh=ask.fresh,
             tags=dict(ask.tags),
+            temperature=request.temperature,
         )
 
 
@@ -466,6 +469,19 @@ def with_news(messages: list[Message], news: str) -> list[Message]:
         return [*messages, {"role": "user", "content": news}]
     last = messages[places[-1]]
     return [*messages[: places[-1]], {**last, "content": last["content"] + news}, *messages[places[-1] + 1 :]]
+
+
+def _next_turn(episode: Episode, ask: Ask) -> int:
+    """Return the number of the turn that ``ask`` begins."""
+    least = episode.turns.get(ask.agent, 0)
+    if ask.turn is None:
+        return least
+    if ask.turn < least:
+        raise ConfigError(
+            f"the protocol asks agent {ask.agent!r} for turn={ask.turn}, but its next turn is {least} or later, counted from 0; "
+            "leave out turn, or let it rise"
+        )
+    return ask.turn
 
 
 def _take_moves(episode: Episode, moves: list[Ask] | list[Act]) -> None:

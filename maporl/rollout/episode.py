@@ -1,14 +1,17 @@
 """What a rollout consists of: who speaks, the dialogues in progress, and the steps that they wait for. Imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from maporl.decoding import RowSampling, SpeakerSampling
 from maporl.engines.base import Pending, Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.turns import AgentTools, Turn
 from maporl.environments.turns import Step as TurnStep
 from maporl.environments.world import Rooms
+from maporl.errors import ConfigError
 from maporl.protocols.base import Play
 from maporl.types import Act, Ask, Dialogue, Result, Utterance
+from trl_ext.ppo_options import Decoding
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class SpeakerSpec:
         system: the system prompt.
         role: the agent's role, which its utterances record.
         tools: what the agent may call, or None.
+        sampling: how its answers are sampled. None: as the whole run.
     """
 
     engine: str
@@ -30,10 +34,32 @@ class SpeakerSpec:
     system: str | None = None
     role: str | None = None
     tools: AgentTools | None = None
+    sampling: SpeakerSampling | None = None
 
     def policy(self, turn: int) -> str:
         """Return the name of the policy that speaks at ``turn``."""
         return self.policies[min(turn, len(self.policies) - 1)]
+
+    def row_sampling(self, ask: Ask, turn: int, decoding: Decoding) -> RowSampling | None:
+        """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.
+
+        The stop strings of the agent's call format stay. ``decoding`` says how the run draws tokens.
+
+        Raises:
+            ConfigError: the answer would be greedy, and its policy is trained on it.
+        """
+        found = (self.sampling or SpeakerSampling()).at(ask.sampling, ask.role or self.role, turn, decoding)
+        if found is None:
+            return None
+        if found.decoding.temperature == 0 and self.policy(turn) in self.learning:
+            raise ConfigError(
+                f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs the "
+                "probability of each answer, so give it a temperature above 0, or do not train it"
+            )
+        if found.stop is not None and self.tools is not None:
+            stop = dict.fromkeys([*found.stop, *self.tools.format.stop_strings])
+            return replace(found, stop=tuple(stop))
+        return found
 
 
 @dataclass

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from maporl.config.schema import RewardSection
+from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine, Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.build import TeamTools
@@ -91,6 +92,8 @@ class Player:
         untrained: the untrained weights, which restate answers that grading cannot read. None turns this off.
         world: the tools and environments of the run.
         tools: what each agent may call.
+        sampling: how answers are sampled, where this differs from the run. An agent that is not named there has its own
+            ``sampling``.
 
     Raises:
         ValueError: a speaker is not in the team.
@@ -109,8 +112,10 @@ class Player:
         untrained: UntrainedWeights | None = None,
         world: World | None = None,
         tools: Mapping[str, AgentTools] | None = None,
+        sampling: TeamSampling | None = None,
     ):
         self.world, self.tools = world or World(), dict(tools or {})
+        self.sampling = team.sampling(sampling)
         self.team, self.protocol = team, must_be_protocol(protocol, "protocol")
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
@@ -135,6 +140,7 @@ class Player:
         common_seed: bool = True,
         untrained: UntrainedWeights | None = None,
         tools: TeamTools | None = None,
+        sampling: TeamSampling | None = None,
     ) -> "Player":
         """Build a player with a scorer for ``reward``.
 
@@ -152,12 +158,14 @@ class Player:
         digits = {p.name: p.voice.digits for p in team.policies.values()} if exempt else {}
         scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
-        world = tools.world
-        may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names())
+        world, sampled = tools.world, team.sampling(sampling)
+        may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
         for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):
                 policy.voice.add_stop_strings(own.format.stop_strings)
-        player = cls(team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained, world, may_call)
+        player = cls(
+            team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained, world, may_call, sampling
+        )
         needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.rewards()
         scorer.sources |= build_sources(reward, needed, player.speak)
         return player
@@ -169,6 +177,7 @@ class Player:
         weights_from: Mapping[str, str] | None = None,
         instead: Mapping[str, str] | None = None,
         learning: frozenset[str] = frozenset(),
+        training: bool = False,
     ) -> dict[str, SpeakerSpec]:
         """Return the speakers as the driver sees them.
 
@@ -176,6 +185,7 @@ class Player:
             weights_from: for an agent, another agent whose weights it speaks with. By default those of :meth:`exchange`.
             instead: for an agent, a policy that speaks for it instead of its own.
             learning: the policies that are trained.
+            training: whether answers are sampled as in training, and not as in evaluations.
         """
         specs = {}
         weights_from = self._exchanged if weights_from is None else weights_from
@@ -185,7 +195,8 @@ class Player:
             policies = tuple(policy.name for policy in speaking) or (name,)
             if instead and name in instead:
                 policies = (instead[name],)
-            specs[name] = SpeakerSpec(agent.engine, policies, learning, agent.system, agent.role, self.tools.get(name))
+            tools, sampling = self.tools.get(name), self.sampling.of(name, training)
+            specs[name] = SpeakerSpec(agent.engine, policies, learning, agent.system, agent.role, tools, sampling)
         return specs
 
     def use_engine(self, agent: str, engine: Engine) -> None:

@@ -20,6 +20,7 @@ from maporl.team.agents import Policy
 from maporl.team.devices import split_bases
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import has_weights
+from maporl.team.sampling import team_sampling
 from maporl.team.team import Team
 from maporl.training.run_record import INITIAL
 from maporl.training.trainer import MultiAgentPPOTrainer
@@ -75,6 +76,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         engine_options=_engine_options(config),
         config=config,
         tools=TeamTools.from_config(config, speakers(config.protocol, names)),
+        sampling=team_sampling(config),
     )
 
 
@@ -158,6 +160,7 @@ def player_of(
         common_seed=config.branching.common_seed,
         untrained=untrained,
         tools=TeamTools.from_config(config, speakers(config.protocol, names)),
+        sampling=team_sampling(config),
     )
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from maporl.decoding import Sampling
 from trl_ext.chat import Tokenizer, check_length
 from trl_ext.forward import base_of
 from trl_ext.stop_strings import StopStrings
@@ -37,6 +38,7 @@ class Agent:
         by_turn: other weights at each turn. The entries speak for this agent in its first turn, its second turn, and so
             on. The last entry speaks in all later turns too. The entries' names are those of the policies. They need
             one tokenizer, because they continue one conversation.
+        sampling: how its answers are sampled, where this differs from the run.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Agent:
     critic: str | None = None
     engine: str = "transformers"
     by_turn: tuple["Agent", ...] = ()
+    sampling: Sampling | None = None
 
 
 @dataclass
@@ -70,6 +73,16 @@ class Voice:
     context: int | None = None
     stop_ids: frozenset[int] = frozenset()
     stop_strings: StopStrings | None = None
+
+    @cached_property
+    def _own_stop_strings(self) -> dict[tuple[str, ...], StopStrings | None]:
+        return {}
+
+    def own_stop_strings(self, strings: tuple[str, ...]) -> StopStrings | None:
+        """Return the stop strings ``strings`` of single answers. They are made once."""
+        if strings not in self._own_stop_strings:
+            self._own_stop_strings[strings] = StopStrings.of(self.tokenizer, strings)
+        return self._own_stop_strings[strings]
 
     @cached_property
     def digits(self) -> frozenset[int]:

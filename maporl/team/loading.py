@@ -111,7 +111,7 @@ def load_agents(
     agents: list[Agent] = []
     for name, section in config.agents.items():
         options: dict[str, Any] = {k: getattr(section, k) for k in ("trainable", "learning_rate", "critic")}
-        speaker: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine")}
+        speaker: dict[str, Any] = {k: getattr(section, k) for k in ("role", "system", "engine", "sampling")}
         if not section.weights:
             agents.append(Agent(name, **speaker))
             continue

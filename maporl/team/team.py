@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from peft import PeftModel
 
 from maporl.config import Config
 from maporl.config.engines import has_weights
+from maporl.decoding import TeamSampling
 from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
@@ -90,6 +92,12 @@ class Team:
         """Return the text side of an agent's first policy, or None if no weights here speak for it."""
         speaking = self.policies_of.get(agent, ())
         return speaking[0].voice if speaking else None
+
+    def sampling(self, given: TeamSampling | None = None) -> TeamSampling:
+        """Return ``given`` with the agents' own sampling, which they have in training. That in ``given`` wins."""
+        given = given or TeamSampling()
+        own = {name: agent.sampling for name, agent in self.agents.items() if agent.sampling is not None}
+        return replace(given, agents=own | dict(given.agents))
 
     def find_stop_ids(self, options: PPOOptions) -> None:
         """Fill in the token ids and the strings that end completions, for every policy.

@@ -90,7 +90,7 @@ class Collector:
         driver = self.player.driver(
             batch.task,
             self.args.decoding,
-            specs=self.player.specs(batch.plan.weights_from, instead, self.learning),
+            specs=self.player.specs(batch.plan.weights_from, instead, self.learning, training=True),
             batch=batch.number,
             rng_key=(self.args.seed, batch.number),
             first=first + distributed.rank() * self._own_batch_size,

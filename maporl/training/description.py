@@ -24,6 +24,7 @@ from maporl.advantages.transforms import TRANSFORMS
 from maporl.config.imports import import_folder, import_name
 from maporl.config.parse import validated
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection, TrainingOptions
+from maporl.decoding import TeamSampling
 from maporl.environments.base import Tool
 from maporl.environments.build import TeamTools
 from maporl.errors import UserError
@@ -71,6 +72,7 @@ class RunParts:
     sources: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[TrainerCallback] = ()
     tools: TeamTools = field(default_factory=TeamTools)
+    sampling: TeamSampling = field(default_factory=TeamSampling)
 
 
 def describe(parts: RunParts, team: SavedTeam) -> dict[str, Any]:
@@ -109,11 +111,22 @@ class _Description:
             "tools": self._tools(),
             "environments": self._environments(),
         }  # fmt: skip
+        self._add_sampling(found)
         for agent, grant in self.parts.tools.grants.items():
             if grant.tools:
                 found["agents"][agent]["tools"] = list(grant.tools)
         only = self.only_in_python | self.team.only_in_python
         return found | {"pythonpath": list(self.folders), "only_in_python": only}
+
+    def _add_sampling(self, found: dict[str, Any]) -> None:
+        """Add how agents and roles are sampled to the sections that say so."""
+        sampling = self.parts.sampling
+        for agent, own in sampling.agents.items():
+            found["agents"][agent]["sampling"] = _plain(dataclasses.asdict(own))
+        for section, entries in (("protocol", sampling.roles), ("evaluation", sampling.held_out)):
+            if entries:
+                plain = {name: _plain(dataclasses.asdict(own)) for name, own in entries.items()}
+                found[section]["sampling"] = plain
 
     # -- parts with a class ---------------------------------------------------------------------------------------
 

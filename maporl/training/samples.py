@@ -129,6 +129,7 @@ def samples_by_policy(
                 critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
                 columns=Columns.of(dialogue, utterance, utterance.policy),
                 utterance=utterance,
+                temperature=utterance.temperature,
             )
             copies[name] = (sample, [credit])
             samples.setdefault(utterance.policy, []).append(sample)

@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from maporl.advantages.baselines import baseline_of
 from maporl.config import Config
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
+from maporl.decoding import TeamSampling, check_learners
 from maporl.engines.base import Engine
 from maporl.engines.build import build_engines
 from maporl.environments.build import TeamTools
@@ -89,6 +90,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             objects, and names of environments or ``ENVIRONMENT.TOOL``.
         environments: by name, the class of an environment in which agents act, as TRL's ``environment_factory``. Unless
             the tools of an agent name it, all agents have all of its tools.
+        sampling: how answers are sampled in a role, or in evaluations. That of an agent in training is its own
+            (:class:`maporl.Agent`).
         config: the configuration that the other arguments were built from, which the run then keeps. By default the run
             describes its parts itself.
 
@@ -126,6 +129,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         reward_weights: Sequence[float] | None = None,
         tools: Mapping[str, Sequence[Any]] | TeamTools | None = None,
         environments: Mapping[str, Any] | None = None,
+        sampling: TeamSampling | None = None,
     ):
         check_args(args, MultiAgentPPOConfig)
         check_kinds(
@@ -170,7 +174,14 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             common_seed=branching.common_seed,
             untrained=untrained if self.references_sample else None,
             tools=tools,
+            sampling=sampling,
         )
+        learning = {
+            name: agent.role
+            for name, agent in team.agents.items()
+            if name in self.player.speakers and any(p.trainable for p in team.policies_of.get(name, ()))
+        }
+        check_learners(self.player.sampling, learning, protocol.roles, "trainer: ")
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
         self._critic_outputs = protocol.turns if args.critic_per_turn else 1
@@ -203,6 +214,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             dict(sources or {}),
             list(callbacks or []),
             tools,
+            self.player.sampling,
         )
         self._ahead: Ahead[TeamUpdateBatch] = Ahead()
         if args.async_depth:

@@ -133,6 +133,8 @@ def shares(counts: dict[Speaker, Count]) -> Metrics:
 def _why(dialogue: Dialogue, utterance: Utterance) -> str:
     readers = sorted({u.agent for u in dialogue.utterances if utterance.id in u.parents})
     place = where(dialogue, utterance)
+    if utterance.tags.get("passed"):
+        return f"nobody answered in the turn in which it declined, for example {place}"
     if not readers:
         return f"nobody was shown what it said, for example {place}"
     return f"those who were shown what it said have no credit either, for example {', '.join(readers)} after {place}"

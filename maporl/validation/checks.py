@@ -16,6 +16,7 @@ from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS
 from maporl.tasks import TASKS, build_task
 from maporl.team.checks import check_agents
+from maporl.team.sampling import check_sampling
 from maporl.training.ahead import check_ahead
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
 
@@ -34,6 +35,7 @@ def check(config: Config, where: str) -> None:
         _check_critic(name, agent, config, where)
     _check_restating(config, where)
     protocol = build_protocol(config.protocol, tuple(config.agents), where)
+    check_sampling(config, protocol, where)
     _check_learning(config, protocol, where)
     _check_reward(config, protocol, where)
     _check_async(config, where)

@@ -12,6 +12,7 @@ from maporl.config.schema import AgentSection, Config, TinySection
 from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.loading import base_owners, policy_names
+from maporl.team.sampling import team_sampling
 from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.model_memory import EIGHT_BIT, Shape
 from trl_ext.weights import read_pretrained
@@ -37,8 +38,9 @@ def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
     parts = dict.fromkeys(("weights", "references", "gradients", "optimizer", "activations", "logits"), 0.0)
     bases: set[Any] = set()
     rows, played = training.per_device_train_batch_size, config.questions_per_update() * dialogues
+    most = max(team_sampling(config).longest(name, ppo.response_length) for name in config.agents)
     once = ppo.num_mini_batches == 1 and played <= rows and not training.gradient_checkpointing
-    read, scored = rows * longest, rows * ppo.response_length * turns_of(config)
+    read, scored = rows * longest, rows * most * turns_of(config)
     if ppo.max_tokens_per_microbatch is not None:
         scored = min(scored, ppo.max_tokens_per_microbatch)  # what the answers share, such as a prompt, is read once
         once, read = once and read <= ppo.max_tokens_per_microbatch, min(read, ppo.max_tokens_per_microbatch)

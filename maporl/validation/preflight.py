@@ -32,6 +32,7 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, context_length, load_tokenizers
+from maporl.team.sampling import team_sampling
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.types import Dialogue
 from maporl.validation import memory
@@ -201,8 +202,9 @@ def _run_line(config: Config, dialogues: int, condition: str) -> str:
 def _narrow_sampling(config: Config) -> list[str]:
     """Return a line if training samples from less than the whole distribution, which is the one that is trained."""
     ppo = config.ppo
+    own = [line for agent in _learners(config) if (line := _narrow_agent(config, agent))]
     if ppo.decoding == Decoding(ppo.temperature):
-        return []
+        return own
     line = (
         f"sampling: ppo.top_p={ppo.top_p:g} and ppo.top_k={ppo.top_k} narrow what answers are sampled from. PPO trains the "
         f"whole distribution at temperature {ppo.temperature:g}: old, new and reference log-probabilities are all taken there, "
@@ -212,7 +214,31 @@ def _narrow_sampling(config: Config) -> list[str]:
         line += "; ppo.engine_tis_cap would weigh each token by its whole probability over that of sampling it"
     without = [name for name, agent in config.agents.items() if not ENGINES[agent.engine].top_k]
     uncut = f"; agents {', '.join(without)}: their engines have no top_k" if ppo.top_k and without else ""
-    return [line + uncut]
+    return [line + uncut, *own]
+
+
+def _narrow_agent(config: Config, agent: str) -> str:
+    """Return a line if the own sampling of ``agent``, or that of its role, is narrower than what is trained, or ""."""
+    sampling = team_sampling(config)
+    places = {f"agents.{agent}.sampling": sampling.agents.get(agent)}
+    role = config.agents[agent].role
+    if role is not None:
+        places[f"protocol.sampling.{role}"] = sampling.roles.get(role)
+    narrow = [
+        f"{place}.{key}={value:g}"
+        for place, own in places.items()
+        for key, full in (("top_p", 1), ("top_k", 0))
+        for value in (own.every(key) if own is not None else [])
+        if value != full
+    ]
+    if not narrow:
+        return ""
+    line = (
+        f"sampling: {', '.join(dict.fromkeys(narrow))}: agent {agent} samples from a narrower distribution than the one that "
+        "is trained"
+    )
+    corrects = f"ppo.engine_tis_cap={config.ppo.engine_tis_cap} corrects for it"
+    return f"{line}; {'ppo.engine_tis_cap would correct for it' if config.ppo.engine_tis_cap is None else corrects}"
 
 
 def method_warnings(config: Config) -> list[str]:
@@ -358,13 +384,17 @@ def _check_lengths(
     for dialogue in played:
         steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: _context(name, config.agents[name]) for name in players if name in tokenizers}
-    most = config.ppo.response_length
+    sampling = team_sampling(config)
+    most_of = {name: sampling.longest(name, config.ppo.response_length) for name in players}
+    most = max(most_of.values())
     longer: dict[str, int] = {}
     longest = 0
     for request, length in silent.prompts:
         agent, context = request.ask.agent, contexts[request.ask.agent]
         answers = len(players) * most * (1 if request.ask.fresh else request.turn)
-        longest = max(longest, length + answers + most)
+        own = most_of.get(agent, most)
+        limit = "ppo.response_length" if own == config.ppo.response_length else "max_tokens of its sampling"
+        longest = max(longest, length + answers + own)
         if not length:
             heard = [u.agent for u in request.heard]
             raise ConfigError(
@@ -374,22 +404,28 @@ def _check_lengths(
             )
         if context is None:
             continue
-        if length + most > context:
+        if length + own > context:
             which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
             by = "" if context == context_length(agent, config.agents[agent]) else " (vllm.colocate.max_model_len)"
             raise ConfigError(
-                f"agents.{agent}: {which} {length} tokens and answers may have {most} (ppo.response_length), but its "
+                f"agents.{agent}: {which} {length} tokens and answers may have {own} ({limit}), but its "
                 f"model reads at most {context}{by}; shorten the protocol's texts "
-                f"or ppo.response_length, or use another model; question: {request.example.question!r:.80}"
+                f"or {limit}, or use another model; question: {request.example.question!r:.80}"
             )
-        if length + answers + most > context:
-            longer[agent] = max(longer.get(agent, 0), length + answers + most)
+        if length + answers + own > context:
+            longer[agent] = max(longer.get(agent, 0), length + answers + own)
     warnings = _unread(config, silent) + [
         f"warning: agents.{agent}: its last turn may need about {length} tokens if all answers are as long as "
-        f"ppo.response_length={most} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
+        f"{_limit(config, most)} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
         for agent, length in longer.items()
     ]
     return warnings, longest, steps, played
+
+
+def _limit(config: Config, most: int) -> str:
+    """Return the name and the value of the option that lets answers have ``most`` tokens."""
+    name = "ppo.response_length" if most == config.ppo.response_length else "max_tokens of the agents' sampling"
+    return f"{name}={most}"
 
 
 def _unread(config: Config, silent: _Silent) -> list[str]:

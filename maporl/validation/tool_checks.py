@@ -11,6 +11,7 @@ from maporl.protocols import build_protocol, speakers
 from maporl.rollout.agent_tools import agent_tools
 from maporl.team.agents import Voice
 from maporl.team.loading import context_length
+from maporl.team.sampling import team_sampling
 from maporl.types import Example
 from trl_ext.chat import Tokenizer, encode_prompt
 from trl_ext.plain_text import encode_text
@@ -43,7 +44,8 @@ def check_tools(
         grant = grants.get(agent) or built.grants[agent]
         tokenizer = tokenizers.get(agent)
         voice = Voice(agent, tokenizer, context_length(agent, config.agents[agent])) if tokenizer is not None else None
-        found[agent] = agent_tools(agent, grant, world, voice, config.ppo.response_length, handed)
+        longest = team_sampling(config).longest(agent, config.ppo.response_length)
+        found[agent] = agent_tools(agent, grant, world, voice, longest, handed)
         cost = "" if tokenizer is None else f", {_tokens(found[agent], tokenizer)} tokens of its first prompt"
         names = ", ".join(found[agent].checks)
         lines.append(f"tools: {agent} may call {names} ({found[agent].format.name}{cost})")

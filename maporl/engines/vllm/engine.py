@@ -21,9 +21,10 @@ import torch
 from peft import PeftModel
 
 from maporl.config.schema import VLLMSection
+from maporl.decoding import RowSampling
 from maporl.engines.base import Engine, Pending, Reply, Request, wait_for
 from maporl.engines.build import EngineSetup
-from maporl.engines.transformers import reply_of
+from maporl.engines.transformers import reply_of, stop_strings_of
 from maporl.engines.vllm.checks import check_server, check_sharing
 from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
@@ -34,6 +35,7 @@ from trl_ext.checkpoint import save_policy_weights
 from trl_ext.forward import base_of
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling import Sampled, number_of
+from trl_ext.stop_strings import StopStrings
 
 FIRST_GROUP_PORT = 51216
 """The port at which the first server's GPU group meets this process, which is TRL's default. The next server has the next."""
@@ -41,12 +43,16 @@ FIRST_GROUP_PORT = 51216
 
 @dataclass(frozen=True)
 class Wanted:
-    """A completion that is asked for: its name in errors, the policy, the prompt, and the key of its random numbers."""
+    """A completion that is asked for: its name in errors, the policy, the prompt, and the key of its random numbers.
+
+    ``sampling`` says how it is sampled, where this differs from the run.
+    """
 
     label: str
     policy: str
     prompt: list[int]
     rng_key: tuple | None = None
+    sampling: RowSampling | None = None
 
 
 class VLLMEngine(Engine):
@@ -117,12 +123,15 @@ class VLLMEngine(Engine):
             for r, p in zip(requests, speaking, strict=True)
         ]
         for request, policy, ids in zip(requests, speaking, prompts, strict=True):
-            policy.voice.check_length(len(ids), self.max_new_tokens, request.label)
-        wanted = [Wanted(r.label, r.policy, ids, r.rng_key) for r, ids in zip(requests, prompts, strict=True)]
+            policy.voice.check_length(len(ids), request.longest(self.max_new_tokens), request.label)
+        wanted = [
+            Wanted(r.label, r.policy, ids, r.rng_key, r.sampling) for r, ids in zip(requests, prompts, strict=True)
+        ]
         futures = self._begin(wanted, decoding)
 
         def pending(future: Future[Sampled], request: Request, policy: Policy, prompt: list[int]) -> Pending:
-            return Pending(future, lambda sampled: reply_of(request, policy, prompt, _until_stop(sampled, policy)))
+            stops = stop_strings_of(request.sampling, policy)
+            return Pending(future, lambda sampled: reply_of(request, policy, prompt, _until_stop(sampled, stops)))
 
         return list(map(pending, futures, requests, speaking, prompts))
 
@@ -144,7 +153,8 @@ class VLLMEngine(Engine):
         """
         futures = self._begin(wanted, decoding)
         wait_for([futures], self.advance)
-        return [_until_stop(f.result(), self.policies[one.policy]) for f, one in zip(futures, wanted, strict=True)]
+        stops = [stop_strings_of(one.sampling, self.policies[one.policy]) for one in wanted]
+        return [_until_stop(future.result(), own) for future, own in zip(futures, stops, strict=True)]
 
     def _begin(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Future[Sampled]]:
         self._check_weights({one.policy for one in wanted})
@@ -213,9 +223,11 @@ class VLLMEngine(Engine):
     def _asked(self, wanted: Wanted, server: Server, decoding: Decoding) -> Asked:
         section, policy = self.sections[wanted.policy], self.policies[wanted.policy]
         seed = number_of(wanted.rng_key) % 2**63 if section.seeds and wanted.rng_key is not None else None
-        strings = () if policy.stop_strings is None else policy.stop_strings.strings
-        model = self._model(wanted.policy, server)
-        return Asked(wanted.label, model, wanted.prompt, self.max_new_tokens, decoding, policy.stop_ids, seed, strings)
+        own, stops = wanted.sampling, stop_strings_of(wanted.sampling, policy)
+        strings = () if stops is None else stops.strings
+        model, most = self._model(wanted.policy, server), (own and own.max_tokens) or self.max_new_tokens
+        drawn = decoding if own is None else own.decoding
+        return Asked(wanted.label, model, wanted.prompt, most, drawn, policy.stop_ids, seed, strings)
 
     def _model(self, policy: str, server: Server) -> str:
         return self._names.get(policy) or self.sections[policy].base or server.base
@@ -290,9 +302,9 @@ class VLLMEngine(Engine):
         self._senders[url].reset_prefix_cache()
 
 
-def _until_stop(completion: Sampled, policy: Policy) -> Sampled:
+def _until_stop(completion: Sampled, stops: StopStrings | None) -> Sampled:
     """Return a completion without the tokens after the one that completes a stop string. A server may send some."""
-    length = None if policy.stop_strings is None else policy.stop_strings.length(completion.ids)
+    length = None if stops is None else stops.length(completion.ids)
     logprobs = completion.logprobs
     return Sampled(completion.ids[:length], None if logprobs is None else logprobs[:length])
 

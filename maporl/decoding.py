@@ -1,0 +1,192 @@
+"""How each agent's answers are sampled: by agent, role and turn. Imports no torch.
+
+The nearest value wins. The order is: the protocol's request (``Ask.sampling``), the role (``protocol.sampling``), the agent
+(``agents.NAME.sampling``), and the run. Evaluations take ``evaluation.sampling`` first, and then how evaluations draw
+tokens.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from maporl.errors import ConfigError
+from trl_ext.ppo_options import Decoding
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are sampled. None leaves a value as it is elsewhere.
+
+    Each value may be a list of values, one for each turn. The last one is for all later turns.
+
+    Args:
+        temperature: the sampling temperature; 0 is greedy, and for agents that are not trained.
+        top_p: the share of the probability to sample from, from 0 to 1.
+        top_k: the number of likeliest tokens to sample from; 0: all.
+        max_tokens: the most tokens of an answer.
+        stop: the strings that end an answer, or a list of such lists by turn. They take the place of the run's
+            ``stop_strings``.
+
+    Raises:
+        ValueError: a value is out of its range, or a list of values is empty.
+    """
+
+    temperature: float | list[float] | None = None
+    top_p: float | list[float] | None = None
+    top_k: int | list[int] | None = None
+    max_tokens: int | list[int] | None = None
+    stop: list[str] | list[list[str]] | None = None
+
+    def __post_init__(self):
+        number = (int, float)
+        _check("temperature", self.temperature, number, lambda x: 0 <= x < math.inf, "a number of at least 0")
+        _check("top_p", self.top_p, number, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
+        _check("top_k", self.top_k, int, lambda x: x >= 0, "a number of tokens, or 0 for all")
+        _check("max_tokens", self.max_tokens, int, lambda x: x >= 1, "a number of tokens of at least 1")
+        lists = self._stops()
+        texts = all(isinstance(one, list | tuple) and all(isinstance(s, str) and s for s in one) for one in lists)
+        if self.stop is not None and (not lists or not texts):
+            raise ValueError(f"stop: expected a list of texts that are not empty, or such lists, got {self.stop!r:.80}")
+
+    def _stops(self) -> Sequence[Any]:
+        """Return the stop strings of each turn."""
+        if not isinstance(self.stop, list | tuple):
+            return []
+        return self.stop if any(isinstance(one, list | tuple) for one in self.stop) else [self.stop]
+
+    def at(self, turn: int) -> dict[str, Any]:
+        """Return the values at ``turn``, counted from 0, by name. Values that are None are left out."""
+        found = {}
+        for name in ("temperature", "top_p", "top_k", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                found[name] = _of_turn(value, turn) if isinstance(value, list | tuple) else value
+        if self.stop is not None:
+            found["stop"] = tuple(_of_turn(self._stops(), turn))
+        return found
+
+    def every(self, name: str) -> list[Any]:
+        """Return all values of ``name``, of whatever turn."""
+        value = getattr(self, name)
+        if value is None:
+            return []
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _of_turn(values: Sequence[Any], turn: int) -> Any:
+    return values[min(turn, len(values) - 1)]
+
+
+def _check(name: str, value: Any, kind: Any, fits: Any, expected: str) -> None:
+    if value is None:
+        return
+    values = value if isinstance(value, list | tuple) else [value]
+    if not values or any(isinstance(x, bool) or not isinstance(x, kind) or not fits(x) for x in values):
+        raise ValueError(f"{name}: expected {expected}, or a list of them by turn, got {value!r:.80}")
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """How one answer is sampled.
+
+    Args:
+        decoding: how its tokens are drawn.
+        max_tokens: the most tokens. None: the engine's own limit, which is that of the run.
+        stop: the strings that end it, besides those of call formats. None: those of the policy.
+    """
+
+    decoding: Decoding
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SpeakerSampling:
+    """How one agent's answers are sampled, in training or in evaluations.
+
+    Args:
+        own: the agent's own values.
+        roles: the values of roles.
+        held_out: the agent's values in evaluations.
+        training: whether the dialogues are those of training. If not, tokens are drawn as evaluations draw them, and
+            ``own``, ``roles`` and the protocol decide only about the length of answers and their stop strings.
+    """
+
+    own: Sampling | None = None
+    roles: Mapping[str, Sampling] = field(default_factory=dict)
+    held_out: Sampling | None = None
+    training: bool = False
+
+    def at(self, asked: Sampling | None, role: str | None, turn: int, decoding: Decoding) -> RowSampling | None:
+        """Return how an answer is sampled, or None if it is sampled as the whole run.
+
+        Args:
+            asked: the sampling that the protocol asks for.
+            role: the role in which the agent speaks.
+            turn: the agent's turn, from 0.
+            decoding: how the run draws tokens.
+        """
+        layers = [self.own, self.roles.get(role or ""), asked]
+        found: dict[str, Any] = {}
+        for layer in layers:
+            found |= {} if layer is None else layer.at(turn)
+        if not self.training:
+            found = {name: value for name, value in found.items() if name in ("max_tokens", "stop")}
+            found |= {} if self.held_out is None else self.held_out.at(turn)
+        if not found:
+            return None
+        drawn = {name: found[name] for name in ("temperature", "top_p", "top_k") if name in found}
+        return RowSampling(replace(decoding, **drawn), found.get("max_tokens"), found.get("stop"))
+
+
+@dataclass(frozen=True)
+class TeamSampling:
+    """How the answers of a team are sampled, where this differs from the run.
+
+    Args:
+        agents: the values of agents, in training. Those of ``maporl.Agent`` need not stand here.
+        roles: the values of roles, in training. They win over those of agents.
+        held_out: the values of agents in evaluations.
+    """
+
+    agents: Mapping[str, Sampling] = field(default_factory=dict)
+    roles: Mapping[str, Sampling] = field(default_factory=dict)
+    held_out: Mapping[str, Sampling] = field(default_factory=dict)
+
+    def of(self, agent: str, training: bool) -> SpeakerSampling:
+        """Return how the answers of ``agent`` are sampled, in training or in evaluations."""
+        return SpeakerSampling(self.agents.get(agent), self.roles, self.held_out.get(agent), training)
+
+    def longest(self, agent: str, default: int) -> int:
+        """Return the most tokens that an answer of ``agent`` may have. ``default`` is the length of the run."""
+        found = [default] if not (own := self.agents.get(agent)) or own.max_tokens is None else []
+        for one in (own, self.held_out.get(agent), *self.roles.values()):
+            found += one.every("max_tokens") if one is not None else []
+        return max(found)
+
+
+def check_learners(sampling: TeamSampling, learners: Mapping[str, str | None], gives_roles: bool, where: str) -> None:
+    """Check that no agent that is trained answers greedily in training.
+
+    Args:
+        sampling: how the answers of the team are sampled.
+        learners: the agents that are trained, with their own roles.
+        gives_roles: whether the protocol gives agents roles.
+        where: begins the message, with ": " at its end, or is empty.
+
+    Raises:
+        ConfigError: an agent that is trained has temperature 0.
+    """
+    places = {f"agents.{name}.sampling": (name, sampling.agents.get(name)) for name in learners}
+    for role, own in sampling.roles.items():
+        playing = [name for name, declared in learners.items() if gives_roles or declared == role]
+        if playing:
+            places[f"protocol.sampling.{role}"] = (playing[0], own)
+    for place, (name, found) in places.items():
+        if found is not None and 0 in found.every("temperature"):
+            raise ConfigError(
+                f"{where}{place}.temperature: it is 0, and agent {name!r} is trained; PPO needs the probability of each answer, "
+                f"so set it above 0, or set agents.{name}.trainable: false; greedy answers of evaluations are set by "
+                "evaluation.temperature"
+            )

@@ -1,0 +1,147 @@
+"""Rows of one batch that are sampled differently: each as if it were alone."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_models import build_any, lively
+from transformers import MambaConfig, MambaForCausalLM
+
+from maporl.decoding import RowSampling
+from maporl.engines.base import Request
+from maporl.engines.transcript import Transcript
+from maporl.engines.transformers import TransformersEngine
+from maporl.types import Ask, Example, Stop
+from trl_ext.kv_cache import KVCache
+from trl_ext.ppo_options import Decoding
+from trl_ext.sampling import Sampling, sample
+from trl_ext.stop_strings import StopStrings
+
+
+def mixture(tokenizer, generator, rows):
+    """Different samplings, with greedy rows, short rows and rows with stop strings among them."""
+    return [
+        Sampling(
+            generator.choice([1, 3, 9, 14]),
+            generator.choice([0.0, 0.5, 1.0, 1.7]),
+            frozenset([2]),
+            64,
+            generator.choice([1.0, 0.8, 0.5]),
+            None,
+            generator.choice([0, 2, 5]),
+            StopStrings.of(tokenizer, generator.choice([None, ["1"], ["23", "4"]])),
+        )
+        for _ in range(rows)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_row_does_not_depend_on_the_sampling_of_its_neighbours(tiny, seed):
+    """In float64, where the rounding of other batch sizes cannot change a token."""
+    model, tokenizer = build_any(tiny, "llama")
+    generator = random.Random(seed)
+    prompts = [[generator.randrange(3, len(tokenizer)) for _ in range(generator.randint(2, 9))] for _ in range(12)]
+    each = mixture(tokenizer, generator, 12)
+    keys = [("row", seed, number) for number in range(12)]
+    together = sample(model, prompts, each[0], keys, own=each, states=KVCache(None))
+    alone = [sample(model, [p], one, [k])[0] for p, one, k in zip(prompts, each, keys, strict=True)]
+    assert [row.ids for row in together] == [row.ids for row in alone]
+    assert len({len(row.ids) for row in together}) > 2
+    for one, row, sampling in zip(together, alone, each, strict=True):
+        assert (one.logprobs is None) == (sampling.temperature == 0) == (row.logprobs is None)
+        assert len(one.ids) <= sampling.max_new_tokens
+        if one.logprobs is not None:
+            assert one.logprobs == pytest.approx(row.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_equal_values_for_each_row_are_bit_equal_to_one_value_for_all(tiny, temperature):
+    model, tokenizer = tiny()
+    lively(model)
+    prompts = [[3 + n % 7, 4, 5 + n % 3] for n in range(30)]
+    keys = [("row", number) for number in range(30)]
+    sampling = Sampling(12, temperature, frozenset([2]), 8, 0.9, 100, 5, StopStrings.of(tokenizer, ["1"]))
+    one = sample(model, prompts, sampling, keys)
+    assert sample(model, prompts, sampling, keys, own=[replace(sampling) for _ in prompts]) == one
+
+
+def test_a_longer_limit_draws_the_same_first_tokens(tiny):
+    model, _ = build_any(tiny, "llama")
+    long, short = Sampling(12, 1.0), Sampling(4, 1.0)
+    [one, two] = sample(model, [[3, 4], [3, 4]], long, [("a",), ("a",)], own=[long, short])
+    assert len(one.ids) == 12 and two.ids == one.ids[:4]
+
+
+def test_batches_hold_the_longest_rows_that_are_in_them(tiny, monkeypatch):
+    """20 tokens: 2 rows of 5 + 5, or 4 rows of 3 + 2."""
+    from trl_ext import sampling as module
+
+    sizes = []
+    monkeypatch.setattr(module._Batch, "run", lambda self: sizes.append(len(self.rows)))
+    long, short = Sampling(5, 1.0, batch_tokens=20), Sampling(2, 1.0, batch_tokens=20)
+    model, _ = tiny()
+    sample(model, [[3] * 5] * 2 + [[3] * 3] * 4, long, own=[long] * 2 + [short] * 4)
+    assert sizes == [2, 4]
+
+
+def test_models_with_recurrent_states_sample_rows_that_are_alike_together(tiny):
+    _, tokenizer = tiny()
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4, pad_token_id=0)
+    model = lively(MambaForCausalLM(config))
+    greedy, short = Sampling(6, 0.0), Sampling(2, 1.0)
+    own = [greedy, short, greedy, short]
+    found = sample(model, [[3, 4]] * 4, greedy, [("k", n) for n in range(4)], own=own)
+    assert [len(one.ids) for one in found] == [6, 2, 6, 2] and found[0].ids == found[2].ids
+
+
+# -- the engine ---------------------------------------------------------------------------------------------------
+
+
+def request(number, policy, sampling=None, content="1+2="):
+    ask = Ask("ann", [{"role": "user", "content": content}])
+    return Request(
+        ask, Example("e", "", ""), 0, number, Transcript(), f"r {number}", policy, ("k", number), sampling=sampling
+    )
+
+
+@pytest.fixture
+def engine(tiny):
+    from maporl import Agent, Team
+    from trl_ext.ppo_options import PPOOptions
+
+    model, tokenizer = tiny()
+    team = Team([Agent("ann", lively(model), tokenizer, policy="shared")])
+    team.find_stop_ids(PPOOptions())
+    return TransformersEngine(team.policies, 8, 64)
+
+
+def test_requests_of_one_batch_have_their_own_temperature_length_and_stop_strings(engine):
+    run = Decoding(1.0)
+    first = engine.generate([request(n, "shared") for n in range(6)], run)
+    word = first[3].text[0]
+    own = [None, RowSampling(Decoding(0.0)), RowSampling(run, 2), RowSampling(run, None, (word,)), None]
+    found = engine.generate([request(n, "shared", one) for n, one in enumerate([*own, None])], run)
+    assert found[0].response_ids == first[0].response_ids and found[4].response_ids == first[4].response_ids
+    assert found[1].logprobs is None and found[0].logprobs is not None
+    assert found[2].response_ids == first[2].response_ids[:2]
+    ids, tokenizer = found[3].response_ids, engine.policies["shared"].tokenizer
+    assert found[3].stop is Stop.STOP and word in tokenizer.decode(ids) and word not in tokenizer.decode(ids[:-1])
+
+
+def test_a_completion_that_a_stop_string_ends_says_so_and_the_policys_own_strings_give_way(engine):
+    policy = engine.policies["shared"]
+    alphabet = list("0123456789+*= :;?ab")
+    policy.voice.add_stop_strings(alphabet)
+    assert all(
+        r.stop is not Stop.LENGTH for r in engine.generate([request(n, "shared") for n in range(8)], Decoding(1.0))
+    )
+    free = [request(n, "shared", RowSampling(Decoding(1.0), stop=())) for n in range(8)]
+    assert any(len(r.response_ids) == 8 and r.stop is Stop.LENGTH for r in engine.generate(free, Decoding(1.0)))
+    own = [request(n, "shared", RowSampling(Decoding(1.0), stop=tuple(alphabet))) for n in range(8)]
+    ended = engine.generate(own, Decoding(1.0))
+    assert {r.stop for r in ended} <= {Stop.STOP, Stop.EOS} and any(r.stop is Stop.STOP for r in ended)
+    assert all(len(r.response_ids) < 8 for r in ended) and policy.voice.own_stop_strings(
+        ("1",)
+    ) is policy.voice.own_stop_strings(("1",))
