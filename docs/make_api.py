@@ -50,6 +50,11 @@ GROUPS: list[tuple[str, str, str]] = [
         "Game GAMES IllegalMove",
     ),
     (
+        "Let agents act",
+        "[Agents that call tools](howto/tools.md), and [environments](howto/environments.md).",
+        "Tool Toolbox Environment TOOLS ENVIRONMENTS ToolSection EnvironmentSection CallLimits CallTexts Act Call Result",
+    ),
+    (
         "Tools and environments of others",
         "[A team that searches](howto/search.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
         "`environment_factory` needs no adapter of its own: [tools](howto/tools.md) names it.",

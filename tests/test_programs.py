@@ -389,3 +389,26 @@ def test_the_configuration_of_the_page_fits_together():
     assert config.reward.sources.keys() <= protocol.pays
     assert build_task(config.task, "train", 0).source == "google-research-datasets/mbpp:full"
     team.world.close()
+
+
+class TestACheat:
+    """A program whose objects are equal to everything passes asserts beside it, and not those that are judged outside."""
+
+    CODE = "class Any:\n    def __eq__(self, other):\n        return True\n\n\ndef f(x):\n    return Any()\n"
+
+    def test_it_passes_no_test_that_compares_with_a_literal(self):
+        pool = SandboxPool(workers=1)
+        try:
+            ((first, second),) = pool.run_tests([(self.CODE, ["assert f(1) == 2", "assert f(1) is not None"], "")])
+        finally:
+            pool.close()
+        assert (first.reason, second.reason) == ("error:AssertionError", "ok")
+
+    def test_an_honest_program_passes(self):
+        pool = SandboxPool(workers=1)
+        try:
+            code = "def f(x):\n    return [x, {'a': (1, 2.5)}]\n"
+            ((outcome,),) = pool.run_tests([(code, ["assert f(1) == [1, {'a': (1, 2.5)}]"], "")])
+        finally:
+            pool.close()
+        assert outcome.ok

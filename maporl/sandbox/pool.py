@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from maporl.sandbox.compare import judge
 from maporl.sandbox.outcomes import Outcome
 from maporl.sandbox.sandbox import Limits, Sandbox
 
@@ -40,8 +41,8 @@ class SandboxPool:
         finally:
             self._free.put(sandbox)
 
-    def run_asserts(self, programs: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Outcome]]:
-        """:meth:`Sandbox.run_asserts` for each of (code, asserts, setup), in order, as many at a time as there are sandboxes.
+    def run_tests(self, programs: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Outcome]]:
+        """:func:`tested` for each of (code, asserts, setup), in order, as many at a time as there are sandboxes.
 
         Raises:
             SandboxError: a worker process does not start.
@@ -49,7 +50,7 @@ class SandboxPool:
 
         def run(program: tuple[str, Sequence[str], str]) -> list[Outcome]:
             with self.one() as sandbox:
-                return sandbox.run_asserts(*program)
+                return tested(sandbox, *program)
 
         with ThreadPoolExecutor(len(self._all)) as threads:
             return list(threads.map(run, programs))
@@ -58,3 +59,20 @@ class SandboxPool:
         """End all worker processes. The next program starts a new one."""
         for sandbox in self._all:
             sandbox.close()
+
+
+def tested(sandbox: Sandbox, code: str, asserts: Sequence[str], setup: str = "") -> list[Outcome]:
+    """Return an outcome for each of the ``asserts`` about a program.
+
+    An assert that compares with a literal is judged outside the program's process too (:func:`maporl.sandbox.compare.judge`),
+    because an object of the program may say that it is equal to everything.
+
+    Raises:
+        SandboxError: a worker process does not start.
+    """
+    outcomes = sandbox.run_asserts(code, asserts, setup)
+    ran = [number for number, outcome in enumerate(outcomes) if outcome.ok]
+    for number, passes in zip(ran, judge(sandbox, code, setup, [asserts[n] for n in ran]), strict=True):
+        if passes is False:
+            outcomes[number] = Outcome(None, "error:AssertionError", message="AssertionError")
+    return outcomes

@@ -81,7 +81,7 @@ class Programs(ReadTask):
             (code, example.meta["tests"], example.meta["setup"]) for code, example in zip(codes, examples, strict=True)
         ]
         grades = []
-        for code, outcomes in zip(codes, _pool().run_asserts(programs), strict=True):
+        for code, outcomes in zip(codes, _pool().run_tests(programs), strict=True):
             failed = [outcome for outcome in outcomes if not outcome.ok]
             share = f"{len(outcomes) - len(failed)} of {len(outcomes)} tests pass"
             reason = share if not failed else f"{share}; {failed[0].message or failed[0].reason}"
