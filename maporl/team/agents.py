@@ -1,6 +1,6 @@
 """Agents, and the policies that speak for them. Several agents may share one policy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
