@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from maporl.cli.main import app
 from maporl.engines import transformers as engine
 from maporl.errors import ConfigError
+from maporl.report.metric_panels import METRICS
 from maporl.runs.build import build_trainer
 from maporl.types import Stop, from_record
 from maporl.validation.load import load
@@ -174,6 +175,8 @@ def test_two_updates(tmp_path, monkeypatch):
     assert (last["tools/double/calls"], last["tools/fail/failed"], last["tools/up/calls"]) == (8.0, 8.0, 16.0)
     assert (last["env/counter/opened"], last["env/counter/closed"]) == (2.0, 2.0)
     assert last["turns/end/limit"] == 4.0
+    defined = [metric.pattern for metric in METRICS]
+    assert [name for row in rows for name in row if not any(p.fullmatch(name) for p in defined)] == []
     assert metrics
     records = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
     dialogue = from_record(records[0]["dialogue"] if "dialogue" in records[0] else records[0])

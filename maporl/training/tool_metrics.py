@@ -27,7 +27,7 @@ def tool_metrics(dialogues: Sequence[Dialogue], world: World) -> dict[str, float
                 sums["tools/seconds"] += call.result.seconds
                 sums["tools/left_out"] += call.result.left_out
                 if call.result.error is not None:
-                    sums[f"calls/{call.result.error}"] += 1
+                    sums[f"calls_failed/{call.result.error}"] += 1
     together: dict[str, float] = defaultdict(float)
     for own in distributed.all_gather(dict(sums)):
         for name, amount in own.items():
