@@ -274,6 +274,7 @@ def test_paragraphs_of_the_fallback_template_cannot_be_written_by_a_message(toke
 
 
 ENCODERS = {
+    "maporl/environments/search.py": "cuts texts into the words of an index",
     "trl_ext/plain_text.py": "encodes the pieces",
     "trl_ext/chat.py": "renders the template",
     "trl_ext/prompts.py": "a prompt that is a text is taken as it is",

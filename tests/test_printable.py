@@ -225,6 +225,7 @@ PRINTS = {
     "maporl/config/recipes.py": "writes a page of this project's own recipes",
     "maporl/report/metric_panels.py": "writes a page of this project's own metrics",
     "maporl/runs/train.py": "names the user's own folder",
+    "maporl/environments/world.py": "warns of an environment whose close failed, which it makes printable",
     "maporl/training/run_record.py": "warns of a report that failed, which it makes printable",
 }
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from maporl.environments.base import Environment, Tool
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.storage.disk_cache import CacheUnusable, cache_folder
 from maporl.types import Result
 from trl_ext.atomic import new_folder
@@ -300,5 +300,7 @@ def _bm25s() -> ModuleType:
     try:
         import bm25s
     except ImportError as error:
-        raise ConfigError(f"search: it needs the package bm25s ({error}); pip install 'maporl[search]'") from None
+        raise ConfigError(
+            f"search: it needs the package bm25s ({error}); install it with: {install_command('search')}"
+        ) from None
     return bm25s

@@ -22,7 +22,7 @@ from maporl.config.schema import EnvironmentSection
 from maporl.environments.base import Environment, Tool, Toolbox, as_result
 from maporl.environments.workers import Job, Outcome, Workers
 from maporl.errors import ConfigError
-from maporl.text import well_formed
+from maporl.text import printable, well_formed
 from maporl.types import Act, Dialogue, Example, Message, Result
 
 DEFAULT_SECONDS = CallLimits().seconds
@@ -274,7 +274,7 @@ class World:
             if outcome.late or outcome.error is not None:
                 self.counts[f"env/{name}/close_failed"] += 1
                 why = "took too long" if outcome.late else told(outcome.error)  # type: ignore[arg-type]
-                print(f"environment {name!r}: close() failed: {why}", file=sys.stderr)
+                print(printable(f"environment {name!r}: close() failed: {why}"), file=sys.stderr)
 
     def drop_all(self) -> None:
         """Close the environments of all dialogues."""

@@ -77,9 +77,12 @@ class RolloutDriver:
             ConfigError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
         """
         dialogue = Dialogue(example, [], prompt=self.first + prompt, rollout=rollout)
-        question = {"role": "user", "content": self.task.question(example)}
         key = (*(self.rng_key or ()), dialogue.prompt, 0 if self.common_seed else rollout)
-        rooms = Rooms(example, key, [*self.task.before_question(example), question])
+        prompt_messages: list[Message] = []
+        if self.world.environments:  # which are told the prompt
+            question = {"role": "user", "content": self.task.question(example)}
+            prompt_messages = [*self.task.before_question(example), question]
+        rooms = Rooms(example, key, prompt_messages)
         episode = Episode(dialogue, self._play(example, rollout), rooms, rollout)
         self._advance(episode, None)
         return episode

@@ -15,7 +15,7 @@ from typing import Any
 
 from maporl.environments.adapters.addresses import check_address
 from maporl.environments.adapters.event_loop import inside, wait
-from maporl.errors import ConfigError, UserError
+from maporl.errors import ConfigError, UserError, install_command
 from maporl.types import Result
 
 CLOSED = -32000
@@ -250,7 +250,9 @@ def _package() -> Any:
     try:
         import mcp
     except ImportError as error:
-        raise ConfigError(f"mcp: it needs the package mcp ({error}); pip install 'maporl[mcp]'") from None
+        raise ConfigError(
+            f"mcp: it needs the package mcp ({error}); install it with: {install_command('mcp')}"
+        ) from None
     return mcp
 
 

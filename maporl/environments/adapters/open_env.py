@@ -14,7 +14,7 @@ from maporl.config.imports import unknown
 from maporl.environments.adapters.addresses import check_address
 from maporl.environments.adapters.event_loop import inside, wait
 from maporl.environments.base import Environment, Tool
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.types import Result
 
 _GONE = Result("the connection to it is lost", error="lost", done=True)
@@ -227,5 +227,7 @@ def _package() -> Any:
     try:
         from openenv.core.generic_client import GenericEnvClient
     except ImportError as error:
-        raise ConfigError(f"openenv: it needs the package openenv ({error}); pip install 'maporl[openenv]'") from None
+        raise ConfigError(
+            f"openenv: it needs the package openenv ({error}); install it with: {install_command('openenv')}"
+        ) from None
     return GenericEnvClient
