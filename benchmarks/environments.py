@@ -2,6 +2,7 @@
 
     python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
     python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
+    python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their own
     python benchmarks/environments.py mcp                    # start and calls of a server by its command line
     python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
 
@@ -21,7 +22,9 @@ import threading
 import time
 from pathlib import Path
 
+from maporl.config.schema import EnvironmentSection
 from maporl.environments.adapters.trl import TRLEnvironment
+from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.search import Index, Passage, read_corpus
 from maporl.environments.workers import Job, Workers
 
@@ -64,7 +67,7 @@ def search(corpus: str | None) -> dict:
 
 
 class Counter:
-    """A class as TRL takes it."""
+    """A class as TRL takes it. Another process imports it from this file."""
 
     def reset(self, **row):
         self.count = 0
@@ -107,6 +110,46 @@ def trl() -> dict:
         "seconds": round(time.perf_counter() - began, 3),
         "threads": threading.active_count(),
     }
+
+
+def isolated() -> dict:
+    """Open instances in processes of their own, 32 at once, call each of them, and close them."""
+    sys.path.append(str(Path(__file__).parent))
+    host = Host("counter", EnvironmentSection(use="environments:Counter"))
+    began = time.perf_counter()
+    IsolatedEnvironment(host).close()
+    seconds: dict[str, float] = {"start": time.perf_counter() - began, "open": 0, "calls": 0, "close": 0}
+    private = []
+    for _ in range(0, DIALOGUES, 32):
+        since = time.perf_counter()
+        worlds = [IsolatedEnvironment(host) for _ in range(32)]
+        tools = [world.tools("ann")[0] for world in worlds]
+        for world in worlds:
+            world.reset(0, {})
+        opened = time.perf_counter()
+        assert all([tool.run(by=1).text == f"{n + 1}" for n in range(CALLS)] for tool in tools)
+        called = time.perf_counter()
+        private.append(sum(_private_kilobytes(world._pid) for world in worlds) / len(worlds))
+        counted = time.perf_counter()
+        for world in worlds:
+            world.close()
+        seconds["open"] += opened - since
+        seconds["calls"] += called - opened
+        seconds["close"] += time.perf_counter() - counted
+    host.close()
+    return {
+        "environments": DIALOGUES,
+        "start_seconds": round(seconds["start"], 2),
+        "open_ms": round(1000 * seconds["open"] / DIALOGUES, 2),
+        "call_ms": round(1000 * seconds["calls"] / DIALOGUES / CALLS, 3),
+        "close_ms": round(1000 * seconds["close"] / DIALOGUES, 2),
+        "private_mb": round(statistics.mean(private) / 1024, 1),
+    }
+
+
+def _private_kilobytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def mcp() -> dict:
@@ -180,11 +223,13 @@ def openenv() -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("section", choices=["search", "trl", "mcp", "openenv"])
+    sections = {
+        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv
+    }  # fmt: skip
+    parser.add_argument("section", choices=list(sections))
     parser.add_argument("--corpus", help="a .jsonl file of passages, for search")
     options = parser.parse_args()
-    measured = {"search": lambda: search(options.corpus), "trl": trl, "mcp": mcp, "openenv": openenv}[options.section]()
-    print(json.dumps({"section": options.section, **measured}))
+    print(json.dumps({"section": options.section, **sections[options.section]()}))
 
 
 if __name__ == "__main__":

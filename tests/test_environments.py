@@ -13,8 +13,9 @@ from maporl.config.schema import BranchingSection, EnvironmentSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.rooms import EnvironmentFailure, EnvironmentSpec
 from maporl.environments.workers import Workers
-from maporl.environments.world import EnvironmentFailure, EnvironmentSpec, World
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import Chain
 from maporl.rollout.agent_tools import agent_tools

@@ -11,6 +11,7 @@ from trl_ext.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 INTERNAL = {
+    "maporl.environments.base.EnvironmentLost": "its dialogue is left out of the update, and counted",
     "maporl.environments.base.CallRefused": "an agent's fault: it is told the message as the call's result",
     "maporl.engines.human.SeatLeft": "the person leaves the game: `maporl play` ends it in good order",
     "maporl.environments.games.base.IllegalMove": "an agent's move: the protocol turns it into a penalty or a retry",

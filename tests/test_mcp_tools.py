@@ -18,8 +18,9 @@ from maporl.environments import ENVIRONMENTS, TOOLS
 from maporl.environments.adapters import mcp, mcp_server
 from maporl.environments.adapters.mcp import MCPEnvironment, MCPTools
 from maporl.environments.adapters.mcp_server import ServerGone
+from maporl.environments.rooms import EnvironmentSpec, Rooms
 from maporl.environments.workers import Job, Workers
-from maporl.environments.world import EnvironmentSpec, Rooms, World
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.types import Act, Example, Result
 

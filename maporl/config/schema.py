@@ -174,6 +174,7 @@ class EnvironmentSection:
         on_lost: what happens if it does not answer in time: its dialogue is left out of the update (``drop``), or the run
             stops (``stop``).
         lost_at_most: the share of an update's dialogues that may be left out. If more are lost, the run stops.
+        isolate: with "process" each instance lives in a process of its own, which is killed if it does not answer in time.
     """
 
     use: str
@@ -188,6 +189,7 @@ class EnvironmentSection:
     at_once: Positive = 64
     on_lost: Literal["drop", "stop"] = "drop"
     lost_at_most: Share = 0.05
+    isolate: Literal["process"] | None = None
 
 
 def _known_engine(name: str) -> str:

@@ -188,6 +188,14 @@ class Environment:
     def close(self) -> None:
         """End. It is called exactly once, whatever happened."""
 
+    def abandon(self) -> None:
+        """Hook: a call took too long, and nobody waits for it any more. It is called from another thread, before
+        :meth:`close`."""
+
+
+class EnvironmentLost(Exception):
+    """An environment cannot answer any more. What raises it in ``reward`` is lost: its dialogue is left out of the update."""
+
 
 class CallRefused(Exception):
     """A call cannot be carried out. The agent is told the message.

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from maporl.config.call_options import CallLimits, CallTexts
@@ -11,7 +12,9 @@ from maporl.config.schema import Config, EnvironmentSection
 from maporl.environments import ENVIRONMENTS, TOOLS
 from maporl.environments.adapters.trl import TRLEnvironment, is_trl_class
 from maporl.environments.base import Environment, Tool, Toolbox
-from maporl.environments.world import EnvironmentSpec, World
+from maporl.environments.isolated import Host, IsolatedEnvironment
+from maporl.environments.rooms import EnvironmentSpec
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 
 
@@ -67,6 +70,10 @@ class TeamTools:
         for name, options in config.environments.items():
             part = look_up(options.use, ENVIRONMENTS, f"environments.{name}.use")
             specs[name] = environment_spec(name, part, options, speakers)
+            if options.isolate == "process":
+                host = Host(name, options)
+                boxes.append(host)
+                specs[name] = replace(specs[name], make=partial(IsolatedEnvironment, host))
         grants = {
             name: ToolGrant(
                 tuple(agent.tools), agent.call_format, agent.limits or CallLimits(), agent.call_texts or CallTexts()

@@ -1,7 +1,6 @@
 """Opens, uses, forks and closes the environments of dialogues, and carries out calls of tools. Imports no torch."""
 
 import atexit
-import hashlib
 import inspect
 import math
 import os
@@ -12,25 +11,32 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from maporl.config.call_options import CallLimits
 from maporl.config.imports import told, unknown
-from maporl.config.schema import EnvironmentSection
-from maporl.environments.base import Environment, Tool, Toolbox, as_result
+from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox
+from maporl.environments.rooms import (
+    EnvironmentFailure,
+    EnvironmentSpec,
+    Room,
+    Rooms,
+    environment_seed,
+    failure,
+    guarded,
+    payments,
+    readable,
+    shown,
+    texts_by_agent,
+)
 from maporl.environments.workers import Job, Outcome, Workers
 from maporl.errors import ConfigError
-from maporl.text import printable, well_formed
-from maporl.types import Act, Dialogue, Example, Message, Result
+from maporl.text import printable
+from maporl.types import Act, Dialogue, Example, Result
 
 DEFAULT_SECONDS = CallLimits().seconds
 """The most seconds of a call that a protocol makes for an agent without tools of its own."""
-LARGEST = 2**20
-"""Most characters of a result that are looked at."""
-
-
 _worlds: "weakref.WeakSet[World]" = weakref.WeakSet()
 
 
@@ -39,84 +45,6 @@ def _close_worlds() -> None:
     """Close what is still open when the interpreter ends."""
     for world in list(_worlds):
         world.close()
-
-
-class EnvironmentFailure(ConfigError):
-    """An environment's own code failed: its construction, reset, fork or reward."""
-
-
-@dataclass(frozen=True)
-class EnvironmentSpec:
-    """An environment of a run.
-
-    Args:
-        name: its name.
-        make: makes an instance, without arguments.
-        agents: the agents that act in it or watch it, in order.
-        options: its limits, and what happens if it does not answer in time. ``use``, ``options`` and ``agents`` of
-            the section are not read here.
-        part: the class or the function with which ``make`` makes one.
-    """
-
-    name: str
-    make: Callable[[], Environment]
-    agents: tuple[str, ...]
-    options: EnvironmentSection
-    part: Any = None
-
-
-@dataclass
-class _Room:
-    """One opened environment. ``log`` has (step, agent, tool, arguments, text) of each call."""
-
-    spec: EnvironmentSpec
-    world: Environment
-    seed: int
-    row: dict[str, Any]
-    said: dict[str, str]
-    tools: dict[str, dict[str, Tool]] = field(default_factory=dict)
-    log: list[tuple[int, str, str, dict[str, Any], str]] = field(default_factory=list)
-    lost: bool = False
-    closed: bool = False
-
-    def tool(self, agent: str, name: str) -> Tool:
-        if agent not in self.tools:
-            self.tools[agent] = {tool.name: tool for tool in self.world.tools(agent)}
-        return self.tools[agent][name]
-
-
-@dataclass
-class Rooms:
-    """The environments of one dialogue, by name. ``heard`` has the agents that have been told how each one began."""
-
-    example: Example
-    key: tuple
-    prompt: list[Message]
-    open: dict[str, _Room] = field(default_factory=dict)
-    heard: set[tuple[str, str]] = field(default_factory=set)
-
-    def news(self, agent: str) -> str:
-        """Return what ``agent`` is told before its next turn: how its environments began, and what is new there."""
-        parts = []
-        for name, room in self.open.items():
-            if agent not in room.spec.agents:
-                continue
-            if (name, agent) not in self.heard:
-                self.heard.add((name, agent))
-                parts.append(room.said.get(agent, ""))
-            if told_now := room.world.observe(agent):
-                parts.append(told_now)
-        return "".join(parts)
-
-    def state(self) -> str | None:
-        """Return the name of the situation, from the environments that name it."""
-        names = [state for room in self.open.values() if (state := room.world.state()) is not None]
-        return "; ".join(names) or None
-
-    @property
-    def lost(self) -> list[str]:
-        """The names of the environments that did not answer in time."""
-        return [name for name, room in self.open.items() if room.lost]
 
 
 class World:
@@ -159,20 +87,20 @@ class World:
         known = self._offered.setdefault(environment, {})
         if not known:
             spec = self.environments[environment]
-            example = _guarded(spec.make, f"environment {environment!r} cannot be made")
+            example = guarded(spec.make, f"environment {environment!r} cannot be made")
             try:
                 for name in spec.agents:
-                    made = _guarded(partial(_tools_of, example, name), f"environment {environment!r}: tools({name!r})")
+                    made = guarded(partial(_tools_of, example, name), f"environment {environment!r}: tools({name!r})")
                     known[name] = made
             finally:
-                example.close()
+                guarded(example.close, f"environment {environment!r}: close() of one that never began")
         return known.get(agent, [])
 
     def forks(self, environment: str) -> str:
         """Return how an environment can be forked: "copy", "replay" or "no"."""
         spec = self.environments[environment]
-        made = _guarded(spec.make, f"environment {environment!r} cannot be made")
-        made.close()
+        made = guarded(spec.make, f"environment {environment!r} cannot be made")
+        guarded(made.close, f"environment {environment!r}: close() of one that never began")
         return made.forks
 
     def rewards(self) -> frozenset[str]:
@@ -218,18 +146,18 @@ class World:
                 self.counts[f"env/{spec.name}/opened"] += 1
         self._open += [r for r in rooms if r.open and not any(r is known for known in self._open)]
         for r, (outcome,) in zip(rooms, outcomes, strict=True):
-            where = f"environment {spec.name!r}, question {r.example.id}, seed {_seed(r.key, spec.name)}"
+            where = f"environment {spec.name!r}, question {r.example.id}, seed {environment_seed(r.key, spec.name)}"
             if outcome.late:
                 raise EnvironmentFailure(
                     f"{where}: it was not ready after {spec.options.open_seconds:g} s; raise open_seconds, or lower at_once"
                 )
             if outcome.error is not None:
-                raise _failure(outcome.error, f"{where}: it cannot begin")
+                raise failure(outcome.error, f"{where}: it cannot begin")
 
-    def _opened(self, spec: EnvironmentSpec, rooms: Rooms) -> _Room:
+    def _opened(self, spec: EnvironmentSpec, rooms: Rooms) -> Room:
         begun = time.monotonic()
         world = spec.make()
-        seed = _seed(rooms.key, spec.name)
+        seed = environment_seed(rooms.key, spec.name)
         example = rooms.example
         row = {**example.meta, "id": example.id, "question": example.question, "answer": example.answer}
         row["prompt"] = [dict(message) for message in rooms.prompt]
@@ -240,10 +168,12 @@ class World:
         except BaseException:
             world.close()
             raise
-        return _Room(spec, world, seed, row, _by_agent(said, spec))
+        return Room(spec, world, seed, row, texts_by_agent(said, spec))
 
     def finish(self, rooms: Rooms) -> dict[str, dict[str, float]]:
         """Return what the environments of a dialogue pay at its end, by environment and agent, and close them.
+
+        One that cannot answer any more pays nothing and is lost (:attr:`Rooms.lost`).
 
         Raises:
             EnvironmentFailure: a reward cannot be computed, or is not a finite number.
@@ -253,11 +183,18 @@ class World:
             for name, room in rooms.open.items():
                 if not room.lost and not room.closed:
                     where = f"environment {name!r}, question {rooms.example.id}, seed {room.seed}: reward()"
-                    value = _guarded(partial(self._alone, room.world, room.world.reward), where)
-                    paid[name] = _payments(value, room.spec, where)
+                    value = guarded(partial(self._reward, rooms, room), where)
+                    paid[name] = payments(value, room.spec, where)
         finally:
             self.drop(rooms)
         return paid
+
+    def _reward(self, rooms: Rooms, room: Room) -> Any:
+        try:
+            return self._alone(room.world, room.world.reward)
+        except EnvironmentLost as error:
+            self._lose(rooms, room, f"reward(): {error}")
+            return None
 
     def drop(self, rooms: Rooms) -> None:
         """Close the environments of a dialogue that does not go on."""
@@ -271,6 +208,8 @@ class World:
         ]
         for name, (outcome,) in zip(open_rooms, self.workers.run(jobs), strict=True):
             self.counts[f"env/{name}/closed"] += 1
+            if outcome.late:
+                open_rooms[name].world.abandon()
             if outcome.late or outcome.error is not None:
                 self.counts[f"env/{name}/close_failed"] += 1
                 why = "took too long" if outcome.late else told(outcome.error)  # type: ignore[arg-type]
@@ -341,7 +280,7 @@ class World:
         most = min(seconds.get(act.agent, DEFAULT_SECONDS), room.spec.options.seconds)
         return Job(lambda: self._called(room, step, act), most, f"environment {act.place!r}: {act.name}")
 
-    def _called(self, room: _Room, step: int, act: Act) -> Any:
+    def _called(self, room: Room, step: int, act: Act) -> Any:
         """Call a tool of an environment and log what it returned. Coroutines are awaited by the workers."""
         value = self._alone(room.world, lambda: room.tool(act.agent, act.name).run(**act.arguments))
         if inspect.isawaitable(value):
@@ -352,8 +291,8 @@ class World:
             return awaited()
         return self._logged(room, step, act, value)
 
-    def _logged(self, room: _Room, step: int, act: Act, value: Any) -> Result:
-        result = _readable(value)
+    def _logged(self, room: Room, step: int, act: Act, value: Any) -> Result:
+        result = readable(value)
         room.log.append((step, act.agent, act.name, act.arguments, result.text))
         return result
 
@@ -373,19 +312,20 @@ class World:
             if room is not None:
                 room.log.append((step, act.agent, act.name, act.arguments, text))
             return Result(text, error="raised", seconds=outcome.seconds)
-        result = _readable(outcome.value)
+        result = readable(outcome.value)
         if result.error == "lost" and room is not None:
             self._lose(rooms, room, f"{act.name}: {result.text}")
         return Result(
             result.text, result.value, result.error, result.reward, result.done, outcome.seconds, result.left_out
         )
 
-    def _lose(self, rooms: Rooms, room: _Room, why: str) -> None:
+    def _lose(self, rooms: Rooms, room: Room, why: str) -> None:
         """Mark an environment as lost, or stop the run."""
         name = room.spec.name
         if room.lost:
             return
         room.lost = True
+        room.world.abandon()
         self.counts[f"env/{name}/lost"] += 1
         if room.spec.options.on_lost == "stop":
             raise EnvironmentFailure(
@@ -406,8 +346,8 @@ class World:
         for name, room in rooms.open.items():
             log = [entry for entry in room.log if entry[0] < steps]
             if now and log and not room.closed and room.world.forks == "copy":
-                copied = _guarded(room.world.fork, f"environment {name!r}: fork()")
-                fork.open[name] = _Room(room.spec, copied, room.seed, room.row, room.said, log=log)
+                copied = guarded(room.world.fork, f"environment {name!r}: fork()")
+                fork.open[name] = Room(room.spec, copied, room.seed, room.row, room.said, log=log)
             else:
                 fork.open[name] = self._replayed(room, fork, log)
             self.counts[f"env/{name}/opened"] += 1
@@ -415,7 +355,7 @@ class World:
             self._open.append(fork)
         return fork
 
-    def _replayed(self, room: _Room, rooms: Rooms, log: list[tuple]) -> _Room:
+    def _replayed(self, room: Room, rooms: Rooms, log: list[tuple]) -> Room:
         name = room.spec.name
         if log and room.world.forks == "no":
             raise EnvironmentFailure(
@@ -430,7 +370,7 @@ class World:
             raise
         return again
 
-    def _repeat(self, room: _Room, log: list[tuple]) -> None:
+    def _repeat(self, room: Room, log: list[tuple]) -> None:
         """Make the calls of ``log`` in a new environment, and check that they return the same."""
         name, rooms = room.spec.name, Rooms(Example("", "", ""), (), [])
         rooms.open[name] = room
@@ -442,7 +382,7 @@ class World:
             now = self._result(rooms, step, act, outcome).text
             if now != text:
                 raise EnvironmentFailure(
-                    f"environment {name!r} does not replay: call {number + 1}, {tool}({_shown(arguments)}), gave {now!r:.80} "
+                    f"environment {name!r} does not replay: call {number + 1}, {tool}({shown(arguments)}), gave {now!r:.80} "
                     f"after {text!r:.80}; set forks: no, or make reset(seed) decide everything"
                 )
 
@@ -488,65 +428,3 @@ class World:
 
 def _tools_of(environment: Environment, agent: str) -> list[Tool]:
     return list(environment.tools(agent))
-
-
-def _seed(key: tuple, name: str) -> int:
-    digest = hashlib.sha256(repr((*key, "environment", name)).encode()).digest()
-    return int.from_bytes(digest[:4], "little") >> 1
-
-
-def _by_agent(said: Any, spec: EnvironmentSpec) -> dict[str, str]:
-    """Return what an environment said at its beginning, by agent."""
-    if said is None:
-        return {}
-    if isinstance(said, str):
-        return dict.fromkeys(spec.agents, said)
-    if isinstance(said, Mapping) and all(isinstance(text, str) for text in said.values()):
-        unknown = [agent for agent in said if agent not in spec.agents]
-        if not unknown:
-            return dict(said)
-        raise EnvironmentFailure(f"reset told {unknown[0]!r:.40} something, but its agents are {list(spec.agents)}")
-    raise EnvironmentFailure(f"reset returned {said!r:.80}, expected a text, texts by agent, or None")
-
-
-def _payments(value: Any, spec: EnvironmentSpec, where: str) -> dict[str, float]:
-    """Return what an environment paid, by agent."""
-    if value is None:
-        return {}
-    paid = dict(value) if isinstance(value, Mapping) else dict.fromkeys(spec.agents, value)
-    for agent, amount in paid.items():
-        number = isinstance(amount, int | float) and not isinstance(amount, bool)
-        if agent not in spec.agents or not number or not abs(amount) < float("inf"):
-            raise EnvironmentFailure(
-                f"{where} paid {amount!r:.40} to {agent!r:.40}; expected a finite number, or finite numbers for the agents "
-                f"{list(spec.agents)}"
-            )
-    return {agent: float(amount) for agent, amount in paid.items()}
-
-
-def _readable(value: Any) -> Result:
-    """Return what a tool returned, with a text of bounded size without characters that no terminal should see."""
-    result = as_result(value)
-    text = well_formed(str(result.text)[:LARGEST])
-    cleaned = "".join(c if c in "\n\t" or (ord(c) >= 32 and ord(c) != 127) else "\ufffd" for c in text)
-    return Result(cleaned, result.value, result.error, result.reward, result.done, result.seconds, result.left_out)
-
-
-def _guarded(run: Callable[[], Any], where: str) -> Any:
-    try:
-        return run()
-    except Exception as error:
-        raise _failure(error, where) from error
-
-
-def _failure(error: BaseException, where: str) -> BaseException:
-    """Return the error to raise for what an environment's own code raised."""
-    if isinstance(error, EnvironmentFailure):
-        return EnvironmentFailure(f"{where}: {error}")
-    if isinstance(error, Exception):
-        return EnvironmentFailure(f"{where}: {told(error)}")
-    return error
-
-
-def _shown(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r:.40}" for name, value in arguments.items())

@@ -15,8 +15,9 @@ from typing import Any
 from maporl.config.imports import told
 from maporl.engines.base import Engine, Reply, Request, wait_for
 from maporl.engines.transcript import Transcript
+from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
-from maporl.environments.world import Rooms, World
+from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
 from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step
@@ -300,6 +301,7 @@ class RolloutDriver:
                 last = next((u for u in reversed(episode.dialogue.utterances) if u.agent == agent), None)
                 if last is not None:
                     last.rewards[name] = last.rewards.get(name, 0.0) + amount
+        episode.dialogue.lost = tuple(episode.rooms.lost)
 
     def _requests(self, episode: Episode) -> list[Request]:
         requests = []

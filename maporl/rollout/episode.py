@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from maporl.decoding import RowSampling, SpeakerSampling
 from maporl.engines.base import Pending, Request
 from maporl.engines.transcript import Transcript
+from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools, Turn
 from maporl.environments.turns import Step as TurnStep
-from maporl.environments.world import Rooms
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play
 from maporl.types import Act, Ask, Dialogue, Result, Utterance

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from maporl.config.schema import Config
 from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools
-from maporl.environments.world import Rooms, World
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.agent_tools import agent_tools
