@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "AdvantageConfig": "maporl.advantages",
+    "AdvantageTerm": "maporl.advantages",
     "Baseline": "maporl.advantages",
     "BASELINES": "maporl.advantages",
     "estimate": "maporl.advantages",

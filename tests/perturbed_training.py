@@ -41,7 +41,8 @@ NO_OPTIONS = (
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
-    "rules": tuple(RULES), "how": (*BRANCHINGS, "max", "sum"), "unit": ("row", "rollout"), "singleton": ("error", "zero"),
+    "rules": tuple(RULES), "how": (*BRANCHINGS, "max", "sum"), "unit": ("row", "rollout"), "singleton": ("error", "zero", "raw"),
+    "multi_objective_aggregation": ("sum_then_normalize",),
     "policy_per": ("agent", "turn"), "policy": ("another",), "lora": ({"r": 2}, {"r": 2, "alpha": 64}),
     "joint": ("cross",), "pick": ("sample",), "after_illegal": ("end", "replace"), "objective": ("ppo", "reinforce"),
     "ratio": ("token", "sequence", "sequence_mean", "trajectory"), "kl_in": ("reward", "loss"),

@@ -56,7 +56,7 @@ NAMED = {
     r"Huber": ("ppo.value_loss",),
     r"minibatches|one step|[a-z]+ steps\b": ("ppo.num_mini_batches",),
     r"passes": ("ppo.num_ppo_epochs",),
-    r"discount(ed)? (by|0)": ("advantage.gamma|reward.discount",),
+    r"discount(ed)? (by|0)": ("advantage.gamma|advantage.plus.0.gamma|reward.discount",),
     r"exchange roles": ("schedule.swap.every",),
     r"threshold": ("reward.rules.0.gate.threshold",),
 }

@@ -11,7 +11,7 @@ from maporl.advantages.returns import RETURNS
 from maporl.advantages.scales import SCALES
 from maporl.advantages.slots import Baseline, Return, Scale
 from maporl.advantages.transforms import TRANSFORMS, Transform, build_transforms
-from maporl.config.schema import AdvantageConfig
+from maporl.config.schema import AdvantageConfig, AdvantageTerm
 
 __all__ = [
     "BASELINES",
@@ -20,6 +20,7 @@ __all__ = [
     "SCALES",
     "TRANSFORMS",
     "AdvantageConfig",
+    "AdvantageTerm",
     "Baseline",
     "BaselineState",
     "Estimates",

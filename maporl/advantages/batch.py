@@ -1,7 +1,7 @@
 """TurnBatch: one row per utterance, with the columns by which advantages can be grouped."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -43,6 +43,9 @@ class TurnBatch:
         action: a name for the action in that situation. Wordings of one move or of one answer have the same name.
         tokens: the number of the utterance's sampled tokens.
         mask: false at padding. Padding counts in no statistic and gets the advantage 0.
+        parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None is a
+            reward that a row lacks.
+        part_weights: the weight of each of the ``parts``, by default 1.
 
     Raises:
         ValueError: a column has the wrong length, or a reward or value is not finite.
@@ -64,12 +67,17 @@ class TurnBatch:
     action: Sequence[Any] | None = None
     tokens: Sequence[int] | None = None
     mask: Sequence[bool] | None = None
+    parts: Mapping[str, Sequence[float | None]] | None = None
+    part_weights: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.reward)
+        for name, values in (self.parts or {}).items():
+            if len(values) != rows:
+                raise ValueError(f"TurnBatch.parts: {name}: expected {rows} entries, one per reward, got {len(values)}")
         for f in fields(self):
             column = getattr(self, f.name)
-            if column is None:
+            if column is None or f.name in ("parts", "part_weights"):
                 continue
             if len(column) != rows:
                 raise ValueError(f"TurnBatch.{f.name}: expected {rows} entries, one per reward, got {len(column)}")

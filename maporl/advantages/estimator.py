@@ -1,7 +1,7 @@
 """``estimate`` computes advantages: a return, a baseline, a scale and transforms, over rows that share a key."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def estimate_all(
         ValueError: as for :func:`estimate`; or the return runs over tokens.
         ConfigError: a transform fails, or returns anything but one finite number for each row.
     """
-    slot, baseline, scale = return_of(config), baseline_of(config), scale_of(config)
+    slot = return_of(config)
     if slot.compute is None:
         others = [name for name in RETURNS if not find(RETURNS, Return, name, "returns").per_token]
         raise ValueError(
@@ -73,31 +73,24 @@ def estimate_all(
             f"{', '.join(others)}"
         )
     transforms = build_transforms(config)
-    groups = batch.groups(config.key)
     weights = torch.zeros(len(batch), dtype=torch.float64)
     weights[batch.rows()] = 1.0
     for transform in transforms:
         weights *= transform.weigh(batch)
-    returns = slot.compute(batch, config)
-    statistics = weights
-    if config.unit != "row":
-        returns, statistics = _by_unit(batch, config, returns, weights)
-    lone = _groups_of_one(batch, config, groups, statistics)
-    counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
-    base = baseline.compute(returns, counted, statistics, batch, config, state or BaselineState())
-    raw = returns - base
-    values = batch.tensor(batch.value) if batch.value is not None else torch.zeros_like(returns)
-    targets = returns + values if slot.needs_critic else returns
+    compared = _compare(batch, config, weights, state or BaselineState(), slot.compute(batch, config))
+    values = batch.tensor(batch.value) if batch.value is not None else torch.zeros_like(compared.returns)
+    targets = compared.returns + values if slot.needs_critic else compared.returns
     if not scaled:
-        return Estimates(raw, targets, weights)
-    advantages = scale.compute(raw, returns, counted, statistics, batch, config)
-    advantages[lone] = 0.0
-    advantages[weights == 0] = 0.0
-    if baseline.over == "group":
-        for rows in counted:
-            kept = [i for i in rows if statistics[i] > 0]
-            if bool((returns[kept] == returns[kept[0]]).all()):
-                advantages[rows] = 0.0
+        return Estimates(compared.raw, targets, weights)
+    advantages = compared.advantages
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        advantages = _each_reward_alone(batch, config, weights)
+    for term in config.plus:
+        own = term.within(config)
+        compute = return_of(own).compute
+        assert compute is not None  # the check of the configuration refuses returns over tokens here
+        added = _compare(batch, own, weights, BaselineState(), compute(batch, own)).advantages
+        advantages = advantages + term.weight * added
     for transform, entry in zip(transforms, config.post, strict=True):
         name = entry_name(entry)
         try:
@@ -106,8 +99,67 @@ def estimate_all(
             raise ConfigError(f"advantage.post: {name}: apply failed: {told(error)}") from error
         advantages = _must_be_advantages(result, advantages, name)
     for transform in transforms:
-        weights = transform.weigh_after(advantages, weights)
+        weights = transform.weigh_after(advantages, weights, batch)
     return Estimates(advantages, targets, _loss_weights(batch, transforms, weights))
+
+
+@dataclass
+class _Compared:
+    """Of each row: its return, the return minus the baseline, and that divided by the scale."""
+
+    returns: Tensor
+    raw: Tensor
+    advantages: Tensor
+
+
+def _compare(
+    batch: TurnBatch, config: AdvantageConfig, weights: Tensor, state: BaselineState, returns: Tensor
+) -> _Compared:
+    """Compare the ``returns`` of rows with those of their groups. Rows without a ``weight`` get 0.
+
+    Raises:
+        GroupOfOne: a group has a single member.
+    """
+    baseline, scale = baseline_of(config), scale_of(config)
+    groups, statistics = batch.groups(config.key), weights
+    if config.unit != "row":
+        returns, statistics = _by_unit(batch, config, returns, weights)
+    lone = _groups_of_one(batch, config, groups, statistics)
+    counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
+    raw = returns - baseline.compute(returns, counted, statistics, batch, config, state)
+    advantages = scale.compute(raw, returns, counted, statistics, batch, config)
+    if baseline.over == "group":
+        for rows in counted:
+            kept = [i for i in rows if statistics[i] > 0]
+            if bool((returns[kept] == returns[kept[0]]).all()):
+                advantages[rows] = 0.0
+    advantages[lone] = returns[lone] if config.singleton == "raw" else 0.0
+    advantages[weights == 0] = 0.0
+    return _Compared(returns, raw, advantages)
+
+
+def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tensor) -> Tensor:
+    """Return the weighted sum of the advantages that each of the rewards would have alone.
+
+    A row that lacks a reward counts in no statistic of it and gets nothing for it, as in TRL.
+
+    Raises:
+        ValueError: the rewards were not recorded apart.
+    """
+    if not batch.parts:
+        raise ValueError(
+            "multi_objective_aggregation: normalize_then_sum needs the rewards apart, in TurnBatch.parts, which were not recorded"
+        )
+    compute = return_of(config).compute
+    assert compute is not None  # returns over tokens were refused before
+    total = torch.zeros(len(batch), dtype=torch.float64)
+    for name, values in batch.parts.items():
+        given = torch.tensor([value is not None for value in values])
+        rewards = [0.0 if value is None else value for value in values]
+        returns = compute(replace(batch, reward=rewards, parts=None), config)
+        own = _compare(batch, config, weights * given, BaselineState(), returns).advantages
+        total += (batch.part_weights or {}).get(name, 1.0) * own
+    return total
 
 
 def _must_be_advantages(result: Any, before: Tensor, name: str) -> Tensor:
@@ -142,6 +194,8 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
     ]
     for entry, transform in zip(config.post, build_transforms(config, where), strict=True):
         wanted.append((f"{where}.post: {entry_name(entry)}", transform.needs))
+    for number, term in enumerate(config.plus):
+        check_columns(term.within(config), recorded, f"{where}.plus.{number}")
     for who, columns in wanted:
         if isinstance(columns, str):
             raise ValueError(f"{who}: its needs are a tuple of columns, as ({columns!r},), got {columns!r}")
@@ -172,7 +226,7 @@ def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights
 def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, weights: Tensor) -> list[int]:
     """Return the rows that have no other row in their group to be compared with.
 
-    They are an error unless ``config.singleton`` is "zero".
+    They are an error if ``config.singleton`` is "error".
     """
     over = {baseline_of(config).over, scale_of(config).over}
     compared: Groups = list(groups) if "group" in over else []
@@ -187,7 +241,7 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
         raise GroupOfOne(
             f"advantage: the group {columns} has a single member, so there is nothing to compare it with (baseline "
             f"{config.baseline!r}, scale {config.scale!r}, key {list(config.key)}); sample more answers per group "
-            "(branching.group), leave columns out of advantage.key, or set advantage.singleton: zero so that such rows get 0."
+            "(branching.group), leave columns out of advantage.key, or set advantage.singleton: zero (such rows get 0) or raw."
         )
     return [i for rows in alone for i in rows]
 

@@ -30,6 +30,15 @@ def reward_to_go(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
     return result
 
 
+def trajectory(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+    """Return the sum of what the agent earned in the dialogue, which is the same for all its turns (GiGPO, ReMA)."""
+    rewards = batch.tensor(batch.reward)
+    result = torch.zeros_like(rewards)
+    for rows in batch.trajectories(by_agent=True):
+        result[rows] = rewards[rows].sum()
+    return result
+
+
 def turn_gae(batch: TurnBatch, config: AdvantageConfig) -> Tensor:
     """Return GAE over the agent's own turns: ``delta_t = r_t + gamma V_{t+1} - V_t``. V is 0 after the last turn.
 
@@ -93,6 +102,7 @@ def _gae(batch: TurnBatch, config: AdvantageConfig, trajectories: list[list[int]
 RETURNS: dict[str, Any] = {
     "utterance": Return(utterance),
     "reward_to_go": Return(reward_to_go, along="agent"),
+    "trajectory": Return(trajectory, along="agent"),
     "turn_gae": Return(turn_gae, along="agent", needs_critic=True),
     "chain_gae": Return(chain_gae, along="dialogue", needs_critic=True),
     "tree": Return(tree, along="tree", needs=("parent",)),

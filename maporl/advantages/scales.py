@@ -26,7 +26,7 @@ def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, ba
     If the baseline is a critic's value, whiten within the group instead.
     """
     if baseline_of(config).needs_critic:
-        return _whiten(advantages, groups, weights, config)
+        return whiten(advantages, groups, weights, config)
     scaled = torch.zeros_like(advantages)
     for rows in groups:
         scaled[rows] = advantages[rows] / (_spread(returns[rows], weights[rows], config.ddof) + config.eps)
@@ -35,7 +35,17 @@ def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, ba
 
 def batch_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
     """Whiten over the whole batch: subtract the mean of the batch and divide by its standard deviation."""
-    return _whiten(advantages, [batch.rows()], weights, config)
+    return whiten(advantages, [batch.rows()], weights, config)
+
+
+def raw_std(advantages: Tensor, returns: Tensor, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
+    """Divide by the standard deviation of all returns of the batch, before a baseline was subtracted.
+
+    Lite PPO (arXiv 2508.08221) does this: a group that is nearly solved keeps its small spread. ``batch_std`` differs: it
+    takes the spread of advantages, and subtracts their mean once more.
+    """
+    rows = batch.rows()
+    return advantages / (_spread(returns[rows], weights[rows], config.ddof) + config.eps)
 
 
 def agent_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
@@ -45,7 +55,7 @@ def agent_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnB
         ValueError: agents were not recorded.
     """
     by_agent = batch.groups(("agent",), "scale: agent_std")
-    return _whiten(advantages, by_agent, weights, config)
+    return whiten(advantages, by_agent, weights, config)
 
 
 def token_std(advantages: Tensor, returns, groups: Groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
@@ -57,10 +67,11 @@ def token_std(advantages: Tensor, returns, groups: Groups, weights: Tensor, batc
     Raises:
         ValueError: the numbers of tokens were not recorded.
     """
-    return _whiten(advantages, groups, weights * batch.tensor(batch.column("tokens", "scale: token_std")), config)
+    return whiten(advantages, groups, weights * batch.tensor(batch.column("tokens", "scale: token_std")), config)
 
 
-def _whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageConfig) -> Tensor:
+def whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageConfig) -> Tensor:
+    """Return ``values`` minus the weighted mean of their group, divided by the standard deviation of the group."""
     whitened = torch.zeros_like(values)
     for rows in groups:
         shifted = values[rows] - weighted_mean(values[rows], weights[rows])
@@ -78,6 +89,7 @@ SCALES: dict[str, Any] = {
     "none": Scale(none),
     "std": Scale(std, over="group"),
     "batch_std": Scale(batch_std, over="batch"),
+    "raw_std": Scale(raw_std, over="batch"),
     "agent_std": Scale(agent_std, over="agent", needs=("agent",)),
     "token_std": Scale(token_std, over="group", needs=("tokens",)),
 }

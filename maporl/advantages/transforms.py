@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from maporl.advantages.batch import TurnBatch
+from maporl.advantages.scales import whiten
 from maporl.config.parse import build_named
 from maporl.config.schema import AdvantageConfig
 from maporl.text import check_choices
@@ -52,7 +53,7 @@ class Transform:
         """
         return advantages
 
-    def weigh_after(self, advantages: Tensor, weights: Tensor) -> Tensor:
+    def weigh_after(self, advantages: Tensor, weights: Tensor, batch: TurnBatch) -> Tensor:
         """Return how often each row counts in the loss, [N], after its advantage is known."""
         return weights
 
@@ -207,10 +208,73 @@ class StepMerge(Transform):
 
 
 @dataclass(frozen=True)
+class Whiten(Transform):
+    """Subtract the mean of the advantages of the rows with equal ``key``, and divide by their standard deviation.
+
+    Without a key it is that of the whole batch, as GDPO (arXiv 2601.05242) does in the end. ``over: tokens`` counts each row
+    as often as it has tokens. ``advantage.ddof`` and ``advantage.eps`` apply. A group of one gets 0.
+    """
+
+    key: tuple[str, ...] = ()
+    over: Literal["rows", "tokens"] = "rows"
+    compares_turns = True
+
+    def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+        """Return the whitened advantages.
+
+        Raises:
+            ValueError: a column was not recorded.
+        """
+        weights = torch.ones(len(batch), dtype=advantages.dtype)
+        if self.over == "tokens":
+            weights = batch.tensor(batch.column("tokens", "post: whiten"))
+        groups = batch.groups(self.key, "post: whiten")
+        several = [rows for rows in groups if len(rows) > 1]
+        return whiten(advantages, several, weights, config)
+
+
+@dataclass(frozen=True)
+class EqualShares(Transform):
+    """Let each agent count alike in each dialogue, however often or how much it speaks.
+
+    ``of: turns`` gives each of an agent's k utterances in a dialogue the weight 1/k. With ``aggregation: sequence_mean``
+    the loss is then the mean over turns and, after it, over dialogues (ReMA, arXiv 2503.09501). ``of: tokens`` divides by
+    the number of its tokens there. With ``aggregation: token_mean`` an agent that says more then counts no more.
+    ``agents: share`` divides by the number of agents of the dialogue too, so that each dialogue counts 1
+    (WideSeek-R1, arXiv 2602.04634). Statistics of groups are not changed.
+    """
+
+    of: Literal["turns", "tokens"] = "turns"
+    agents: Literal["each", "share"] = "each"
+    needs = ("agent", "rollout", "tokens")
+    compares_turns = True
+
+    def weigh_after(self, advantages: Tensor, weights: Tensor, batch: TurnBatch) -> Tensor:
+        """Return the weights divided by what the agent says in its dialogue. Rows that do not count are left out.
+
+        Raises:
+            ValueError: a column was not recorded.
+        """
+        tokens = batch.tensor(batch.column("tokens", "post: equal_shares"))
+        shares = weights.clone()
+        for rows in batch.groups(batch.dialogues()):
+            speakers = _by_agent(batch, [i for i in rows if weights[i] > 0])
+            for own in speakers:
+                said = weights[own].sum() if self.of == "turns" else (weights[own] * tokens[own]).sum()
+                shares[own] = weights[own] / said / (len(speakers) if self.agents == "share" else 1)
+        return shares
+
+
+def _by_agent(batch: TurnBatch, rows: list[int]) -> list[list[int]]:
+    agents = batch.column("agent", "post: equal_shares")
+    return [[i for i in rows if agents[i] == agent] for agent in dict.fromkeys(agents[i] for i in rows)]
+
+
+@dataclass(frozen=True)
 class DropZeros(Transform):
     """Rows whose advantage is 0 are not trained on (SPIRAL; dynamic sampling): they would only dilute a token mean."""
 
-    def weigh_after(self, advantages: Tensor, weights: Tensor) -> Tensor:
+    def weigh_after(self, advantages: Tensor, weights: Tensor, batch: TurnBatch) -> Tensor:
         """Return 0 where the advantage is 0."""
         return torch.where(advantages == 0, 0.0, weights)
 
@@ -248,6 +312,8 @@ TRANSFORMS: dict[str, Any] = {
     "broadcast_to_callees": BroadcastToCallees,
     "opponent_shaping": OpponentShaping,
     "step_merge": StepMerge,
+    "whiten": Whiten,
+    "equal_shares": EqualShares,
     "drop_zeros": DropZeros,
     "cumulative_kl": CumulativeKL,
 }

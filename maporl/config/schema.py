@@ -459,7 +459,12 @@ class AdvantageConfig:
         ema: the share of the running mean that is kept in each update.
         unit: whether a statistic counts each row once, or each rollout or each turn once, with the mean of its rows. A
             turn in which an agent called tools has several rows.
-        singleton: whether a group of one is an error, or has advantage zero.
+        singleton: whether a group of one is an error, has advantage zero, or keeps its raw return as GiGPO's outcomes and
+            RLAnything's last steps do.
+        multi_objective_aggregation: whether the reward sources are summed and then compared, or each is compared alone and
+            the weighted results are summed (GDPO, arXiv 2601.05242). The names are TRL's.
+        plus: further advantages that are added, each as ``{weight: 1.0, key: [...], ...}``. What an entry does not name
+            is that of this section. They are added before the transforms (GiGPO, arXiv 2505.10978).
     """
 
     returns: str = "token_gae"
@@ -473,7 +478,33 @@ class AdvantageConfig:
     eps: NotNegative = 1e-6
     ema: Share = 0.95
     unit: Literal["row", "rollout", "turn"] = "row"
-    singleton: Literal["error", "zero"] = "error"
+    singleton: Literal["error", "zero", "raw"] = "error"
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    plus: tuple["AdvantageTerm", ...] = ()
+
+
+@dataclass(frozen=True, config=STRICT)
+class AdvantageTerm:
+    """An advantage that is added to that of the section ``advantage``. What is None is that of the section.
+
+    Its return may need no critic, and its baseline may remember nothing.
+    """
+
+    weight: Finite = 1.0
+    returns: str | None = None
+    baseline: str | None = None
+    scale: str | None = None
+    key: tuple[str, ...] | None = None
+    gamma: Share | None = None
+    lam: Share | None = None
+    unit: Literal["row", "rollout", "turn"] | None = None
+    singleton: Literal["error", "zero", "raw"] | None = None
+
+    def within(self, section: "AdvantageConfig") -> "AdvantageConfig":
+        """Return the configuration of this advantage alone."""
+        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weight"}
+        own = {name: value for name, value in named.items() if value is not None}
+        return dataclasses.replace(section, post=(), plus=(), **own)
 
 
 @dataclasses.dataclass

@@ -13,6 +13,7 @@ from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
+from maporl.training.rewards_apart import must_be_sums
 from maporl.training.samples import Columns, turn_batch, untrained_columns
 from maporl.training.update_batch import TeamUpdateBatch
 from trl_ext import distributed, maths
@@ -33,10 +34,18 @@ class Advantages:
         config: the slots: return, baseline, scale, transforms and key.
         options: PPO's options, such as the discount, lambda and the KL coefficient.
         critics: the names of the policies that have a critic.
+        sources: the weights of the reward sources, for ``normalize_then_sum``.
     """
 
-    def __init__(self, config: AdvantageConfig, options: PPOOptions, critics: Collection[str] = ()):
+    def __init__(
+        self,
+        config: AdvantageConfig,
+        options: PPOOptions,
+        critics: Collection[str] = (),
+        sources: Mapping[str, float] | None = None,
+    ):
         self.config, self.options, self.critics = config, options, frozenset(critics)
+        self.sources = sources if config.multi_objective_aggregation == "normalize_then_sum" else None
         self.transforms: list[Transform] = build_transforms(config)
         self.state = BaselineState()
 
@@ -163,7 +172,8 @@ class Advantages:
             values = {name: batch.values[range(len(batch)), batch.first].tolist() for name, batch in batches.items()}
             value = [values[policy][row] for policy, row in rows]
             value += [0.0] * len(others)
-        turns = turn_batch(columns, reward, value)
+        turns = turn_batch(columns, reward, value, self.sources)
+        must_be_sums(turns)
         estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
         _spread(batches, rows, estimates, first)
         for transform in per_token:

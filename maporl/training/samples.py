@@ -24,7 +24,7 @@ class Columns:
     refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
     ``action`` is a digest of what the utterance does, and not of its wording: the move that a game reads in it, or else
     the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens. ``policy`` is
-    empty if no policy is trained on the utterance.
+    empty if no policy is trained on the utterance. ``rewards`` are its rewards by name.
     """
 
     name: Name
@@ -43,6 +43,7 @@ class Columns:
     game: Any = None
     seed: Any = None
     state: Any = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, dialogue: Dialogue, utterance: Utterance, policy: str = "") -> "Columns":
@@ -66,6 +67,7 @@ class Columns:
             game=utterance.tags.get("game"),
             seed=utterance.tags.get("seed"),
             state=utterance.tags.get("state"),
+            rewards=dict(utterance.rewards),
         )
 
 
@@ -152,10 +154,16 @@ def untrained_columns(dialogues: list[Dialogue], known: set[Name]) -> list[Colum
     return list(others.values())
 
 
-def turn_batch(columns: Sequence[Columns], reward: list[float], value: list[float] | None = None) -> TurnBatch:
+def turn_batch(
+    columns: Sequence[Columns],
+    reward: list[float],
+    value: list[float] | None = None,
+    sources: Mapping[str, float] | None = None,
+) -> TurnBatch:
     """Return the :class:`TurnBatch` with one row for each entry of ``columns``.
 
-    ``reward`` and ``value`` are the rows' rewards and, with a critic, their values.
+    ``reward`` and ``value`` are the rows' rewards and, with a critic, their values. ``sources`` has the weights of the
+    rewards that the batch has apart, too.
     """
     number = {entry.name: i for i, entry in enumerate(columns)}
 
@@ -179,6 +187,8 @@ def turn_batch(columns: Sequence[Columns], reward: list[float], value: list[floa
         game=recorded("game"),
         seed=recorded("seed"),
         state=recorded("state"),
+        parts=None if sources is None else {n: [c.rewards.get(n) for c in columns] for n in sources},
+        part_weights=sources,
     )
 
 

@@ -45,6 +45,7 @@ from maporl.training.description import RunParts
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.part_types import check_kinds
 from maporl.training.progress import TeamProgress
+from maporl.training.rewards_apart import check_rewards_apart
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
 from maporl.training.token_traces import trace
@@ -156,6 +157,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if reward_funcs is not None:
             reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
         check_branched_credit(branching, reward, protocol, "trainer")
+        check_rewards_apart(advantage, reward, args, "trainer")
         check_branched_advantage(branching, advantage, "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
         pool = self.schedule.opponent_pool
@@ -191,7 +193,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
         self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
         self._place_frozen()
-        self.advantages = Advantages(advantage, args, {n for n, own in learners.items() if own.critic != "none"})
+        with_critic = {name for name, own in learners.items() if own.critic != "none"}
+        self.advantages = Advantages(advantage, args, with_critic, self.player.scorer.reward.sources)
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
         self.player.engines |= {**built, **(engines or {})}

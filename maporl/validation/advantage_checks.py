@@ -42,6 +42,26 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
         )
     if any(transform.per_token for transform in transforms) and len(transforms) > 1:
         raise ConfigError(f"{where}: advantage.post: cumulative_kl works on tokens and stands alone; remove the others")
+    for number, term in enumerate(config.plus):
+        own = term.within(config)
+        if return_of(own).needs_critic or return_of(own).per_token or baseline_of(own).needs_critic:
+            raise ConfigError(
+                f"{where}: advantage.plus.{number}: returns {own.returns} with baseline {own.baseline} needs a critic or runs over "
+                "tokens; what is added compares rows, as returns: reward_to_go with baseline: mean"
+            )
+        if baseline_of(own).remembers:
+            raise ConfigError(
+                f"{where}: advantage.plus.{number}: baseline {own.baseline} keeps means between updates; use mean"
+            )
+    if config.plus and (returns.per_token or any(transform.per_token for transform in transforms)):
+        raise ConfigError(
+            f"{where}: advantage.plus adds numbers of utterances, and {config.returns} or post runs over tokens"
+        )
+    if config.multi_objective_aggregation == "normalize_then_sum" and (returns.needs_critic or returns.per_token):
+        raise ConfigError(
+            f"{where}: advantage.multi_objective_aggregation: normalize_then_sum compares the rewards of utterances, and returns "
+            f"{config.returns} does not; set advantage.returns: utterance"
+        )
     if baseline.remembers and (passing := [name for name in config.key if name not in _PERSISTENT]):
         raise ConfigError(
             f"{where}: advantage: baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has "

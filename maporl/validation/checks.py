@@ -19,6 +19,7 @@ from maporl.team.checks import check_agents
 from maporl.team.sampling import check_sampling
 from maporl.training.ahead import check_ahead
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
+from maporl.training.rewards_apart import check_rewards_apart
 
 
 def check(config: Config, where: str) -> None:
@@ -344,6 +345,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     )
 
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
+    check_rewards_apart(config.advantage, config.reward, config.ppo, where)
     check_branched_advantage(config.branching, config.advantage, where)
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic
