@@ -63,9 +63,15 @@ def tree(tmp_path, **protocol):
 
 def by_role_and_turn(batch, value):
     found = defaultdict(list)
-    for row in sorted(rows(batch), key=lambda row: (row.utterance.tags["state"], row.utterance.rewards["solved"] if "solved" in row.utterance.rewards else 0)):  # fmt: skip
+    for row in rows(batch):
         found[row.utterance.role, row.utterance.turn].append(value(row))
-    return found
+    return {key: sorted(values) for key, values in found.items()}
+
+
+def credit(row):
+    """Twice ``solved`` for a solver, and ``tests`` with ``solved`` for a tester."""
+    paid = row.utterance.rewards
+    return sum(paid.get(name, 0) for name in ("solved", "tests", "team"))
 
 
 def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp_path):
@@ -75,7 +81,7 @@ def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp
     # 2 solved + tests + solved of the four pairs: 1, 1.5, 1, 1; so the second goes on, with what its own tests showed
     (went_on,) = {d.utterances[0].text for d in dialogues if len(d.utterances) == 4}
     assert went_on == constant(dialogues[0].example)
-    (x, _), (x2, y2) = dialogues[0].example.meta["shown"]
+    _, (x2, y2) = dialogues[0].example.meta["shown"]
     for prompt in shown["solver", 1] + shown["tester", 1]:
         assert f"assert f({x2})=={y2 + 100}: AssertionError" in prompt and went_on.strip("`") in prompt
     assert len(shown["solver", 1]) == 4
@@ -87,10 +93,7 @@ def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp
 def test_the_advantages_of_a_group_by_hand(tmp_path):
     """Round 1: solvers earn 0, 2/3, 2/3, 0 and testers 1, 5/6, 1/3, 1. Round 2: 2, 2/3, 2/3, 2 and 3/2, 4/3, 4/3, 2."""
     batch, _ = tree(tmp_path, rounds=2)
-    credits, advantages = (
-        {key: sorted(found) for key, found in by_role_and_turn(batch, value).items()}
-        for value in (lambda row: row.utterance.rewards.get("solved", 0) + sum(v for k, v in row.utterance.rewards.items() if k in ("tests", "team")), lambda row: row.advantage)
-    )  # fmt: skip
+    credits, advantages = by_role_and_turn(batch, credit), by_role_and_turn(batch, lambda row: row.advantage)
     expected = {
         ("solver", 0): [0, 0, 2 / 3, 2 / 3], ("tester", 0): [1 / 3, 5 / 6, 1, 1],
         ("solver", 1): [2 / 3, 2 / 3, 2, 2], ("tester", 1): [4 / 3, 4 / 3, 3 / 2, 2],
@@ -123,7 +126,11 @@ def test_in_turns_programs_are_compared_before_the_tester_speaks(tmp_path):
 
 def test_its_tiny_version_trains_and_leaves_a_page(tmp_path):
     values = tiny_version("at_grpo_code", str(tmp_path / "run"))
-    assert values["task"] == {"name": "tiny_programs"} and values["branching"] == {"how": "tree", "group": 3, "pick": "best"}
+    assert values["task"] == {"name": "tiny_programs"} and values["branching"] == {
+        "how": "tree",
+        "group": 3,
+        "pick": "best",
+    }
     train(from_dict(values | {"updates": 1, "warm_start": {"steps": 2}}), False, quiet=True)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
 

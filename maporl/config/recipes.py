@@ -103,7 +103,10 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     branching = values.get("branching", {})
     branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
     ppo = values.get("ppo", {})
-    values["ppo"] = ppo | {"response_length": 40 if programs else 6, "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2)}
+    values["ppo"] = ppo | {
+        "response_length": 40 if programs else 6,
+        "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
+    }
     values["training"] = values.get("training", {}) | {
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,

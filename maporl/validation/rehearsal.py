@@ -65,7 +65,12 @@ def check_questions(config: Config, task: Task) -> list[str]:
 
 
 def check_hearing(config: Config, task: Task, world: World | None = None) -> list[str]:
-    """Return a warning for agents that speak after others and are never shown what those said."""
+    """Return a warning for agents that speak after others and are never shown what those said.
+
+    A protocol that runs tools itself shows what the tools made of the words, and is not looked at.
+    """
+    if build_protocol(config.protocol, tuple(config.agents)).uses_tools:
+        return []
     players = _Players(lambda request: _mark(request.ask.agent, request.utterance))
     _driver(config, task, players, world or World()).play([task[0]])
     shown: dict[str, bool] = {}
