@@ -21,12 +21,13 @@ def constant(example):
 
 
 def right_tests(example):
-    return "\n".join(f"assert f({x})=={y}" for x, y in example.meta["shown"])
+    first, second = example.meta["values"]
+    return f"assert f(0)=={first}\nassert f(1)=={second}"
 
 
 def half_right_tests(example):
-    (x, y), (x2, y2) = example.meta["shown"]
-    return f"assert f({x})=={y}\nassert f({x2})=={y2 + 100}"
+    first, second = example.meta["values"]
+    return f"assert f(0)=={first}\nassert f(1)=={second + 100}"
 
 
 ROUNDS = {
@@ -81,9 +82,9 @@ def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp
     # 2 solved + tests + solved of the four pairs: 1, 1.5, 1, 1; so the second goes on, with what its own tests showed
     (went_on,) = {d.utterances[0].text for d in dialogues if len(d.utterances) == 4}
     assert went_on == constant(dialogues[0].example)
-    _, (x2, y2) = dialogues[0].example.meta["shown"]
+    second = dialogues[0].example.meta["values"][1]
     for prompt in shown["solver", 1] + shown["tester", 1]:
-        assert f"assert f({x2})=={y2 + 100}: AssertionError" in prompt and went_on.strip("`") in prompt
+        assert f"assert f(1)=={second + 100}: AssertionError" in prompt and went_on.strip("`") in prompt
     assert len(shown["solver", 1]) == 4
     assert {d.outcome for d in dialogues if len(d.utterances) == 2} == {None}
     # the right program with half right tests disagrees, and with right tests it ends the dialogue in round 2

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from maporl.config.parse import read_yaml
+from maporl.protocols.code import Code
 from maporl.tasks import TinyPrograms
 from maporl.text import asserts_in, code_of
 from maporl.validation.load import from_dict
@@ -14,31 +15,37 @@ from maporl.validation.preflight import check_run
 TASK = TinyPrograms()
 
 
-def test_a_question_shows_values_and_its_hidden_tests_are_about_others():
+def test_a_question_shows_values_and_its_hidden_tests_are_about_the_next_inputs():
     example = TASK[0]
-    assert (example.id, example.question) == ("4x+5 at 0,1", "f(0)=5,f(1)=9")
+    assert (example.id, example.question) == ("1x+19", "f(0)=19,f(1)=20")
     assert example.meta == {
         "entry_point": "f",
-        "reference": "def f(x):return 4*x+5",
-        "tests": ["assert f(5)==25", "assert f(8)==37", "assert f(9)==41"],
+        "reference": "def f(x):return 1*x+19",
+        "tests": ["assert f(2)==21", "assert f(3)==22", "assert f(4)==23"],
         "setup": "",
-        "shown": [[0, 5], [1, 9]],
+        "tester_question": "f(0)=19,f(1)=20",
+        "values": [19, 20],
     }
-    for example in TASK:
-        shown = {x for x, _ in example.meta["shown"]}
-        hidden = {int(test[len("assert f(") : test.index(")")]) for test in example.meta["tests"]}
-        assert len(hidden) == 3 and len(shown) == 2 and not hidden & shown
 
 
-def test_both_splits_have_every_question_once_and_each_option_changes_them():
+def test_a_coder_may_be_told_less_than_the_tester():
+    for told, question in ((0, "f(0)=?,f(1)=?"), (1, "f(0)=19,f(1)=?"), (2, "f(0)=19,f(1)=20")):
+        example = TinyPrograms(told=told)[0]
+        assert (example.question, example.meta["tester_question"]) == (question, "f(0)=19,f(1)=20")
+        solve, test = next(Code().play(example, ("ann", "bob")))
+        assert question in solve.messages[0]["content"] and "f(0)=19,f(1)=20" in test.messages[0]["content"]
+
+
+def test_each_function_is_in_one_split_and_each_option_changes_the_questions():
     ids = {split: [e.id for e in TinyPrograms(split=split)] for split in ("train", "eval")}
-    assert (len(ids["train"]), len(ids["eval"])) == (1440, 360)  # 4 * 10 functions with 45 pairs of inputs
-    assert len({*ids["train"], *ids["eval"]}) == 1800
-    sizes = {"factors": (3, 1080), "terms": (4, 720), "inputs": (6, 672), "shown": (1, 320), "held_out": (0.5, 900)}
+    assert (len(ids["train"]), len(ids["eval"])) == (80, 20)  # 4 * 25 functions
+    assert len({*ids["train"], *ids["eval"]}) == 100
+    sizes = {"factors": (3, 60), "terms": (9, 32), "held_out": (0.5, 50)}
     assert {name: len(TinyPrograms(**{name: value})) for name, (value, _) in sizes.items()} == {n: s for n, (_, s) in sizes.items()}  # fmt: skip
-    assert len(TinyPrograms(hidden=5)[0].meta["tests"]) == 5
+    assert TinyPrograms(shown=3)[0].question == "f(0)=19,f(1)=20,f(2)=21"
+    assert TinyPrograms(hidden=1)[0].meta["tests"] == ["assert f(2)==21"]
     assert TinyPrograms(seed=1)[0] != TASK[0]
-    assert TinyPrograms(instruction="Write {question}!").question(TASK[0]) == "Write f(0)=5,f(1)=9!"
+    assert TinyPrograms(instruction="Write {question}!").question(TASK[0]) == "Write f(0)=19,f(1)=20!"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def test_both_splits_have_every_question_once_and_each_option_changes_them():
     [
         ({"factors": 0}, "factors: expected at least 1, got 0"), ({"terms": -1}, "terms: expected at least 0"),
         ({"shown": 0}, "shown"), ({"hidden": 0}, "hidden"), ({"held_out": 1.0}, "held_out: expected a share"),
-        ({"inputs": 3}, "inputs: expected at least 4, because 2 values are shown and 3 others tested, got 3"),
+        ({"held_out": 0.001}, "leaves functions in both splits"), ({"told": 3}, "told: expected 0 to 2"),
         ({"instruction": "x"}, "instruction: expected the text to contain {question}"),
     ],
 )  # fmt: skip
@@ -57,14 +64,14 @@ def test_numbers_of_which_no_task_can_be_made(options, message):
 
 def test_what_pupils_write_is_as_right_as_they_are():
     rng = random.Random(0)
-    examples = [TASK[number] for number in range(0, 400, 20)]
+    examples = [TASK[number] for number in range(0, 80, 4)]
     rights = TASK.grade_many(examples, [TASK.write_reply(e, rng, True, "solver") for e in examples])
     wrongs = TASK.grade_many(examples, [TASK.write_reply(e, rng, False, "solver") for e in examples])
     assert [grade.correct for grade in rights] == [True] * 20
     assert [grade.correct for grade in wrongs] == [False] * 20
-    assert code_of(TASK.solution(TASK[0])) == "def f(x):return 4*x+5"
+    assert code_of(TASK.solution(TASK[0])) == "def f(x):return 1*x+19"
     tests = TASK.write_reply(TASK[0], rng, True, "tester")
-    assert asserts_in(tests, "f") == ["assert f(0)==5", "assert f(1)==9"]
+    assert asserts_in(tests, "f") == ["assert f(0)==19", "assert f(1)==20"]
     for example in examples:
         asserts = asserts_in(TASK.write_reply(example, rng, False, "tester"), "f")
         right = asserts_in(TASK.write_reply(example, rng, True, "tester"), "f")

@@ -22,7 +22,8 @@ class Code(Protocol):
 
     By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the program.
     Code is the last fenced block. Tests are the lines that begin with ``assert`` and name ``meta.entry_point``. Both are
-    told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``.
+    told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A tester is asked
+    ``meta.tester_question``, if the task has one, in place of the question.
 
     The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of them
     that ``meta.reference`` passes. It pays both ``team``, which is ``solved``, and ``agree``, the share of tests that pass.
@@ -75,7 +76,8 @@ class Code(Protocol):
                 f"protocol code: question {example.id} has no {min(missing)}; use a task of programs, such as mbpp"
             )
         name = example.meta["entry_point"]
-        texts = [t.format(question=example.question, name=name) for t in (self.solve, self.test)]
+        told = example.meta.get("tester_question", example.question)
+        texts = [self.solve.format(question=example.question, name=name), self.test.format(question=told, name=name)]
         parents: tuple[int, ...] = ()
         for number in range(1, self.rounds + 1):
             solve = Ask(solver, [{"role": "user", "content": texts[0]}], "solver", parents)

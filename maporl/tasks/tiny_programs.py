@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, product
+from itertools import product
 from typing import Literal
 
 from maporl.tasks.programs import ProgramTask
@@ -14,26 +14,27 @@ _NAME = "f"
 
 @dataclass(frozen=True)
 class TinyPrograms(ProgramTask):
-    """Functions ``f(x) = a*x+b``, of which a question shows ``shown`` values, such as ``f(1)=5,f(4)=11``.
+    """Functions ``f(x) = a*x+b``, of which a question shows values, such as ``f(0)=5,f(1)=9``.
 
-    ``a`` is 1 to ``factors``, ``b`` is 0 to ``terms``, and ``x`` is 0 to ``inputs``. Two values determine the function.
-    ``hidden`` asserts about other inputs grade a program, and are drawn for each question.
+    ``a`` is 1 to ``factors``, and ``b`` is 0 to ``terms``. The values are those of 0, 1 and so on, ``shown`` of them; two
+    determine the function. ``hidden`` asserts about the next inputs grade a program. The share ``held_out`` of the
+    functions is the evaluation split. No question of the training split is about one of them.
 
-    The questions are all functions with all choices of inputs, in a seeded order. The share ``held_out`` of them is the
-    evaluation split. Its functions stand in the training split too, but with other values shown.
+    ``told`` is how many of the values the question tells, by default all. The others read ``f(1)=?``. A tester is always
+    told all of them (``meta.tester_question``), so that a coder can learn them from tests that fail.
 
-    A coder writes ```` ```def f(x):return 2*x+3``` ````, and a tester an assert for each value that the question shows.
-    Both are short texts of few characters, which a tiny model can learn.
+    A coder writes ```` ```def f(x):return 4*x+5``` ````, and a tester an assert for each value. Both are short texts of few
+    characters, which a tiny model can learn.
 
     Raises:
-        ValueError: a number is too small, too few inputs are left for the hidden tests, the share is not between 0 and 1,
-            or ``instruction`` has no place for the question.
+        ValueError: a number is too small or too large, the share is not between 0 and 1 or leaves a split empty, or
+            ``instruction`` has no place for the question.
     """
 
     factors: int = 4
-    terms: int = 9
-    inputs: int = 9
+    terms: int = 24
     shown: int = 2
+    told: int | None = None
     hidden: int = 3
     held_out: float = 0.2
     instruction: str = "{question}"
@@ -45,42 +46,43 @@ class TinyPrograms(ProgramTask):
         for name, least in (("factors", 1), ("terms", 0), ("shown", 1), ("hidden", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.inputs + 1 < self.shown + self.hidden:
+        if self.told is not None and not 0 <= self.told <= self.shown:
+            raise ValueError(f"told: expected 0 to {self.shown}, the number of values that are shown, got {self.told}")
+        if not 0 < self.held_out < 1 or not 0 < self._eval_size < self.factors * (self.terms + 1):
             raise ValueError(
-                f"inputs: expected at least {self.shown + self.hidden - 1}, because {self.shown} values are shown and "
-                f"{self.hidden} others tested, got {self.inputs}"
+                f"held_out: expected a share between 0 and 1 that leaves functions in both splits, got {self.held_out}"
             )
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
         if "{question}" not in self.instruction:
             raise ValueError("instruction: expected the text to contain {question}")
 
+    @property
+    def _eval_size(self) -> int:
+        return round(self.factors * (self.terms + 1) * self.held_out)
+
     @cached_property
-    def _questions(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """The factor, the term and the shown inputs of each question of the split."""
-        shown = combinations(range(self.inputs + 1), self.shown)
-        every = list(product(range(1, self.factors + 1), range(self.terms + 1), shown))
+    def _functions(self) -> list[tuple[int, int]]:
+        """The factor and the term of each function of the split."""
+        every = list(product(range(1, self.factors + 1), range(self.terms + 1)))
         random.Random(self.seed).shuffle(every)
-        first = max(1, round(len(every) * self.held_out))
-        return every[:first] if self.split == "eval" else every[first:]
+        return every[: self._eval_size] if self.split == "eval" else every[self._eval_size :]
 
     def __len__(self) -> int:
-        return len(self._questions)
+        return len(self._functions)
 
     def __getitem__(self, index: int) -> Example:
-        a, b, inputs = self._questions[index]
-        name = f"{a}x+{b} at {','.join(map(str, inputs))}"
-        others = [x for x in range(self.inputs + 1) if x not in inputs]
-        tested = random.Random(f"{self.seed} {name}").sample(others, self.hidden)
+        a, b = self._functions[index]
+        values = [a * x + b for x in range(self.shown)]
+        told = self.shown if self.told is None else self.told
         reference = _program(a, b)
         meta = {
             "entry_point": _NAME,
             "reference": reference,
-            "tests": [_assert(x, a * x + b) for x in tested],
+            "tests": [_assert(x, a * x + b) for x in range(self.shown, self.shown + self.hidden)],
             "setup": "",
-            "shown": [[x, a * x + b] for x in inputs],
+            "tester_question": _shown(values),
+            "values": values,
         }
-        return Example(name, ",".join(f"{_NAME}({x})={y}" for x, y in meta["shown"]), reference, meta)
+        return Example(f"{a}x+{b}", _shown([*values[:told], *"?" * (self.shown - told)]), reference, meta)
 
     def question(self, example: Example) -> str:
         """The instruction, with the question in the place of ``{question}``."""
@@ -98,22 +100,24 @@ class TinyPrograms(ProgramTask):
         return f"```{rng.choice([program for program in every if program != example.meta['reference']])}```"
 
     def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
-        """A tester writes the shown values as asserts, of which a wrong one expects another value. Others write programs."""
+        """A tester writes the values as asserts. One of them is wrong if the tester is. Others write programs."""
         if role != "tester":
             return self.write_answer(example, rng, right)
-        values = example.meta["shown"]
-        most = self.factors * self.inputs + self.terms
-        wrong = None if right else rng.randrange(len(values))
-        expected = [
-            y if number != wrong else rng.choice([n for n in range(most + 1) if n != y])
-            for number, (_, y) in enumerate(values)
-        ]
-        return "\n".join(_assert(x, y) for (x, _), y in zip(values, expected, strict=True))
+        values = list(example.meta["values"])
+        if not right:
+            place = rng.randrange(len(values))
+            most = self.factors * (self.shown - 1) + self.terms
+            values[place] = rng.choice([value for value in range(most + 2) if value != values[place]])
+        return "\n".join(_assert(x, value) for x, value in enumerate(values))
 
 
 def _program(a: int, b: int) -> str:
     return f"def {_NAME}(x):return {a}*x+{b}"
 
 
-def _assert(x: int, y: int) -> str:
-    return f"assert {_NAME}({x})=={y}"
+def _assert(x: int, value: int) -> str:
+    return f"assert {_NAME}({x})=={value}"
+
+
+def _shown(values: list[int | str]) -> str:
+    return ",".join(f"{_NAME}({x})={value}" for x, value in enumerate(values))

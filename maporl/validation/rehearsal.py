@@ -143,9 +143,11 @@ def _group_of_one(config: Config, task: Task, script: Script, world: World) -> G
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]
     dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some), random.Random(0))
-    for utterance in (u for d in dialogues for u in d.answers()):
-        utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
-        utterance.rewards["score"] = 0.0
+    for utterance in (u for d in dialogues for u in d.utterances):
+        if utterance.answers:
+            utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
+        if utterance.answers or utterance.rewards.keys() & config.reward.sources.keys():
+            utterance.rewards["score"] = 0.0
     assign_credit(dialogues, tuple(driver.specs), config.reward)
     schedule = config.schedule.resolved(driver.protocol.turns, tuple(config.agents))
     plans = {str(plan): plan for plan in map(schedule.plan, range(1, min(config.updates, UPDATES) + 1))}
