@@ -36,6 +36,7 @@ _EXPORTS = {
     "TaskError": "maporl.tasks",
     "TASKS": "maporl.tasks",
     "TinyGSM": "maporl.tasks",
+    "TinyPrograms": "maporl.tasks",
     "CallReturn": "maporl.protocols",
     "Chain": "maporl.protocols",
     "Code": "maporl.protocols",

@@ -39,15 +39,15 @@ ROUNDS = {
 """What the four candidates of each round write."""
 
 
-def code_values(folder, group=4, **protocol):
-    values = recipe_values("at_grpo_code", folder, branching={"group": group}, protocol=protocol)
+def code_values(folder, recipe="at_grpo_code", group=4, **protocol):
+    values = recipe_values(recipe, folder, branching={"group": group}, protocol=protocol)
     values["training"]["per_device_train_batch_size"] = 1
     values["ppo"] |= {"response_length": 80, "num_mini_batches": 1}
     return values
 
 
-def tree(tmp_path, **protocol):
-    """Play one question with the candidates of ``ROUNDS``. Return the batch and what each request was shown."""
+def tree(tmp_path, recipe, **protocol):
+    """Play one question of the recipe's tiny version with the candidates of ``ROUNDS``. Return the batch and what each request was shown."""
     left = {key: list(texts) for key, texts in ROUNDS.items()}
     shown = defaultdict(list)
 
@@ -56,7 +56,7 @@ def tree(tmp_path, **protocol):
         shown[role, request.turn].append(request.ask.messages[-1]["content"])
         return left[role, request.turn].pop(0)(request.example)
 
-    trainer = scripted_trainer(code_values(tmp_path, **protocol), script)
+    trainer = scripted_trainer(code_values(tmp_path, recipe, **protocol), script)
     batch = played(trainer)
     trainer.player.world.close()
     return batch, shown
@@ -76,7 +76,7 @@ def credit(row):
 
 
 def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp_path):
-    batch, shown = tree(tmp_path, rounds=2)
+    batch, shown = tree(tmp_path, "at_grpo_code", rounds=2)
     dialogues = batch.dialogues
     assert [len(d.utterances) for d in dialogues].count(2) == 3 and [len(d.utterances) for d in dialogues].count(4) == 4
     # 2 solved + tests + solved of the four pairs: 1, 1.5, 1, 1; so the second goes on, with what its own tests showed
@@ -93,7 +93,7 @@ def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp
 
 def test_the_advantages_of_a_group_by_hand(tmp_path):
     """Round 1: solvers earn 0, 2/3, 2/3, 0 and testers 1, 5/6, 1/3, 1. Round 2: 2, 2/3, 2/3, 2 and 3/2, 4/3, 4/3, 2."""
-    batch, _ = tree(tmp_path, rounds=2)
+    batch, _ = tree(tmp_path, "at_grpo_code", rounds=2)
     credits, advantages = by_role_and_turn(batch, credit), by_role_and_turn(batch, lambda row: row.advantage)
     expected = {
         ("solver", 0): [0, 0, 2 / 3, 2 / 3], ("tester", 0): [1 / 3, 5 / 6, 1, 1],

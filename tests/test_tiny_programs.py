@@ -42,6 +42,8 @@ def test_each_function_is_in_one_split_and_each_option_changes_the_questions():
     assert len({*ids["train"], *ids["eval"]}) == 100
     sizes = {"factors": (3, 60), "terms": (9, 32), "held_out": (0.5, 50)}
     assert {name: len(TinyPrograms(**{name: value})) for name, (value, _) in sizes.items()} == {n: s for n, (_, s) in sizes.items()}  # fmt: skip
+    everything = [{e.id for e in TinyPrograms(held_out=0, split=split)} for split in ("train", "eval")]
+    assert everything == [{*ids["train"], *ids["eval"]}] * 2
     assert TinyPrograms(shown=3)[0].question == "f(0)=19,f(1)=20,f(2)=21"
     assert TinyPrograms(hidden=1)[0].meta["tests"] == ["assert f(2)==21"]
     assert TinyPrograms(seed=1)[0] != TASK[0]
@@ -52,7 +54,7 @@ def test_each_function_is_in_one_split_and_each_option_changes_the_questions():
     ("options", "message"),
     [
         ({"factors": 0}, "factors: expected at least 1, got 0"), ({"terms": -1}, "terms: expected at least 0"),
-        ({"shown": 0}, "shown"), ({"hidden": 0}, "hidden"), ({"held_out": 1.0}, "held_out: expected a share"),
+        ({"shown": 0}, "shown"), ({"hidden": 0}, "hidden"), ({"held_out": 1.0}, "held_out: expected 0, or a share"), ({"held_out": -0.1}, "held_out"),
         ({"held_out": 0.001}, "leaves functions in both splits"), ({"told": 3}, "told: expected 0 to 2"),
         ({"instruction": "x"}, "instruction: expected the text to contain {question}"),
     ],

@@ -18,7 +18,8 @@ class TinyPrograms(ProgramTask):
 
     ``a`` is 1 to ``factors``, and ``b`` is 0 to ``terms``. The values are those of 0, 1 and so on, ``shown`` of them; two
     determine the function. ``hidden`` asserts about the next inputs grade a program. The share ``held_out`` of the
-    functions is the evaluation split. No question of the training split is about one of them.
+    functions is the evaluation split, and the others are the training split. With 0, both splits have all functions. This
+    suits a coder who is told nothing: all questions look the same to it, so that it can remember none.
 
     ``told`` is how many of the values the question tells, by default all. The others read ``f(1)=?``. A tester is always
     told all of them (``meta.tester_question``), so that a coder can learn them from tests that fail.
@@ -27,8 +28,8 @@ class TinyPrograms(ProgramTask):
     characters, which a tiny model can learn.
 
     Raises:
-        ValueError: a number is too small or too large, the share is not between 0 and 1 or leaves a split empty, or
-            ``instruction`` has no place for the question.
+        ValueError: a number is too small or too large, the share leaves a split empty, or ``instruction`` has no place for
+            the question.
     """
 
     factors: int = 4
@@ -48,9 +49,9 @@ class TinyPrograms(ProgramTask):
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.told is not None and not 0 <= self.told <= self.shown:
             raise ValueError(f"told: expected 0 to {self.shown}, the number of values that are shown, got {self.told}")
-        if not 0 < self.held_out < 1 or not 0 < self._eval_size < self.factors * (self.terms + 1):
+        if self.held_out and not 0 < self._eval_size < self.factors * (self.terms + 1):
             raise ValueError(
-                f"held_out: expected a share between 0 and 1 that leaves functions in both splits, got {self.held_out}"
+                f"held_out: expected 0, or a share below 1 that leaves functions in both splits, got {self.held_out}"
             )
         if "{question}" not in self.instruction:
             raise ValueError("instruction: expected the text to contain {question}")
@@ -64,6 +65,8 @@ class TinyPrograms(ProgramTask):
         """The factor and the term of each function of the split."""
         every = list(product(range(1, self.factors + 1), range(self.terms + 1)))
         random.Random(self.seed).shuffle(every)
+        if not self.held_out:
+            return every
         return every[: self._eval_size] if self.split == "eval" else every[self._eval_size :]
 
     def __len__(self) -> int:
