@@ -57,7 +57,7 @@ def _comparison(test: str) -> _Comparison | None:
     compare = node.test
     if len(compare.ops) != 1 or not isinstance(compare.ops[0], ast.Eq):
         return None
-    said = f": {node.msg.value}" if isinstance(node.msg, ast.Constant) else ""
+    said = f": {node.msg.value!s}" if isinstance(node.msg, ast.Constant) else ""
     try:
         expected = ast.literal_eval(compare.comparators[0])
         comparable = _value(tagged(expected)) == expected

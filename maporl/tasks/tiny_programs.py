@@ -1,6 +1,7 @@
 """Tiny functions to write, from a few of their values. Nothing is downloaded. Imports no torch."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -122,5 +123,5 @@ def _assert(x: int, value: int) -> str:
     return f"assert {_NAME}({x})=={value}"
 
 
-def _shown(values: list[int | str]) -> str:
+def _shown(values: Sequence[int | str]) -> str:
     return ",".join(f"{_NAME}({x})={value}" for x, value in enumerate(values))
