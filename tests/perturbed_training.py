@@ -33,7 +33,7 @@ Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
 # memory without changing a number; how an answer is cut and how long it may be, which a script does not ask (``test_decoding.py``
-# tests what is cut); and the names of the parts that the other keys belong to
+# tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "tools.*.use", "ppo.response_length",

@@ -5,10 +5,12 @@ from collections import defaultdict
 import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
-from maporl.config.recipes import tiny_version
+from maporl.config.parse import read_yaml
+from maporl.config.recipes import recipe_file, tiny_version
 from maporl.errors import ConfigError
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
+from trl_ext.ppo_options import Decoding
 
 
 def fenced(program):
@@ -123,6 +125,13 @@ def test_in_turns_programs_are_compared_before_the_tester_speaks(tmp_path):
     assert went_on == constant(dialogues[0].example)
     programs = {u.text: u.rewards for d in dialogues for u in d.utterances if u.role == "solver"}
     assert all(set(rewards) >= {"solved", "team"} and "agree" not in rewards for rewards in programs.values())
+
+
+@pytest.mark.parametrize("name", ["at_grpo_code", "at_grpo_roles", "at_grpo_shared"])
+def test_answers_and_evaluations_are_sampled_as_published(name):
+    config = from_dict(read_yaml(recipe_file(name)), name)
+    assert (config.ppo.temperature, config.ppo.top_p, config.ppo.top_k) == (1.0, 0.9, 20)
+    assert config.evaluation.decoding == Decoding(0.6, 0.95, 0)
 
 
 def test_its_tiny_version_trains_and_leaves_a_page(tmp_path):
