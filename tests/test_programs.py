@@ -159,6 +159,7 @@ def test_the_tool_run_tests():
     assert result.value == {"passed": [True, False, False], "why": ["", "AssertionError", "AssertionError"]}
     assert result.text == "assert f(1) == 2: AssertionError\nassert f(y) == 4: AssertionError"
     assert tool.run(code="def f(): pass", asserts=["assert f"]).text == "all tests pass"
+    assert tool.run(code="def f(): pass", asserts=[]).text == "no tests were given"
     box.close()
 
 

@@ -96,7 +96,8 @@ class RunTests(_Programs):
             outcomes = self.pool.tested(code, asserts, setup)
             passed, why = [outcome.ok for outcome in outcomes], [failure(outcome) for outcome in outcomes]
             lines = [f"{test}: {text}" for test, text in zip(asserts, why, strict=True) if text]
-            return Result("\n".join(lines) or "all tests pass", {"passed": passed, "why": why})
+            good = "all tests pass" if asserts else "no tests were given"
+            return Result("\n".join(lines) or good, {"passed": passed, "why": why})
 
         return [Tool.of(run_tests)]
 
