@@ -1,12 +1,15 @@
-"""Measure tools and environments without models: search, TRL's classes, servers of MCP and of OpenEnv.
+"""Measure tools and environments: search, TRL's classes, servers of MCP and of OpenEnv, and what they cost a rollout.
 
     python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
     python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
     python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their own
     python benchmarks/environments.py mcp                    # start and calls of a server by its command line
     python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
+    python benchmarks/environments.py rollout --model DIR    # 64 dialogues of a model, with and without calls and stop strings
 
-It prints one JSON line for each section.
+It prints one JSON line for each section. ``rollout`` plays the same number of tokens in two ways, in turn: two turns
+without tools, and one turn with a call of a tool that does nothing between its two segments. Its shares are the seconds
+inside the tool layer and inside the search for stop strings, by the seconds of the second way.
 """
 
 import argparse
@@ -21,12 +24,15 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from maporl.config.schema import EnvironmentSection
 from maporl.environments.adapters.trl import TRLEnvironment
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.search import Index, Passage, read_corpus
 from maporl.environments.workers import Job, Workers
+from maporl.tasks import build_task
+from trl_ext.ppo_options import Decoding
 
 TESTS = Path(__file__).parents[1] / "tests"
 DIALOGUES, CALLS = 256, 10
@@ -221,15 +227,116 @@ def openenv() -> dict:
     }
 
 
+def noop() -> str:
+    """Do nothing."""
+    return "done"
+
+
+class Watch:
+    """Adds up the seconds inside functions. A call from inside another watched one is not counted twice."""
+
+    def __init__(self) -> None:
+        self.seconds, self.open = 0.0, False
+
+    def around(self, owner: Any, name: str) -> None:
+        """Watch a function of ``owner`` from now on."""
+        kept = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            if self.open:
+                return kept(*args, **options)
+            self.open, began = True, time.perf_counter()
+            try:
+                return kept(*args, **options)
+            finally:
+                self.seconds, self.open = self.seconds + time.perf_counter() - began, False
+
+        setattr(owner, name, watched)
+
+
+def rollout(model: str, dialogues: int, tokens: int, repeats: int) -> dict:
+    """Play dialogues of a model whose agent calls a tool that does nothing, and dialogues without it."""
+    from maporl.environments.calls import Written
+    from maporl.environments.turns import Turn
+    from maporl.environments.world import World
+    from maporl.runs.build import build_player
+    from maporl.types import Stop
+    from maporl.validation.load import from_dict
+    from trl_ext.stop_strings import StopStrings
+
+    def player(turns: int, tools: list[str], texts: dict[str, str]) -> Any:
+        values = {
+            "output_dir": tempfile.mkdtemp(), "task": {"name": "toy_sum"}, "warm_start": {"steps": 0},
+            "tools": {"noop": {"use": "environments:noop"}},  # this file, whose folder is the first on the path
+            "agents": {"ann": {"model": model, "tools": tools, "call_format": "json", "call_texts": texts}},
+            "protocol": {"name": "debate", "turns": turns},
+            "ppo": {"response_length": tokens, "stop_token": "none"},
+        }  # fmt: skip
+        made = build_player(from_dict(values, "benchmark"))
+        for own in made.tools.values():
+            own.format.read = calls_once(own.format.read)
+        return made
+
+    def calls_once(read: Any) -> Any:
+        """Let the first segment of each turn call the tool, because this model does not. Its text is read all the same."""
+
+        def reads(text: str, prompt: list[int], response: list[int]) -> list[Written]:
+            read(text, prompt, response)
+            return [] if "returned: done" in tokenizer.decode(prompt[-40:]) else [Written("noop", {})]
+
+        return reads
+
+    take = Turn.take
+
+    def take_whole(turn: Any, segment: Any) -> None:
+        """Take a segment of the full length as one that ended by itself, because a call that was cut is not run."""
+        segment.stop = Stop.EOS
+        take(turn, segment)
+
+    Turn.take = take_whole  # type: ignore[method-assign]
+    plain, calling = player(2, [], {}), player(1, ["noop"], {})
+    tokenizer = calling.team.voice_of("ann").tokenizer
+    layer, stops = Watch(), Watch()
+    for owner, name in ((World, "act"), (World, "begin"), (Turn, "take"), (Turn, "see"), (Turn, "goes_on")):
+        layer.around(owner, name)
+    stops.around(StopStrings, "end")
+    taken: dict[str, list[float]] = {"two turns": [], "one call": []}
+    shares: dict[str, list[float]] = {"layer": [], "stop strings": []}
+    for _ in range(repeats):
+        for name, made in (("two turns", plain), ("one call", calling)):
+            task = build_task({"name": "toy_sum"}, "train", 0)
+            layer.seconds = stops.seconds = 0.0
+            began = time.perf_counter()
+            played = made.play([task[n] for n in range(dialogues)], task, Decoding(1.0))
+            seconds = time.perf_counter() - began
+            assert all(len(d.utterances) == 2 for d in played)
+            taken[name].append(seconds)
+            if made is calling:
+                shares["layer"].append(layer.seconds / seconds)
+                shares["stop strings"].append(stops.seconds / seconds)
+    return {
+        "dialogues": dialogues,
+        "tokens": tokens,
+        **{f"{name}, s": round(statistics.median(found), 2) for name, found in taken.items()},
+        **{f"{name}, %": round(100 * statistics.median(found), 2) for name, found in shares.items()},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = {
-        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv
-    }  # fmt: skip
-    parser.add_argument("section", choices=list(sections))
+    parser.add_argument("section", choices=["search", "trl", "isolated", "mcp", "openenv", "rollout"])
     parser.add_argument("--corpus", help="a .jsonl file of passages, for search")
+    parser.add_argument("--model", help="a folder with a language model, for rollout")
+    parser.add_argument("--dialogues", type=int, default=64, help="for rollout")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each segment, for rollout")
+    parser.add_argument("--repeats", type=int, default=3, help="for rollout")
     options = parser.parse_args()
-    print(json.dumps({"section": options.section, **sections[options.section]()}))
+    sections = {
+        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv,
+        "rollout": lambda: rollout(options.model, options.dialogues, options.tokens, options.repeats),
+    }  # fmt: skip
+    measured = sections[options.section]()
+    print(json.dumps({"section": options.section, **measured}))
 
 
 if __name__ == "__main__":

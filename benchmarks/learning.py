@@ -2,7 +2,7 @@
 
     python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2
     python benchmarks/learning.py run configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
-    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl [--seeds 0 1 2]
+    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl | coder_tester [--seeds 0 1 2]
 
 Each run is a separate process, one after the other. ``run`` prints the held-out accuracy of all agents together in the
 first and the final turn, before and after training, and the run's seconds. ``compare`` runs two methods on one
@@ -71,9 +71,9 @@ def run(options: argparse.Namespace, root: Path) -> None:
         )
 
 
-def team(turn: int) -> Callable[[Run], float]:
-    """The team's held-out accuracy in a turn after training, in percent."""
-    return lambda done: 100 * done.evaluation("after")["turns"][turn]["team"]["value"]
+def team(turn: int, when: str = "after") -> Callable[[Run], float]:
+    """The team's held-out accuracy in a turn, in percent, by default after training."""
+    return lambda done: 100 * done.evaluation(when)["turns"][turn]["team"]["value"]
 
 
 def of_agent(agent: str, when: str = "after", turn: int = -1) -> Callable[[Run], float]:
@@ -188,6 +188,18 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
         "configs/ppo/toy_sum.yaml",
         {"one agent alone trained": [*HALVES, "schedule.freeze=[{agent: bob, first: 1, last: 1000}]"], "co-trained": HALVES},
         {"final turn, held out, %": team(-1), "ann, %": of_agent("ann"), "bob, %": of_agent("bob")},
+    ),
+    "coder_tester": (
+        "configs/ppo/coder_tester.yaml",
+        {"one round": ["protocol.rounds=1"], "rounds": []},
+        {
+            "first program before, held out, %": team(0, "before"),
+            "final program before, %": team(-1, "before"),
+            "first program after, %": team(0),
+            "final program after, %": team(-1),
+            "right tests, first update, %": lambda done: 100 * done.updates("reward/tests/tester/turn_1")[0],
+            "right tests, last 10 updates, %": lambda done: late("reward/tests/tester/turn_1")(done) * 100,
+        },
     ),
 }  # fmt: skip
 

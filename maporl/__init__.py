@@ -37,6 +37,7 @@ _EXPORTS = {
     "TaskError": "maporl.tasks",
     "TASKS": "maporl.tasks",
     "TinyGSM": "maporl.tasks",
+    "TinyPrograms": "maporl.tasks",
     "CallReturn": "maporl.protocols",
     "Chain": "maporl.protocols",
     "Code": "maporl.protocols",

@@ -33,11 +33,11 @@ Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
 # memory without changing a number; how an answer is cut and how long it may be, which a script does not ask (``test_decoding.py``
-# tests what is cut); and the names of the parts that the other keys belong to
+# tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
-    "training.gradient_checkpointing", "protocol.name", "protocol.game", "ppo.response_length",
-    "ppo.top_p", "ppo.top_k",
+    "training.gradient_checkpointing", "protocol.name", "protocol.game", "tools.*.use", "ppo.response_length",
+    "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
@@ -50,7 +50,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),
     "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
-    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "grounding": ("env",), "proximity": ("label",),
+    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "grounding": ("env",), "proximity": ("label",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
@@ -59,7 +59,7 @@ LONGEST = 26
 """The most tokens of a scripted answer. A longer one is cut off, as engines do it."""
 SEED = 9
 """By this seed, past opponents of both ages speak within three updates."""
-NO_TIMES = ("time/", "memory/", "tokens_per_second")
+NO_TIMES = ("time/", "memory/", "tokens_per_second", "tools/seconds")
 
 
 def words(request: Request, weights: str = "") -> str:
@@ -71,6 +71,8 @@ def words(request: Request, weights: str = "") -> str:
         if request.ask.tags["game"] == "path_plans":
             return f"#### {json.dumps(route(request) if rng.random() < 0.5 else rng.choices(moves, k=2))}"
         return rng.choice(moves)
+    if "entry_point" in request.example.meta:
+        return rng.choice(program_texts(request.example.meta, request.ask.role))
     wrong = rng.random() < 0.5
     number = str(int(request.example.answer or 0) + wrong * rng.randint(1, 5))
     answers = [number, f"Answer: {number}", f"Answer: {number}{' so' * 9}", "no"]
@@ -81,6 +83,14 @@ def words(request: Request, weights: str = "") -> str:
         None: ["Better: A", "Better: B"] if request.example.id.startswith("judged") else answers,
     }
     return rng.choice(special.get(request.ask.role, answers))
+
+
+def program_texts(meta: dict[str, Any], role: str | None) -> list[str]:
+    """Right, half right, wrong and unreadable programs and tests of ``tiny_programs``, in few characters."""
+    if role == "tester":
+        return [f"assert f(0)=={meta['values'][0]}", "assert f(0)==99", "assert f(1)", "no"]
+    right, half = meta["reference"].partition("return ")[2], meta["tests"][0].rpartition("=")[2]
+    return [*(f"```f=lambda x:{body}```" for body in (right, half, "-1")), "no"]
 
 
 def script_of(policies: dict[str, Policy]) -> Callable[[Request], str]:

@@ -20,6 +20,7 @@ from maporl.cli.main import app
 from maporl.config.parse import parse_config, read_values, to_yaml
 from maporl.config.recipes import recipe_files, tiny_version
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
+from maporl.environments.build import TeamTools
 from maporl.errors import ConfigError, install_command
 from maporl.protocols import PROTOCOLS, Protocol
 from maporl.protocols.base import must_be_protocol
@@ -239,7 +240,13 @@ def test_the_rehearsal_says_what_a_run_does(tmp_path, case):
 def test_no_recipe_is_alarmed(name, tmp_path):
     config = from_dict(tiny_version(name, str(tmp_path / "run")), name)
     task = build_task(config.task, "train", 0)
-    assert [*check_questions(config, task), *check_groups(config, task), *check_hearing(config, task)] == []
+    world = TeamTools.from_config(config, tuple(config.agents)).world
+    assert [
+        *check_questions(config, task),
+        *check_groups(config, task, world),
+        *check_hearing(config, task, world),
+    ] == []
+    world.close()
 
 
 # -- who is shown what, and who is asked what ----------------------------------------------------------------------------

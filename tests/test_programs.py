@@ -159,6 +159,7 @@ def test_the_tool_run_tests():
     assert result.value == {"passed": [True, False, False], "why": ["", "AssertionError", "AssertionError"]}
     assert result.text == "assert f(1) == 2: AssertionError\nassert f(y) == 4: AssertionError"
     assert tool.run(code="def f(): pass", asserts=["assert f"]).text == "all tests pass"
+    assert tool.run(code="def f(): pass", asserts=[]).text == "no tests were given"
     box.close()
 
 
@@ -297,19 +298,21 @@ def test_a_round_by_hand():
     solve, test = next(play)
     assert (solve.agent, solve.role, solve.answers, test.agent, test.role, test.answers) == ("ann", "solver", True, "bob", "tester", False)  # fmt: skip
     program, tests = said(0, "ann", WRONG), said(1, "bob", "assert f(1) == 2\nassert f(3) == 9")
-    acts = play.send([program, tests])
-    assert acts[0] == Act("ann", "run_tests", {"code": "def f(x):\n    return 2\n", "asserts": ["assert f(1) == 2", "assert f(3) == 9"], "setup": ""}, of=0)  # fmt: skip
-    assert (acts[1].agent, acts[1].arguments["asserts"], acts[1].of) == ("ann", META["tests"], 0)
-    assert (acts[2].agent, acts[2].arguments["code"], acts[2].of) == ("bob", META["reference"], 1)
-    asks = play.send([passed(True, False), passed(True, False), passed(True, False)])
+    (hidden,) = play.send([program, tests])
+    assert (hidden.agent, hidden.arguments["asserts"], hidden.of) == ("ann", META["tests"], 0)
+    shown, reference = play.send([passed(True, False)])
+    assert shown == Act("ann", "run_tests", {"code": "def f(x):\n    return 2\n", "asserts": ["assert f(1) == 2", "assert f(3) == 9"], "setup": ""}, of=0)  # fmt: skip
+    assert (reference.agent, reference.arguments["code"], reference.of) == ("bob", META["reference"], 1)
+    asks = play.send([passed(True, False), passed(True, False)])
     assert program.rewards == {"solved": 0.5, "team": 0.5, "agree": 0.5}
     assert tests.rewards == {"tests": 0.5, "team": 0.5, "agree": 0.5}
     assert all(
         isinstance(ask, Ask) and ask.parents == (0, 1) and "assert 1: no" in ask.messages[0]["content"] for ask in asks
     )
     play.send([said(2, "ann", RIGHT), said(3, "bob", "nothing")])
+    play.send([passed(True, True)])
     with pytest.raises(StopIteration) as end:
-        play.send([passed(), passed(True, True), passed()])
+        play.send([passed(), passed()])
     assert end.value.value is None
 
 
@@ -317,7 +320,8 @@ def test_at_most_three_failures_are_shown_and_nothing_of_the_hidden_tests():
     play = Code().play(EXAMPLE, ("ann", "bob"))
     next(play)
     play.send([said(0, "ann", WRONG), said(1, "bob", "assert f(3) == 4")])
-    asks = play.send([passed(*[False] * 5), passed(False, False), passed(True)])
+    play.send([passed(False, False)])
+    asks = play.send([passed(*[False] * 5), passed(True)])
     shown = asks[0].messages[0]["content"]
     assert [f"assert {i}: no" in shown for i in range(5)] == [True, True, True, False, False]
     assert not any(test in ask.messages[0]["content"] for test in META["tests"] for ask in asks)
@@ -326,7 +330,10 @@ def test_at_most_three_failures_are_shown_and_nothing_of_the_hidden_tests():
 def test_in_turns_the_tester_sees_the_program():
     play = Code(order="turns", tester="ann").play(EXAMPLE, ("ann", "bob"))
     (solve,) = next(play)
-    (test,) = play.send([said(0, "bob", WRONG)])
+    program = said(0, "bob", WRONG)
+    play.send([program])
+    (test,) = play.send([passed(True, False)])
+    assert program.rewards == {"solved": 0.5, "team": 0.5}  # so that programs can be compared before anybody tests them
     assert (solve.agent, test.agent, test.parents) == ("bob", "ann", (0,))
     assert "return 2" in test.messages[0]["content"]
 
@@ -336,7 +343,7 @@ def test_tests_that_were_not_run_are_never_worth_nothing():
     next(play)
     play.send([said(0, "ann", WRONG), said(1, "bob", "assert f(3) == 4")])
     with pytest.raises(ConfigError, match=r"run_tests failed \(timeout: too slow\)"):
-        play.send([Result("too slow", error="timeout")] * 3)
+        play.send([Result("too slow", error="timeout")])
     with pytest.raises(ConfigError, match="question e has no entry_point; use a task of programs"):
         next(Code().play(Example("e", "2+2", "4"), ("ann", "bob")))
 

@@ -15,7 +15,7 @@ from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
 METHODS = {
-    "maporl", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "dr_mas", "grpo", "rloo", "reinforce_pp",
+    "maporl", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "at_grpo_code", "dr_mas", "grpo", "rloo", "reinforce_pp",
     "marti_margin", "marti_quality", "cory", "marft_action", "marft_token", "marshal", "spiral", "comas", "mac_spgg", "mhgpo",
     "grpo_single", "m_grpo", "matpo", "salt", "advantage_alignment", "magrpo", "iac", "maac", "igrpo", "arenarl", "g_ra", "ssl", "spa_rl",
     "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema",
@@ -37,7 +37,7 @@ def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
 
 # enough for answers of different worth, without which groups of equals have no gradient
 BRIEF = {"steps": 15, "batch_size": 8, "learning_rate": 1e-2}
-LONGER = {"g_ra": {"steps": 40}, "spa_rl": {"steps": 40}, "turn_ppo": {"steps": 40}}
+LONGER = {"g_ra": {"steps": 40}, "spa_rl": {"steps": 40}, "turn_ppo": {"steps": 40}, "at_grpo_code": {"steps": 80}}
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

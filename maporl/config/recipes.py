@@ -72,7 +72,8 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     """Return a configuration in a tiny version: random character models, sums, and three updates on the CPU.
 
     The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes and the
-    periods of schedules are smaller. A brief warm start is added, and the reward also measures how near a number is.
+    periods of schedules are smaller. A brief warm start is added, and the reward also measures how near a number is. Teams
+    that write programs write tiny ones.
     """
     values = copy.deepcopy(values)
     kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
@@ -88,7 +89,10 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         schedule["freeze"] = [*schedule.get("freeze", []), *({"agent": a, "first": 1, "last": 1000} for a in frozen)]
     tiny = {"alphabet": string.printable[:95] + "\n", "context": 8192, "hidden_size": 32, "layers": 1, "heads": 2}
     values["agent_defaults"] = {"tiny": tiny}
-    if values["task"]["name"] != "episodes":
+    programs = values["protocol"]["name"] == "code"
+    if programs:
+        values["task"] = {"name": "tiny_programs"}
+    elif values["task"]["name"] != "episodes":
         values["task"] = {"name": "toy_sum", "largest": 9}
     for part in (values["protocol"], values["protocol"].get("options", {})):
         if "rounds" in part:
@@ -99,7 +103,10 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     branching = values.get("branching", {})
     branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
     ppo = values.get("ppo", {})
-    values["ppo"] = ppo | {"response_length": 6, "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2)}
+    values["ppo"] = ppo | {
+        "response_length": 40 if programs else 6,
+        "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
+    }
     values["training"] = values.get("training", {}) | {
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,

@@ -69,7 +69,10 @@ class Protocol:
     hears_others: bool = True
     """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
     every_step_scored: bool = True
-    """Whether every step ends with an answer. If so, branches can be compared after any step."""
+    """Whether what is said in a step has its score when the acts that follow the step are done.
+
+    If so, branches can be compared after any step.
+    """
     simultaneous: bool = False
     """Whether all answers of a turn are given in one step, so that none of them follows another."""
     score_between_turns: bool = False

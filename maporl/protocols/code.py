@@ -1,12 +1,14 @@
 """Code: a solver writes a function, a tester writes tests of it, and both are shown where the two disagree (AT-GRPO)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import asserts_in, code_of
-from maporl.types import Act, Ask, Example, Result
+from maporl.types import Act, Ask, Example, Result, Utterance
 
 SOLVE = "{question}\n\nWrite the function between ```python and ```."
 TEST = "{question}\n\nWrite tests of this function. Each test is one line that begins with assert and calls {name}."
@@ -20,10 +22,13 @@ class Code(Protocol):
 
     By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the program.
     Code is the last fenced block. Tests are the lines that begin with ``assert`` and name ``meta.entry_point``. Both are
-    told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``.
+    told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A tester is asked
+    ``meta.tester_question``, if the task has one, in place of the question.
 
     The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of them
     that ``meta.reference`` passes. It pays both ``team``, which is ``solved``, and ``agree``, the share of tests that pass.
+    A program has its ``solved`` and ``team`` before anybody speaks again, and so have tests all of theirs. A branching can
+    therefore compare candidates after each step. In turns, a program's ``agree`` comes later, and a tree does not count it.
 
     Raises:
         ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.
@@ -38,7 +43,6 @@ class Code(Protocol):
     disagree: str = DISAGREE
     roles = True
     players = 2
-    every_step_scored = False
     pays = frozenset({"solved", "tests", "agree", "team"})
     uses_tools = frozenset({"run_tests"})
 
@@ -71,36 +75,37 @@ class Code(Protocol):
             raise ConfigError(
                 f"protocol code: question {example.id} has no {min(missing)}; use a task of programs, such as mbpp"
             )
-        name, setup = example.meta["entry_point"], example.meta["setup"]
-        texts = [t.format(question=example.question, name=name) for t in (self.solve, self.test)]
+        name = example.meta["entry_point"]
+        told = example.meta.get("tester_question", example.question)
+        texts = [self.solve.format(question=example.question, name=name), self.test.format(question=told, name=name)]
         parents: tuple[int, ...] = ()
         for number in range(1, self.rounds + 1):
             solve = Ask(solver, [{"role": "user", "content": texts[0]}], "solver", parents)
             test = Ask(tester, [{"role": "user", "content": texts[1]}], "tester", parents, answers=False)
-            if self.order == "together":
-                program, tests = yield [solve, test]
-            else:
-                (program,) = yield [solve]
-                seen = [{"role": "user", "content": f"{texts[1]}\n\nThe program:\n{code_of(program.text)}"}]
-                (tests,) = yield [replace(test, messages=seen, parents=(*parents, program.id))]
-            code, asserts = code_of(program.text), asserts_in(tests.text, name)
-            jobs = (
-                (program, code, asserts),
-                (program, code, example.meta["tests"]),
-                (tests, example.meta["reference"], asserts),
-            )
-            done = yield [
-                Act(said.agent, "run_tests", {"code": text, "asserts": list(cases), "setup": setup}, of=said.id)
-                for said, text, cases in jobs
-            ]
-            agree, solved, right = (_share(result) for result in done)
-            program.rewards |= {"solved": solved, "team": solved, "agree": agree}
-            tests.rewards |= {"tests": right, "team": solved, "agree": agree}
+            together = self.order == "together"
+            program, *replies = yield ([solve, test] if together else [solve])
+            code = code_of(program.text)
+            run = partial(_run, setup=example.meta["setup"])
+            (hidden,) = yield [run(program, code, example.meta["tests"])]
+            program.rewards |= {"solved": _share(hidden), "team": _share(hidden)}
+            if not together:
+                seen = [{"role": "user", "content": f"{texts[1]}\n\nThe program:\n{code}"}]
+                replies = yield [replace(test, messages=seen, parents=(*parents, program.id))]
+            (tests,) = replies
+            asserts = asserts_in(tests.text, name)
+            found, judged = yield [run(program, code, asserts), run(tests, example.meta["reference"], asserts)]
+            agree = program.rewards["agree"] = _share(found)
+            tests.rewards |= {"tests": _share(judged), "team": _share(hidden), "agree": agree}
             if asserts and agree == 1:
                 return number
-            failures = "\n".join(done[0].text.splitlines()[:SHOWN]) if asserts else "No tests were written."
+            failures = "\n".join(found.text.splitlines()[:SHOWN]) if asserts else "No tests were written."
             texts, parents = [self.disagree.format(failures=failures, code=code)] * 2, (program.id, tests.id)
         return None
+
+
+def _run(said: Utterance, code: str, asserts: Sequence[str], setup: str) -> Act:
+    """The act that runs a program and tests of it, for what was said."""
+    return Act(said.agent, "run_tests", {"code": code, "asserts": list(asserts), "setup": setup}, of=said.id)
 
 
 def _share(result: Result) -> float:

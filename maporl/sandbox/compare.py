@@ -1,68 +1,68 @@
-"""Judges a program by tests of the form ``assert EXPRESSION == LITERAL``, outside the process of the program.
+"""Judges a program by tests, of which those of the form ``assert EXPRESSION == LITERAL`` are judged outside its process.
 
 An assert that runs beside a program asks the program's own objects whether they are equal, and an object may always say
-yes. Here the value of the expression leaves the sandbox, the literal never enters it, and the owner compares the two.
+yes. The value of the expression therefore leaves the sandbox, the literal never enters it, and the owner compares the two.
 """
 
 import ast
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from maporl.sandbox.outcomes import Outcome
 from maporl.sandbox.sandbox import Sandbox
-
-_CALL = "maporl_value"
-_PROGRAM = """{code}
-{setup}
-def maporl_plain(value):
-    if value is None:
-        return ["none", 0]
-    if isinstance(value, bool):
-        return ["value", bool(value)]
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return ["value", kind(value)]
-    if isinstance(value, dict):
-        return ["dict", [[maporl_plain(key), maporl_plain(item)] for key, item in value.items()]]
-    for name, kind in (("list", list), ("tuple", tuple), ("set", (set, frozenset))):
-        if isinstance(value, kind):
-            return [name, [maporl_plain(item) for item in value]]
-    raise TypeError
-def {call}():
-    return maporl_plain({expression})
-"""
+from maporl.sandbox.sandboxed.values import NotPlain, tagged
 
 
-def judge(sandbox: Sandbox, code: str, setup: str, tests: Sequence[str]) -> list[bool | None]:
-    """Return for each test whether the program passes it, or None if the test does not compare with a literal.
+@dataclass(frozen=True)
+class _Comparison:
+    """A test that compares with a literal: its expression, the literal, and the text that it shows if it fails."""
 
-    The program is ``code`` and then ``setup``. Each test runs in a process of its own, which is not told the literal.
+    expression: str
+    literal: Any
+    message: str
+
+    def judge(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the test, from that of its expression."""
+        if not outcome.ok and outcome.reason != "no_value":
+            return outcome
+        if outcome.ok and _equal(outcome.value, self.literal):
+            return Outcome(None, "ok", outcome.printed)
+        return Outcome(None, "error:AssertionError", outcome.printed, self.message)
+
+
+def judge(sandbox: Sandbox, code: str, asserts: Sequence[str], setup: str = "") -> list[Outcome]:
+    """Return an outcome for each of the ``asserts`` about a program, which is ``code`` and then ``setup``.
+
+    All run in one process, as :meth:`maporl.sandbox.sandbox.Sandbox.run_asserts` says. An assert that compares with a
+    literal is judged outside of it, because an object of the program may say that it is equal to everything.
 
     Raises:
-        SandboxError: the worker process does not start.
+        SandboxError: a worker process does not start.
     """
-    parts = [_parts(test) for test in tests]
-    programs = [
-        _PROGRAM.format(code=code, setup=setup, call=_CALL, expression=part[0]) for part in parts if part is not None
-    ]
-    outcomes = iter(sandbox.run_many(programs, _CALL))
-    return [None if part is None else _equal(next(outcomes).value, part[1]) for part in parts]
+    comparisons = [_comparison(test) for test in asserts]
+    statements = [test if found is None else found.expression for test, found in zip(asserts, comparisons, strict=True)]
+    outcomes = sandbox.run_asserts(code, statements, setup, [found is not None for found in comparisons])
+    return [o if found is None else found.judge(o) for o, found in zip(outcomes, comparisons, strict=True)]
 
 
-def _parts(test: str) -> tuple[str, Any] | None:
-    """Return the expression of a test and the value of its literal, or None if it has another form."""
+def _comparison(test: str) -> _Comparison | None:
+    """Return the parts of a test, or None if it has another form."""
     try:
         (node,) = ast.parse(test).body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return None
     if not isinstance(node, ast.Assert) or not isinstance(node.test, ast.Compare):
         return None
     compare = node.test
     if len(compare.ops) != 1 or not isinstance(compare.ops[0], ast.Eq):
         return None
+    said = f": {node.msg.value!s}" if isinstance(node.msg, ast.Constant) else ""
     try:
         expected = ast.literal_eval(compare.comparators[0])
-        return (ast.unparse(compare.left), expected) if _value(_tagged(expected)) == expected else None
-    except (ValueError, TypeError):
+        comparable = _value(tagged(expected)) == expected
+        return _Comparison(ast.unparse(compare.left), expected, f"AssertionError{said}") if comparable else None
+    except (ValueError, TypeError, NotPlain, RecursionError, MemoryError):
         return None
 
 
@@ -73,21 +73,8 @@ def _equal(record: Any, expected: Any) -> bool:
         return False
 
 
-def _tagged(value: Any) -> Any:
-    """Return a literal as the sandbox would return it. A kind that cannot come back raises a TypeError."""
-    if value is None:
-        return ["none", 0]
-    if isinstance(value, bool | int | float | str):
-        return ["value", value]
-    if isinstance(value, dict):
-        return ["dict", [[_tagged(key), _tagged(item)] for key, item in value.items()]]
-    if isinstance(value, list | tuple | set):
-        return [type(value).__name__, [_tagged(item) for item in value]]
-    raise TypeError(type(value).__name__)
-
-
 def _value(record: Any) -> Any:
-    """Return the value that a record of ``maporl_plain`` stands for."""
+    """Return the value that a record of ``tagged`` stands for."""
     tag, held = record
     if tag == "none":
         return None

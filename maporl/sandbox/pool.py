@@ -2,15 +2,21 @@
 
 import os
 import queue
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from maporl.sandbox.compare import judge
 from maporl.sandbox.outcomes import Outcome
-from maporl.sandbox.sandbox import Limits, Sandbox
+from maporl.sandbox.sandbox import UNCACHED, Limits, Sandbox
 
 LIMITS = Limits(cpu_seconds=1)
+KEPT = 20_000
+"""The outcomes of so many programs with their tests are kept."""
+Tests = tuple[str, tuple[str, ...], str]
+"""A program, its asserts, and the setup that runs between them."""
 
 
 class SandboxPool:
@@ -31,6 +37,8 @@ class SandboxPool:
         self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
         for sandbox in self._all:
             self._free.put(sandbox)
+        self._known: OrderedDict[Tests, list[Outcome]] = OrderedDict()
+        self._lock = threading.Lock()
 
     @contextmanager
     def one(self) -> Iterator[Sandbox]:
@@ -41,38 +49,39 @@ class SandboxPool:
         finally:
             self._free.put(sandbox)
 
-    def run_tests(self, programs: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Outcome]]:
-        """:func:`tested` for each of (code, asserts, setup), in order, as many at a time as there are sandboxes.
+    def tested(self, code: str, asserts: Sequence[str], setup: str = "") -> list[Outcome]:
+        """:func:`maporl.sandbox.compare.judge` in a free sandbox. The same program with the same tests runs once.
+
+        A program has no clock and the same random numbers each time, so it would end alike again. Outcomes that depend
+        on what else the machine was doing are not kept.
 
         Raises:
             SandboxError: a worker process does not start.
         """
+        key = (code, tuple(asserts), setup)
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return list(self._known[key])
+        with self.one() as sandbox:
+            outcomes = judge(sandbox, code, asserts, setup)
+        if not any(outcome.reason in UNCACHED for outcome in outcomes):
+            with self._lock:
+                self._known[key] = list(outcomes)
+                if len(self._known) > KEPT:
+                    self._known.popitem(last=False)
+        return outcomes
 
-        def run(program: tuple[str, Sequence[str], str]) -> list[Outcome]:
-            with self.one() as sandbox:
-                return tested(sandbox, *program)
+    def run_tests(self, programs: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Outcome]]:
+        """:meth:`tested` for each of (code, asserts, setup), in order, as many at a time as there are sandboxes.
 
+        Raises:
+            SandboxError: a worker process does not start.
+        """
         with ThreadPoolExecutor(len(self._all)) as threads:
-            return list(threads.map(run, programs))
+            return list(threads.map(lambda program: self.tested(*program), programs))
 
     def close(self) -> None:
         """End all worker processes. The next program starts a new one."""
         for sandbox in self._all:
             sandbox.close()
-
-
-def tested(sandbox: Sandbox, code: str, asserts: Sequence[str], setup: str = "") -> list[Outcome]:
-    """Return an outcome for each of the ``asserts`` about a program.
-
-    An assert that compares with a literal is judged outside the program's process too (:func:`maporl.sandbox.compare.judge`),
-    because an object of the program may say that it is equal to everything.
-
-    Raises:
-        SandboxError: a worker process does not start.
-    """
-    outcomes = sandbox.run_asserts(code, asserts, setup)
-    ran = [number for number, outcome in enumerate(outcomes) if outcome.ok]
-    for number, passes in zip(ran, judge(sandbox, code, setup, [asserts[n] for n in ran]), strict=True):
-        if passes is False:
-            outcomes[number] = Outcome(None, "error:AssertionError", message="AssertionError")
-    return outcomes

@@ -48,7 +48,7 @@ _FATAL = ("timeout", "cpu", "memory", "output", "killed", "forbidden")
 """After these, nothing more runs in the process of a snippet."""
 _MOST_FATAL = 3
 """After so many asserts that ended like this, no more asserts of the same code are run."""
-_UNCACHED = ("timeout", "killed")
+UNCACHED = ("timeout", "killed")
 """These outcomes are not kept, because they depend on what else the machine was doing."""
 VARIABLE = "MAPORL_SANDBOX"
 """The environment variable with which the owner of a machine without kernel walls accepts the restricted Python alone."""
@@ -167,7 +167,7 @@ class Sandbox:
                 if key is None or key in known:
                     continue
                 known[key] = self.execute(code, call)
-                if known[key].reason not in _UNCACHED:
+                if known[key].reason not in UNCACHED:
                     fresh.append((key, vars(known[key])))
                 if len(fresh) >= _SAVE_EVERY:
                     self._save(fresh)
@@ -211,23 +211,29 @@ class Sandbox:
             self._cache.put(fresh)
         fresh.clear()
 
-    def run_asserts(self, code: Any, asserts: Sequence[str], setup: str = "") -> list[Outcome]:
+    def run_asserts(
+        self, code: Any, asserts: Sequence[str], setup: str = "", values: Sequence[bool] | None = None
+    ) -> list[Outcome]:
         """Run ``code``, then ``setup``, then each of ``asserts`` after them. The outcomes are those of the asserts, in order.
 
-        Each assert is one statement. All run in one process, in which what one of them changes stays changed. One that
-        does not end or uses too much begins a new process, and the others go on in another. After three of them, the rest
-        have the outcome of the third. If ``code`` or ``setup`` fails, each assert has that outcome. Nothing is cached. The process of the code judges itself: code
-        whose objects are equal to everything passes.
+        Each assert is one statement. Where ``values`` is true, an expression stands in its place. The outcome then has the
+        value, as :func:`maporl.sandbox.sandboxed.values.tagged` writes it.
+
+        All run in one process, in which what one of them changes stays changed. One that does not end or uses too much
+        begins a new process, and the others go on in another. After three of them, the rest have the outcome of the third.
+        If ``code`` or ``setup`` fails, each assert has that outcome. Nothing is cached. The process of the code judges
+        itself: code whose objects are equal to everything passes asserts. A value is compared by the caller.
 
         Raises:
             SandboxError: the worker process does not start.
         """
         done: list[Outcome] = []
+        flags = [False] * len(asserts) if values is None else list(values)
         if not self._is_source(code):
             return [Outcome(None, "source")] * len(asserts)
         while len(done) < len(asserts):
             left = list(asserts[len(done) :])
-            request = {"code": code, "setup": setup, "asserts": left}
+            request = {"code": code, "setup": setup, "asserts": left, "values": flags[len(done) :]}
             of_code, *own = self._execute(request, len(left) + 1)
             if not of_code.ok or not own:
                 return done + [of_code if not of_code.ok else Outcome(None, "killed")] * len(left)
@@ -266,7 +272,7 @@ class Sandbox:
         except BaseException:  # an interrupted exchange would leave its answer to the next snippet
             self.close()
             raise
-        if outcomes[-1].reason in _UNCACHED:
+        if outcomes[-1].reason in UNCACHED:
             self.close()
         return outcomes
 

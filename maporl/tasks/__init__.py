@@ -17,6 +17,7 @@ from maporl.tasks.mathematics import Mathematics
 from maporl.tasks.programs import MBPP, HumanEval
 from maporl.tasks.prompts import PromptDataset, Prompts
 from maporl.tasks.skills import Skills
+from maporl.tasks.tiny_programs import TinyPrograms
 from maporl.tasks.tinygsm import TinyGSM
 
 TASKS: dict[str, Any] = {
@@ -32,6 +33,7 @@ TASKS: dict[str, Any] = {
     "hotpotqa": HotpotQA,
     "mbpp": MBPP,
     "humaneval": HumanEval,
+    "tiny_programs": TinyPrograms,
     "prompts": PromptDataset,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
@@ -77,6 +79,7 @@ __all__ = [
     "Task",
     "TaskError",
     "TinyGSM",
+    "TinyPrograms",
     "build_task",
     "read_examples",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from maporl.tasks.base import ReadTask, TaskError, examples_of, is_file, read_rows
+from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, read_rows
 from maporl.text import code_of
 from maporl.types import Example, Grade
 
@@ -20,17 +20,56 @@ if TYPE_CHECKING:
 _PASSES = "the_reference_passes"
 
 
-class Programs(ReadTask):
+class ProgramTask(Task):
     """Functions to write, which hidden tests grade in the sandbox.
 
     ``meta`` of an example has the ``entry_point`` (the function's name), the ``reference`` solution, the hidden
     ``tests``, and the ``setup`` that runs between a program and the tests. A program is the last fenced block of an
-    answer, and right if it passes all of the tests. Rows whose reference does not pass in the sandbox are left out.
+    answer, and right if it passes all of the tests.
     """
+
+    answer_form = "```python\n<the whole function>\n```"
+
+    def grade(self, example: Example, text: str) -> Grade:
+        """Run the program in ``text`` and the hidden tests."""
+        return self.grade_many([example], [text])[0]
+
+    def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
+        """:meth:`grade` for each pair, on all cores."""
+        codes = [code_of(text) for text in texts]
+        programs = [
+            (code, example.meta["tests"], example.meta["setup"]) for code, example in zip(codes, examples, strict=True)
+        ]
+        grades = []
+        for code, outcomes in zip(codes, _pool().run_tests(programs), strict=True):
+            failed = [outcome for outcome in outcomes if not outcome.ok]
+            share = f"{len(outcomes) - len(failed)} of {len(outcomes)} tests pass"
+            reason = share if not failed else f"{share}; {failed[0].message or failed[0].reason}"
+            grades.append(Grade(code or None, not failed, reason if code else "no fenced block"))
+        return grades
+
+    def solution(self, example: Example) -> str:
+        """The reference solution as an agent writes it."""
+        return f"```python\n{example.meta['reference'].rstrip()}\n```"
+
+    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
+        """The reference solution, or a function that always fails."""
+        if right:
+            return self.solution(example)
+        return f"```python\ndef {example.meta['entry_point']}(*args):\n    raise NotImplementedError\n```"
+
+    def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
+        """A tester writes a test that every function of the name passes, or one that none passes; others write programs."""
+        if role != "tester":
+            return self.write_answer(example, rng, right)
+        return f"assert {example.meta['entry_point']} is {'not ' if right else ''}None"
+
+
+class Programs(ReadTask, ProgramTask):
+    """Functions to write that are read from rows. Rows whose reference does not pass in the sandbox are left out."""
 
     source: str
     split: Literal["train", "eval"]
-    answer_form = "```python\n<the whole function>\n```"
 
     @abstractmethod
     def _rows(self) -> Sequence[dict[str, Any]]: ...
@@ -69,40 +108,6 @@ class Programs(ReadTask):
                 f"({', '.join(f'{reason} {count}' for reason, count in dropped.items())}); look at the data"
             )
         return kept, dict(dropped.most_common())
-
-    def grade(self, example: Example, text: str) -> Grade:
-        """Run the program in ``text`` and the hidden tests."""
-        return self.grade_many([example], [text])[0]
-
-    def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
-        """:meth:`grade` for each pair, on all cores."""
-        codes = [code_of(text) for text in texts]
-        programs = [
-            (code, example.meta["tests"], example.meta["setup"]) for code, example in zip(codes, examples, strict=True)
-        ]
-        grades = []
-        for code, outcomes in zip(codes, _pool().run_tests(programs), strict=True):
-            failed = [outcome for outcome in outcomes if not outcome.ok]
-            share = f"{len(outcomes) - len(failed)} of {len(outcomes)} tests pass"
-            reason = share if not failed else f"{share}; {failed[0].message or failed[0].reason}"
-            grades.append(Grade(code or None, not failed, reason if code else "no fenced block"))
-        return grades
-
-    def solution(self, example: Example) -> str:
-        """The reference solution as an agent writes it."""
-        return f"```python\n{example.meta['reference'].rstrip()}\n```"
-
-    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """The reference solution, or a function that always fails."""
-        if right:
-            return self.solution(example)
-        return f"```python\ndef {example.meta['entry_point']}(*args):\n    raise NotImplementedError\n```"
-
-    def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
-        """A tester writes a test that every function of the name passes, or one that none passes; others write programs."""
-        if role != "tester":
-            return self.write_answer(example, rng, right)
-        return f"assert {example.meta['entry_point']} is {'not ' if right else ''}None"
 
 
 @dataclass(frozen=True)

@@ -155,8 +155,8 @@ def check_run(config: Config) -> list[str]:
     own_warnings = check_own_task(config, splits)
     check_reward_functions(config, splits)
     check_alphabets(config, splits)
-    check_taught(config, task)
     world, tools, tool_lines = check_tools(config, tokenizers, task[0])
+    check_taught(config, task, world)
     warnings, longest, steps, played = _check_lengths(config, splits, tokenizers, world, tools)
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"

@@ -65,7 +65,12 @@ def check_questions(config: Config, task: Task) -> list[str]:
 
 
 def check_hearing(config: Config, task: Task, world: World | None = None) -> list[str]:
-    """Return a warning for agents that speak after others and are never shown what those said."""
+    """Return a warning for agents that speak after others and are never shown what those said.
+
+    A protocol that runs tools itself shows what the tools made of the words, and is not looked at.
+    """
+    if build_protocol(config.protocol, tuple(config.agents)).uses_tools:
+        return []
     players = _Players(lambda request: _mark(request.ask.agent, request.utterance))
     _driver(config, task, players, world or World()).play([task[0]])
     shown: dict[str, bool] = {}
@@ -138,9 +143,11 @@ def _group_of_one(config: Config, task: Task, script: Script, world: World) -> G
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]
     dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some), random.Random(0))
-    for utterance in (u for d in dialogues for u in d.answers()):
-        utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
-        utterance.rewards["score"] = 0.0
+    for utterance in (u for d in dialogues for u in d.utterances):
+        if utterance.answers:
+            utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
+        if utterance.answers or utterance.rewards.keys() & config.reward.sources.keys():
+            utterance.rewards["score"] = 0.0
     assign_credit(dialogues, tuple(driver.specs), config.reward)
     schedule = config.schedule.resolved(driver.protocol.turns, tuple(config.agents))
     plans = {str(plan): plan for plan in map(schedule.plan, range(1, min(config.updates, UPDATES) + 1))}

@@ -3,6 +3,7 @@
 import random
 
 from maporl.config.schema import Config
+from maporl.environments.world import World
 from maporl.protocols import build_protocol, speakers
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
@@ -12,8 +13,8 @@ TRIED = 8
 """How many questions the teacher plays."""
 
 
-def check_taught(config: Config, task: Task) -> None:
-    """Let the teacher of the warm start play some questions, with right replies and with wrong ones.
+def check_taught(config: Config, task: Task, world: World) -> None:
+    """Let the teacher of the warm start play some questions in ``world``, with right replies and with wrong ones.
 
     Raises:
         ConfigError: neither the protocol nor the task says what an agent is taught.
@@ -28,4 +29,4 @@ def check_taught(config: Config, task: Task) -> None:
     }
     rng = random.Random(config.seed)
     examples = [task[rng.randrange(len(task))] for _ in range(TRIED)]
-    play_teacher(task, protocol, specs, config.warm_start, rng, examples)
+    play_teacher(task, protocol, specs, config.warm_start, rng, examples, world)

@@ -42,6 +42,25 @@ def plain_value(value: Any) -> Any:
     raise NotPlain(kind.__name__)
 
 
+def tagged(value: Any) -> Any:
+    """``value`` with the kind of each of its parts, so that a tuple comes back as a tuple. A subclass counts as its kind.
+
+    Raises:
+        NotPlain: it has a part of another kind.
+    """
+    if value is None:
+        return ["none", 0]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return ["value", kind(value)]
+    if isinstance(value, dict):
+        return ["dict", [[tagged(key), tagged(item)] for key, item in value.items()]]
+    for name, kinds in (("list", list), ("tuple", tuple), ("set", (set, frozenset))):
+        if isinstance(value, kinds):
+            return [name, [tagged(item) for item in value]]
+    raise NotPlain(type(value).__name__)
+
+
 def cut(text: str) -> str:
     """The beginning of ``text``, in :data:`SAID_BYTES` of UTF-8. A half of a surrogate pair becomes a question mark."""
     return text[:SAID_BYTES].encode("utf-8", "replace")[:SAID_BYTES].decode("utf-8", "ignore")

@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 # relative: the worker runs without the rest of the library, and with nothing of it in reach
 from .kernel import VERDICT, SystemCallFilter, confine, forbid_paths
 from .language import HIDDEN, Refused, check_tree, safe_builtins, safe_modules
-from .values import SAID_BYTES, NotPlain, cut, plain_value
+from .values import SAID_BYTES, NotPlain, cut, plain_value, tagged
 
 # dataclass and namedtuple write their classes as source text and look at their caller's name
 HARMLESS_EVENTS = frozenset({
@@ -114,7 +114,9 @@ class Worker:
         """Run one request in the fork and report its verdict to the pipe ``descriptor``. Never returns."""
         self._lock_in(descriptor)
         asked = json.loads(request)
-        programs = self._programs([asked["code"], asked.get("setup", "")], asked.get("asserts", []))
+        programs = self._programs(
+            [asked["code"], asked.get("setup", "")], asked.get("asserts", []), asked.get("values", [])
+        )
         module = types.ModuleType("snippet")  # dataclasses look up the module of their class
         sys.modules["snippet"] = module
         namespace = vars(module)
@@ -122,11 +124,13 @@ class Worker:
         random.seed(0)  # statistics draws from Python's generator, to which each fork gives a new seed
         arm(self.report)
         if "asserts" in asked:
-            self._run_asserts(programs, namespace)
+            self._run_asserts(programs, asked["values"], namespace)
         self._run_call(programs, asked["call"], namespace)
 
-    def _programs(self, code: list[str], asserts: list[str]) -> list[Any]:
+    def _programs(self, code: list[str], asserts: list[str], values: list[bool]) -> list[Any]:
         """Compile the code, or report why not. An assert that cannot be compiled has its reason and message instead.
+
+        Where ``values`` is true, an expression stands in the place of an assert.
 
         The texts are checked together too, because one of them could give another's names a new meaning.
         """
@@ -137,6 +141,9 @@ class Worker:
                 check_tree(tree)
                 if number >= len(code) and len(tree.body) != 1:
                     raise SyntaxError("an assert is one statement")
+                if number >= len(code) and values[number - len(code)]:
+                    found.append((tree, compile(text, "<snippet>", "eval", dont_inherit=True)))
+                    continue
                 found.append((tree, compile(tree, "<snippet>", "exec", dont_inherit=True)))
                 continue
             except Refused as refused:
@@ -173,8 +180,8 @@ class Worker:
         except BaseException as error:
             report(f"error:{_builtin_name(type(error))}", None, _line(error))
 
-    def _run_asserts(self, programs: list[Any], namespace: dict[str, Any]) -> NoReturn:
-        """Tell how the code ended, and then how each assert did."""
+    def _run_asserts(self, programs: list[Any], values: list[bool], namespace: dict[str, Any]) -> NoReturn:
+        """Tell how the code ended, and then how each assert did, or the value of each expression."""
         code, asserts = programs[:2], programs[2:]
         try:
             for program in code:
@@ -185,16 +192,20 @@ class Worker:
             self.report("memory")
         except BaseException as error:
             self.report(f"error:{_builtin_name(type(error))}", None, _line(error))
-        for program in asserts:
+        for program, wants_value in zip(asserts, values, strict=True):
             try:
                 if isinstance(program, tuple):
                     self.tell(program[0], None, program[1])
-                    continue
-                exec(program, namespace)
-                self.tell("ok")
+                elif wants_value:
+                    self.tell("ok", plain_value(tagged(eval(program, namespace))))
+                else:
+                    exec(program, namespace)
+                    self.tell("ok")
             except MemoryError:
                 namespace.clear()
                 self.report("memory")
+            except NotPlain:
+                self.tell("no_value")
             except BaseException as error:
                 self.tell(f"error:{_builtin_name(type(error))}", None, _line(error))
         os._exit(0)
@@ -222,7 +233,8 @@ class Worker:
         os.close(writing)
         deadline = time.monotonic() + self.limits["wall_seconds"]
         # a request has as many of these separators as verdicts; quotes inside its texts have a backslash before them
-        most = self.limits["output_bytes"] + request.count(b'", "') * _SAID_JSON
+        of_each = _SAID_JSON + (self.limits["output_bytes"] if b'"values"' in request else 0)
+        most = self.limits["output_bytes"] + request.count(b'", "') * of_each
         payload, in_time = _read_all(reading, deadline, most)
         os.close(reading)
         # a fork that ended in time has closed the pipe by ending, and killing it then changes nothing

@@ -1,0 +1,127 @@
+"""Tiny functions to write, from a few of their values. Nothing is downloaded. Imports no torch."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+from maporl.tasks.programs import ProgramTask
+from maporl.types import Example
+
+_NAME = "f"
+
+
+@dataclass(frozen=True)
+class TinyPrograms(ProgramTask):
+    """Functions ``f(x) = a*x+b``, of which a question shows values, such as ``f(0)=5,f(1)=9``.
+
+    ``a`` is 1 to ``factors``, and ``b`` is 0 to ``terms``. The values are those of 0, 1 and so on, ``shown`` of them; two
+    determine the function. ``hidden`` asserts about the next inputs grade a program. The share ``held_out`` of the
+    functions is the evaluation split, and the others are the training split. With 0, both splits have all functions. This
+    suits a coder who is told nothing: all questions look the same to it, so that it can remember none.
+
+    ``told`` is how many of the values the question tells, by default all. The others read ``f(1)=?``. A tester is always
+    told all of them (``meta.tester_question``), so that a coder can learn them from tests that fail.
+
+    A coder writes ```` ```def f(x):return 4*x+5``` ````, and a tester an assert for each value. Both are short texts of few
+    characters, which a tiny model can learn.
+
+    Raises:
+        ValueError: a number is too small or too large, the share leaves a split empty, or ``instruction`` has no place for
+            the question.
+    """
+
+    factors: int = 4
+    terms: int = 24
+    shown: int = 2
+    told: int | None = None
+    hidden: int = 3
+    held_out: float = 0.2
+    instruction: str = "{question}"
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (("factors", 1), ("terms", 0), ("shown", 1), ("hidden", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        if self.told is not None and not 0 <= self.told <= self.shown:
+            raise ValueError(f"told: expected 0 to {self.shown}, the number of values that are shown, got {self.told}")
+        if self.held_out and not 0 < self._eval_size < self.factors * (self.terms + 1):
+            raise ValueError(
+                f"held_out: expected 0, or a share below 1 that leaves functions in both splits, got {self.held_out}"
+            )
+        if "{question}" not in self.instruction:
+            raise ValueError("instruction: expected the text to contain {question}")
+
+    @property
+    def _eval_size(self) -> int:
+        return round(self.factors * (self.terms + 1) * self.held_out)
+
+    @cached_property
+    def _functions(self) -> list[tuple[int, int]]:
+        """The factor and the term of each function of the split."""
+        every = list(product(range(1, self.factors + 1), range(self.terms + 1)))
+        random.Random(self.seed).shuffle(every)
+        if not self.held_out:
+            return every
+        return every[: self._eval_size] if self.split == "eval" else every[self._eval_size :]
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def __getitem__(self, index: int) -> Example:
+        a, b = self._functions[index]
+        values = [a * x + b for x in range(self.shown)]
+        told = self.shown if self.told is None else self.told
+        reference = _program(a, b)
+        meta = {
+            "entry_point": _NAME,
+            "reference": reference,
+            "tests": [_assert(x, a * x + b) for x in range(self.shown, self.shown + self.hidden)],
+            "setup": "",
+            "tester_question": _shown(values),
+            "values": values,
+        }
+        return Example(f"{a}x+{b}", _shown([*values[:told], *"?" * (self.shown - told)]), reference, meta)
+
+    def question(self, example: Example) -> str:
+        """The instruction, with the question in the place of ``{question}``."""
+        return self.instruction.replace("{question}", example.question)
+
+    def solution(self, example: Example) -> str:
+        """The reference solution as an agent writes it, on one line."""
+        return f"```{example.meta['reference']}```"
+
+    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
+        """The reference solution, or another function of the task."""
+        if right:
+            return self.solution(example)
+        every = [_program(a, b) for a, b in product(range(1, self.factors + 1), range(self.terms + 1))]
+        return f"```{rng.choice([program for program in every if program != example.meta['reference']])}```"
+
+    def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
+        """A tester writes the values as asserts. One of them is wrong if the tester is. Others write programs."""
+        if role != "tester":
+            return self.write_answer(example, rng, right)
+        values = list(example.meta["values"])
+        if not right:
+            place = rng.randrange(len(values))
+            most = self.factors * (self.shown - 1) + self.terms
+            values[place] = rng.choice([value for value in range(most + 2) if value != values[place]])
+        return "\n".join(_assert(x, value) for x, value in enumerate(values))
+
+
+def _program(a: int, b: int) -> str:
+    return f"def {_NAME}(x):return {a}*x+{b}"
+
+
+def _assert(x: int, value: int) -> str:
+    return f"assert {_NAME}({x})=={value}"
+
+
+def _shown(values: Sequence[int | str]) -> str:
+    return ",".join(f"{_NAME}({x})={value}" for x, value in enumerate(values))

@@ -1,0 +1,86 @@
+"""Tiny functions to write: the questions, what a pupil writes, what the sandbox says of it, and a run that plays them."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from maporl.config.parse import read_yaml
+from maporl.protocols.code import Code
+from maporl.tasks import TinyPrograms
+from maporl.text import asserts_in, code_of
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
+
+TASK = TinyPrograms()
+
+
+def test_a_question_shows_values_and_its_hidden_tests_are_about_the_next_inputs():
+    example = TASK[0]
+    assert (example.id, example.question) == ("1x+19", "f(0)=19,f(1)=20")
+    assert example.meta == {
+        "entry_point": "f",
+        "reference": "def f(x):return 1*x+19",
+        "tests": ["assert f(2)==21", "assert f(3)==22", "assert f(4)==23"],
+        "setup": "",
+        "tester_question": "f(0)=19,f(1)=20",
+        "values": [19, 20],
+    }
+
+
+def test_a_coder_may_be_told_less_than_the_tester():
+    for told, question in ((0, "f(0)=?,f(1)=?"), (1, "f(0)=19,f(1)=?"), (2, "f(0)=19,f(1)=20")):
+        example = TinyPrograms(told=told)[0]
+        assert (example.question, example.meta["tester_question"]) == (question, "f(0)=19,f(1)=20")
+        solve, test = next(Code().play(example, ("ann", "bob")))
+        assert question in solve.messages[0]["content"] and "f(0)=19,f(1)=20" in test.messages[0]["content"]
+
+
+def test_each_function_is_in_one_split_and_each_option_changes_the_questions():
+    ids = {split: [e.id for e in TinyPrograms(split=split)] for split in ("train", "eval")}
+    assert (len(ids["train"]), len(ids["eval"])) == (80, 20)  # 4 * 25 functions
+    assert len({*ids["train"], *ids["eval"]}) == 100
+    sizes = {"factors": (3, 60), "terms": (9, 32), "held_out": (0.5, 50)}
+    assert {name: len(TinyPrograms(**{name: value})) for name, (value, _) in sizes.items()} == {n: s for n, (_, s) in sizes.items()}  # fmt: skip
+    everything = [{e.id for e in TinyPrograms(held_out=0, split=split)} for split in ("train", "eval")]
+    assert everything == [{*ids["train"], *ids["eval"]}] * 2
+    assert TinyPrograms(shown=3)[0].question == "f(0)=19,f(1)=20,f(2)=21"
+    assert TinyPrograms(hidden=1)[0].meta["tests"] == ["assert f(2)==21"]
+    assert TinyPrograms(seed=1)[0] != TASK[0]
+    assert TinyPrograms(instruction="Write {question}!").question(TASK[0]) == "Write f(0)=19,f(1)=20!"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"factors": 0}, "factors: expected at least 1, got 0"), ({"terms": -1}, "terms: expected at least 0"),
+        ({"shown": 0}, "shown"), ({"hidden": 0}, "hidden"), ({"held_out": 1.0}, "held_out: expected 0, or a share"), ({"held_out": -0.1}, "held_out"),
+        ({"held_out": 0.001}, "leaves functions in both splits"), ({"told": 3}, "told: expected 0 to 2"),
+        ({"instruction": "x"}, "instruction: expected the text to contain {question}"),
+    ],
+)  # fmt: skip
+def test_numbers_of_which_no_task_can_be_made(options, message):
+    with pytest.raises(ValueError, match=message):
+        TinyPrograms(**options)
+
+
+def test_what_pupils_write_is_as_right_as_they_are():
+    rng = random.Random(0)
+    examples = [TASK[number] for number in range(0, 80, 4)]
+    rights = TASK.grade_many(examples, [TASK.write_reply(e, rng, True, "solver") for e in examples])
+    wrongs = TASK.grade_many(examples, [TASK.write_reply(e, rng, False, "solver") for e in examples])
+    assert [grade.correct for grade in rights] == [True] * 20
+    assert [grade.correct for grade in wrongs] == [False] * 20
+    assert code_of(TASK.solution(TASK[0])) == "def f(x):return 1*x+19"
+    tests = TASK.write_reply(TASK[0], rng, True, "tester")
+    assert asserts_in(tests, "f") == ["assert f(0)==19", "assert f(1)==20"]
+    for example in examples:
+        asserts = asserts_in(TASK.write_reply(example, rng, False, "tester"), "f")
+        right = asserts_in(TASK.write_reply(example, rng, True, "tester"), "f")
+        assert len(asserts) == 2 and sum(a != b for a, b in zip(asserts, right, strict=True)) == 1
+
+
+def test_the_configuration_of_the_page_can_be_checked_and_its_agents_read_what_they_are_shown(tmp_path):
+    values = read_yaml(Path("configs/ppo/coder_tester.yaml")) | {"output_dir": str(tmp_path)}
+    lines = check_run(from_dict(values))
+    assert not [line for line in lines if line.startswith("warning")]
