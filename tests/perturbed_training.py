@@ -33,10 +33,10 @@ Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
 # memory without changing a number; how an answer is cut and how long it may be, which a script does not ask (``test_decoding.py``
-# tests what is cut); and the names of the parts that the other keys belong to
+# tests what is cut); and the names of the parts that the other keys belong to, such as the library that is searched
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
-    "training.gradient_checkpointing", "protocol.name", "protocol.game", "ppo.response_length",
+    "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "environments", "ppo.response_length",
     "ppo.top_p", "ppo.top_k",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
@@ -49,16 +49,16 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),
     "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
-    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "grounding": ("env",), "proximity": ("label",),
+    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "grounding": ("env",), "call": ("text",), "proximity": ("label",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
 """The most telling value of an option that is a number."""
-LONGEST = 26
-"""The most tokens of a scripted answer. A longer one is cut off, as engines do it."""
+LONGEST, LONGEST_CALL = 26, 40
+"""The most tokens of a scripted answer, and of one that may be a call. A longer one is cut off, as engines do it."""
 SEED = 9
 """By this seed, past opponents of both ages speak within three updates."""
-NO_TIMES = ("time/", "memory/", "tokens_per_second")
+NO_TIMES = ("time/", "memory/", "tokens_per_second", "tools/seconds")
 
 
 def words(request: Request, weights: str = "") -> str:
@@ -71,6 +71,8 @@ def words(request: Request, weights: str = "") -> str:
             return f"#### {json.dumps(route(request) if rng.random() < 0.5 else rng.choices(moves, k=2))}"
         return rng.choice(moves)
     wrong = rng.random() < 0.5
+    if "start" in request.example.meta:
+        return rng.choice(looking_up(request, wrong))
     number = str(int(request.example.answer or 0) + wrong * rng.randint(1, 5))
     answers = [number, f"Answer: {number}", f"Answer: {number}{' so' * 9}", "no"]
     special = {
@@ -80,6 +82,19 @@ def words(request: Request, weights: str = "") -> str:
         None: ["Better: A", "Better: B"] if request.example.id.startswith("judged") else answers,
     }
     return rng.choice(special.get(request.ask.role, answers))
+
+
+def looking_up(request: Request, wrong: bool) -> list[str]:
+    """Return what an agent of a team that looks facts up may say: calls, verdicts and queries, and right or wrong names."""
+    start = request.example.meta["start"]
+    name = start if wrong else request.example.answer
+    answers = [name, f"Answer: {name}", f"Answer: {name}{' so' * 12}", "no"]
+    return {
+        "router": ["<verify>yes</verify>"] * 4 + ["<verify>no</verify>", "no"],
+        "searcher": [f"<search>{start}</search>", start],
+        "planner": [*answers, *([] if request.ask.continues else [f"<ask_searcher>{start}></ask_searcher>"] * 3)],
+        "worker": [*answers, *([] if request.ask.continues else [f"<search>{start}</search>"] * 3)],
+    }.get(request.ask.role or "", answers)
 
 
 def script_of(policies: dict[str, Policy]) -> Callable[[Request], str]:
@@ -202,7 +217,8 @@ class Perturbed:
         shutil.rmtree(self.folder, ignore_errors=True)
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
-        trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), LONGEST)))
+        longest = LONGEST_CALL if values.get("environments") else LONGEST
+        trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), longest)))
         record = Record(expected)
         trainer.add_callback(record)
         trainer.train()

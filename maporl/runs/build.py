@@ -52,7 +52,9 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     args = training_arguments(config)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
-    check_taught(config, task)
+    playing = speakers(config.protocol, names)
+    tools = TeamTools.from_config(config, playing)
+    check_taught(config, task, tools.world)
     if team is None:  # learners send the main process's weights to the others
         team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
     if config.warm_start.steps:
@@ -68,14 +70,14 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         protocol=build_protocol(config.protocol, names),
         eval_task=held_out,
         reward=config.reward,
-        speakers=speakers(config.protocol, names),
+        speakers=playing,
         schedule=config.schedule,
         advantage=config.advantage,
         branching=config.branching,
         curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
         engine_options=_engine_options(config),
         config=config,
-        tools=TeamTools.from_config(config, speakers(config.protocol, names)),
+        tools=tools,
         sampling=team_sampling(config),
     )
 
