@@ -49,13 +49,21 @@ class Run:
 
 
 def train(config: str, seed: int, sets: list[str], folder: Path, variables: dict[str, str] | None = None) -> Run:
-    """Run a configuration to its end in another process, with more environment ``variables`` if any are given."""
+    """Run a configuration to its end in another process, with more environment ``variables`` if any are given.
+
+    A run that is finished in its ``folder`` (``--keep``) is read and not made again.
+    """
+    finished = folder / "seconds.json"
+    if finished.is_file():
+        return Run(folder, json.loads(finished.read_text()))
     command = [sys.executable, "-m", "maporl", "train", config, "-q"]
     values = [f"seed={seed}", f"output_dir={folder}", *sets]
     started = time.perf_counter()
     command += [x for s in values for x in ("--set", s)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | (variables or {}))
-    return Run(folder, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    finished.write_text(json.dumps(seconds))
+    return Run(folder, seconds)
 
 
 def run(options: argparse.Namespace, root: Path) -> None:

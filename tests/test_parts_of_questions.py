@@ -237,7 +237,7 @@ def test_a_protocol_that_searches_itself_can_have_a_warm_start(tmp_path):
     from maporl.validation.load import from_dict
     from maporl.validation.preflight import check_run
 
-    tiny = {"alphabet": string.printable[:95] + "\n"}
+    tiny = {"alphabet": string.printable[:95] + "\n", "context": 512}
     values = {
         "output_dir": str(tmp_path / "run"), "task": {"name": "tiny_hops"}, "warm_start": {"steps": 1},
         "agents": {name: {"tiny": tiny} for name in ("router", "searcher", "answerer")},
