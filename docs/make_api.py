@@ -56,7 +56,7 @@ GROUPS: list[tuple[str, str, str]] = [
     ),
     (
         "Tools and environments of others",
-        "[A team that searches](howto/search.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
+        "[A team that searches](howto/search.md), [an orchestrator](howto/orchestrator.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
         "`environment_factory` needs no adapter of its own: [tools](howto/tools.md) names it.",
         "maporl.environments.search.bm25 maporl.environments.search.QuestionSearch "
         "maporl.environments.adapters.mcp.MCPTools maporl.environments.adapters.mcp.MCPEnvironment "

@@ -1,5 +1,6 @@
 """Questions whose parts others answer: the tasks tiny_hops and toy_parts, and what a warm start teaches of calls."""
 
+import json
 import random
 import string
 from collections import Counter
@@ -175,7 +176,7 @@ class TestWhatAWarmStartTeaches:
                     asked = answered[u.caller].calls[0].arguments["question"][:2]
                     assert facts[asked] != f"{asked}>{u.text}"
 
-    def test_what_helpers_say_is_taught_although_it_is_no_answer(self):
+    def test_what_helpers_say_is_taught_although_it_does_not_answer(self):
         dialogue = next(d for d in self.team() if len(d.utterances) == 7)
         assert [is_taught(TinyHops(), u) for u in dialogue.utterances] == [False, True, True, False, True, True, True]
         assert not is_taught(TinyHops(), Utterance(0, "a", "a", 0, 0, [], "", role="summariser", answers=False))
@@ -287,3 +288,27 @@ class TestAnOrchestrator:
         said = [Utterance(n, "a", "a", 0, order, [], "", answers=n == 25) for n, order in enumerate(orders)]
         assert len(said) == 26
         assert self.steps([Dialogue(Parts()[0], said)]) == [18.0]
+
+
+def test_the_page_on_an_orchestrator_is_a_run(tmp_path):
+    """Two specialists stay as they are, and the orchestrator is trained on what it and they say."""
+    import re
+
+    from processes import ROOT
+
+    from maporl.config.safe_yaml import parse_yaml
+    from maporl.runs.train import train
+    from maporl.validation.load import from_dict
+
+    (text,) = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs/howto/orchestrator.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    config = from_dict(parse_yaml(text) | {"output_dir": str(tmp_path / "run"), "dialogues_logged": 99})
+    _, after = train(config, resume=False, quiet=True)
+    assert after.questions == 8
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    assert any("boss/grad_norm" in m for m in metrics) and not any("next/grad_norm" in m for m in metrics)
+    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    for said in (entry.get("dialogue", entry)["utterances"] for entry in dialogues):
+        assert said[-1]["rewards"]["critical_steps"] == 1 + max(u["order"] for u in said)

@@ -36,8 +36,8 @@ class Task(ABC):
     skills: tuple[str, ...] = ()
     """The skills that its questions ask for, where a pupil can be taught one of them alone (:meth:`write_by_skill`)."""
     roles: ClassVar[frozenset[str]] = frozenset()
-    """The roles for which :meth:`write_reply` writes something of their own. Warm starts teach it even where it is no
-    answer and is asked for apart from a conversation."""
+    """The roles for which :meth:`write_reply` writes something of their own. Warm starts teach it even where it
+    does not answer the question and is asked for apart from a conversation."""
     labelled: ClassVar[bool] = True
     """Whether answers can be right or wrong. If not, evaluations measure rewards in place of accuracy."""
 
