@@ -9,6 +9,7 @@ import pytest
 
 from maporl import Parts, TinyHops
 from maporl.config.call_options import CallLimits
+from maporl.config.recipes import BARE
 from maporl.config.schema import EnvironmentSection, PupilSection, RewardSection, WarmStartSection
 from maporl.environments.build import ToolGrant
 from maporl.environments.search import QuestionSearch
@@ -235,6 +236,7 @@ class TestCallsThatNobodyCanWrite:
 
 def test_a_protocol_that_searches_itself_can_have_a_warm_start(tmp_path):
     pytest.importorskip("bm25s", reason="needs the extra search")
+    from maporl.runs.train import train
     from maporl.validation.load import from_dict
     from maporl.validation.preflight import check_run
 
@@ -242,9 +244,16 @@ def test_a_protocol_that_searches_itself_can_have_a_warm_start(tmp_path):
     values = {
         "output_dir": str(tmp_path / "run"), "task": {"name": "tiny_hops"}, "warm_start": {"steps": 1},
         "agents": {name: {"tiny": tiny} for name in ("router", "searcher", "answerer")},
-        "environments": {"library": {"use": "bm25"}}, "protocol": {"name": "route", "place": "library"},
+        "environments": {"library": {"use": "bm25"}}, "protocol": {"name": "route", "place": "library"}, "updates": 1,
+        "ppo": {"response_length": 8}, "training": {"per_device_train_batch_size": 4, "use_cpu": True}, "dialogues_logged": 99,
+        "evaluation": {"questions": 0},
     }  # fmt: skip
     assert any(line.startswith("task tiny_hops: 4096 questions") for line in check_run(from_dict(values)))
+    train(from_dict(values), resume=False, quiet=True)
+    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    calls = [c for d in dialogues for u in d.get("dialogue", d)["utterances"] for c in u["calls"]]
+    metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["tools/search/calls"] == len(calls) > 0, "what the teacher looked up counts in no update"
 
 
 class TestAnOrchestrator:
@@ -288,6 +297,26 @@ class TestAnOrchestrator:
         said = [Utterance(n, "a", "a", 0, order, [], "", answers=n == 25) for n, order in enumerate(orders)]
         assert len(said) == 26
         assert self.steps([Dialogue(Parts()[0], said)]) == [18.0]
+
+
+def test_one_agent_that_searches_is_trained(tmp_path):
+    pytest.importorskip("bm25s", reason="needs the extra search")
+    from maporl.runs.train import train
+    from maporl.validation.load import from_dict
+
+    values = {
+        "output_dir": str(tmp_path / "run"), "task": {"name": "tiny_hops"}, "updates": 1, "protocol": {"name": "debate", "turns": 1},
+        "agents": {"ann": {"tiny": {"alphabet": string.printable[:95], "context": 512}, "call_format": "tags", "call_texts": BARE}},
+        "environments": {"library": {"use": "bm25", "options": {"k": 1}}}, "branching": {"group": 4}, "dialogues_logged": 99,
+        "warm_start": {"steps": 60, "batch_size": 16, "learning_rate": 0.01, "agents": {"ann": {"calls": 1.0}}},
+        "ppo": {"response_length": 24, "kl_coef": 0.0}, "evaluation": {"questions": 0},
+        "training": {"per_device_train_batch_size": 4, "use_cpu": True},
+    }  # fmt: skip
+    train(from_dict(values), resume=False, quiet=True)
+    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    calls = [c for d in dialogues for u in d.get("dialogue", d)["utterances"] for c in u["calls"]]
+    found = [c["result"]["text"] for c in calls if c["result"] and c["name"] == "search"]
+    assert any(text.startswith("[") for text in found), "it has learned to write a search that finds something"
 
 
 def test_the_page_on_an_orchestrator_is_a_run(tmp_path):
