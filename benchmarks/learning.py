@@ -249,7 +249,7 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
     ),
     "orchestrator": (
         "configs/ppo/orchestrator.yaml",
-        {"steps cost nothing": ["reward.sources.critical_steps=0"], "a step costs 0.05": []},
+        {"steps cost nothing": ["reward.sources={label: 1.0}"], "a step costs 0.05": []},
         {
             "right before, held out, %": right("before"),
             "right after, held out, %": right("after"),
