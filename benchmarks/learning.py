@@ -2,12 +2,12 @@
 
     python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2
     python benchmarks/learning.py run configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
-    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl | coder_tester [--seeds 0 1 2]
+    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl | search | orchestrator | coder_tester [--seeds 0 1 2]
 
 Each run is a separate process, one after the other. ``run`` prints the held-out accuracy of all agents together in the
 first and the final turn, before and after training, and the run's seconds. ``compare`` runs two methods on one
 configuration, seed by seed in turn. It prints each measure as the mean over the seeds with a 95% t interval. Both print
-Markdown tables.
+Markdown tables. With ``--output`` the values of all seeds are written as JSON too.
 """
 
 import argparse
@@ -38,6 +38,10 @@ class Run:
         """Return the evaluation ``before`` or ``after`` training."""
         return json.loads((self.folder / f"evaluation_{when}.json").read_text())
 
+    def dialogues(self, when: str) -> list[dict]:
+        """Return the dialogues of the evaluation ``before`` or ``after`` training."""
+        return [json.loads(line) for line in (self.folder / f"evaluation_{when}.jsonl").read_text().splitlines()]
+
     def updates(self, name: str) -> list[float]:
         """Return a metric at every update that has it."""
         records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
@@ -45,13 +49,21 @@ class Run:
 
 
 def train(config: str, seed: int, sets: list[str], folder: Path, variables: dict[str, str] | None = None) -> Run:
-    """Run a configuration to its end in another process, with more environment ``variables`` if any are given."""
+    """Run a configuration to its end in another process, with more environment ``variables`` if any are given.
+
+    A run that is finished in its ``folder`` (``--keep``) is read and not made again.
+    """
+    finished = folder / "seconds.json"
+    if finished.is_file():
+        return Run(folder, json.loads(finished.read_text()))
     command = [sys.executable, "-m", "maporl", "train", config, "-q"]
     values = [f"seed={seed}", f"output_dir={folder}", *sets]
     started = time.perf_counter()
     command += [x for s in values for x in ("--set", s)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | (variables or {}))
-    return Run(folder, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    finished.write_text(json.dumps(seconds))
+    return Run(folder, seconds)
 
 
 def run(options: argparse.Namespace, root: Path) -> None:
@@ -79,6 +91,39 @@ def team(turn: int, when: str = "after") -> Callable[[Run], float]:
 def of_agent(agent: str, when: str = "after", turn: int = -1) -> Callable[[Run], float]:
     """One agent's held-out accuracy in a turn, in percent."""
     return lambda done: 100 * done.evaluation(when)["turns"][turn]["agents"][agent]["value"]
+
+
+def right(when: str) -> Callable[[Run], float]:
+    """The share of held-out questions that are answered rightly, in percent."""
+    return lambda done: 100 * done.evaluation(when)["turns"][-1]["team"]["value"]
+
+
+def calls(when: str, agent: str) -> Callable[[Run], float]:
+    """The mean number of calls of an agent on a held-out question."""
+    return lambda done: statistics.fmean(
+        sum(len(u["calls"]) for u in d["utterances"] if u["agent"] == agent) for d in done.dialogues(when)
+    )
+
+
+def steps(when: str) -> Callable[[Run], float]:
+    """The mean number of steps of the dialogues on held-out questions in which an agent was called."""
+
+    def mean(done: Run) -> float:
+        counts = [1 + max(u["order"] for u in d["utterances"]) for d in done.dialogues(when)]
+        return statistics.fmean([n for n in counts if n > 1] or [1])
+
+    return mean
+
+
+def without_search(done: Run) -> float:
+    """The share of held-out questions that the trained team answers rightly if its search is taken away, in percent."""
+    from maporl.config.parse import read_yaml
+    from maporl.runs.evaluate import evaluate
+    from maporl.validation.load import from_dict
+
+    values = read_yaml(done.folder / "config.yaml") | {"output_dir": tempfile.mkdtemp()}
+    values["environments"]["library"]["agents"] = []
+    return 100 * evaluate(from_dict(values), done.folder / "final").final().value
 
 
 def late(name: str, last: int = 10) -> Callable[[Run], float]:
@@ -201,6 +246,31 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
             "right tests, last 10 updates, %": lambda done: late("reward/tests/tester/turn_1")(done) * 100,
         },
     ),
+    "search": (
+        "configs/ppo/hops.yaml",
+        {"planner and searcher": []},
+        {
+            "right before, held out, %": right("before"),
+            "right after, held out, %": right("after"),
+            "right after without the search, held out, %": without_search,
+            "questions to the searcher before": calls("before", "planner"),
+            "questions to the searcher after": calls("after", "planner"),
+            "searches before": calls("before", "searcher"),
+            "searches after": calls("after", "searcher"),
+        },
+    ),
+    "orchestrator": (
+        "configs/ppo/orchestrator.yaml",
+        {"steps cost nothing": ["reward.sources={label: 1.0}"], "a step costs 0.05": []},
+        {
+            "right before, held out, %": right("before"),
+            "right after, held out, %": right("after"),
+            "calls before": calls("before", "boss"),
+            "calls after": calls("after", "boss"),
+            "steps before, with calls": steps("before"),
+            "steps after, with calls": steps("after"),
+        },
+    ),
 }  # fmt: skip
 
 
@@ -221,6 +291,9 @@ def compare(options: argparse.Namespace, root: Path) -> None:
             values = [value(finished) for finished in done[name]]
             cells.append(f"{interval(values)} ({', '.join(f'{v:.3g}' for v in values)})")
         print(f"| {measure} | " + " | ".join(cells) + " |")
+    if options.output is not None:
+        record = {name: {m: [value(r) for r in runs] for m, value in measures.items()} for name, runs in done.items()}
+        options.output.write_text(json.dumps({"seeds": options.seeds, "measures": record}, indent=1) + "\n")
     print(
         "| seconds | " + " | ".join(interval([finished.seconds for finished in done[name]]) for name in variants) + " |"
     )
@@ -240,6 +313,7 @@ def main() -> None:
     parser.add_argument("what", help=f"run: a configuration; compare: {', '.join(COMPARISONS)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--output", type=Path, default=None, help="compare: write the values as JSON here")
     parser.add_argument("--keep", type=Path, default=None, help="keep the run folders here")
     options = parser.parse_args()
     root = options.keep or Path(tempfile.mkdtemp())

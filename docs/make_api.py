@@ -35,7 +35,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Give it questions",
         "A task gives questions and grades answers. [Your own task](howto/task.md) shows how to write one.",
-        "Task TASKS Arithmetic Skills GSM8K Mathematics HotpotQA MBPP HumanEval TinyPrograms ANLI TinyGSM FANToM Prompts PromptDataset Episodes Example Grade TaskError",
+        "Task TASKS Arithmetic Skills GSM8K Mathematics HotpotQA TinyHops Parts MBPP HumanEval TinyPrograms ANLI TinyGSM FANToM Prompts PromptDataset Episodes Example Grade TaskError",
     ),
     (
         "Say who speaks when",
@@ -56,7 +56,7 @@ GROUPS: list[tuple[str, str, str]] = [
     ),
     (
         "Tools and environments of others",
-        "[A team that searches](howto/search.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
+        "[A team that searches](howto/search.md), [an orchestrator](howto/orchestrator.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
         "`environment_factory` needs no adapter of its own: [tools](howto/tools.md) names it.",
         "maporl.environments.search.bm25 maporl.environments.search.QuestionSearch "
         "maporl.environments.adapters.mcp.MCPTools maporl.environments.adapters.mcp.MCPEnvironment "

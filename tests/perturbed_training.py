@@ -33,11 +33,12 @@ Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
 # memory without changing a number; how an answer is cut and how long it may be, which a script does not ask (``test_decoding.py``
-# tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to
+# tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to,
+# such as the library that is searched
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
-    "training.gradient_checkpointing", "protocol.name", "protocol.game", "tools.*.use", "ppo.response_length",
-    "ppo.top_p", "ppo.top_k", "evaluation",
+    "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "environments", "tools.*.use",
+    "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
@@ -50,13 +51,13 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),
     "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
-    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "grounding": ("env",), "proximity": ("label",),
+    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "grounding": ("env",), "proximity": ("label",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
 """The most telling value of an option that is a number."""
-LONGEST = 26
-"""The most tokens of a scripted answer. A longer one is cut off, as engines do it."""
+LONGEST, LONGEST_CALL = 26, 40
+"""The most tokens of a scripted answer, and of one that may be a call. A longer one is cut off, as engines do it."""
 SEED = 9
 """By this seed, past opponents of both ages speak within three updates."""
 NO_TIMES = ("time/", "memory/", "tokens_per_second", "tools/seconds")
@@ -74,6 +75,8 @@ def words(request: Request, weights: str = "") -> str:
     if "entry_point" in request.example.meta:
         return rng.choice(program_texts(request.example.meta, request.ask.role))
     wrong = rng.random() < 0.5
+    if "start" in request.example.meta:
+        return rng.choice(looking_up(request, wrong))
     number = str(int(request.example.answer or 0) + wrong * rng.randint(1, 5))
     answers = [number, f"Answer: {number}", f"Answer: {number}{' so' * 9}", "no"]
     special = {
@@ -91,6 +94,19 @@ def program_texts(meta: dict[str, Any], role: str | None) -> list[str]:
         return [f"assert f(0)=={meta['values'][0]}", "assert f(0)==99", "assert f(1)", "no"]
     right, half = meta["reference"].partition("return ")[2], meta["tests"][0].rpartition("=")[2]
     return [*(f"```f=lambda x:{body}```" for body in (right, half, "-1")), "no"]
+
+
+def looking_up(request: Request, wrong: bool) -> list[str]:
+    """Return what an agent of a team that looks facts up may say: calls, verdicts and queries, and right or wrong names."""
+    start = request.example.meta["start"]
+    name = start if wrong else request.example.answer
+    answers = [name, f"Answer: {name}", f"Answer: {name}{' so' * 12}", "no"]
+    return {
+        "router": ["<verify>yes</verify>"] * 4 + ["<verify>no</verify>", "no"],
+        "searcher": [f"<search>{start}</search>", start],
+        "planner": [*answers, *([] if request.ask.continues else [f"<ask_searcher>{start}></ask_searcher>"] * 3)],
+        "worker": [*answers, *([] if request.ask.continues else [f"<search>{start}</search>"] * 3)],
+    }.get(request.ask.role or "", answers)
 
 
 def script_of(policies: dict[str, Policy]) -> Callable[[Request], str]:
@@ -213,7 +229,8 @@ class Perturbed:
         shutil.rmtree(self.folder, ignore_errors=True)
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
-        trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), LONGEST)))
+        longest = LONGEST_CALL if values.get("environments") else LONGEST
+        trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), longest)))
         record = Record(expected)
         trainer.add_callback(record)
         trainer.train()

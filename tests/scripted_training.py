@@ -33,7 +33,7 @@ class TokenScript(Engine):
 
     def _reply(self, request: Request) -> Reply:
         policy = self.policies[request.policy]
-        prompt = request.transcript.add_messages(request.ask.messages, policy.tokenizer, policy.stop_ids)
+        prompt = request.transcript.add_messages(request.messages, policy.tokenizer, policy.stop_ids)
         ids = policy.tokenizer.encode(self.script(request), add_special_tokens=False)
         return reply_of(request, policy, prompt, Sampled([*ids, min(policy.stop_ids)][: self.most], None))
 

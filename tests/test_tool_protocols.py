@@ -112,6 +112,17 @@ def test_broken_calls_beside_good_ones_come_back_in_order():
     ]
 
 
+def test_a_worker_is_not_asked_nothing():
+    """A chat template that writes contents alone would make a prompt without tokens of it."""
+    protocol = CallReturn(call="tool", plan="{question}")
+    script = {"boss": [asks("ann", " "), asks("ann", "2+2"), "4"], "ann": ["4"]}
+    (dialogue,) = driver_of(protocol, script, ("boss", "ann")).play([EXAMPLE])
+    assert [u.agent for u in dialogue.utterances] == ["boss", "boss", "ann", "boss"]
+    assert dialogue.utterances[0].calls[0].result.error == "arguments"
+    (dialogue,) = driver_of(CallReturn(), {"boss": ["<call> </call>"]}, ("boss", "ann")).play([EXAMPLE])
+    assert dialogue.outcome == 0 and dialogue.utterances[0].answers
+
+
 def test_no_calls_are_left():
     protocol = CallReturn(call="tool", plan="{question}")
     script = {"boss": [asks("ann", "2+2"), asks("ann", "3+3")], "ann": ["4"]}

@@ -226,8 +226,8 @@ def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
             "tree compares what agents say right after they said it",
         ),
         (
-            {"ppo": {"response_length": 8, "aggregation": "sequence_mean"}},
-            r"ppo\.aggregation: sequence_mean looks at each",
+            {"ppo": {"response_length": 8, "aggregation": "sequence_sum"}},
+            r"ppo\.aggregation: sequence_sum looks at each",
         ),
         ({"ppo": {"response_length": 8, "ratio": "sequence"}}, r"ppo\.ratio: sequence looks at each completion"),
         (

@@ -209,7 +209,8 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
 def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Give every row the mean return of its unit's rows in its group, and let each unit count once.
 
-    The rows of a rollout, or those of a turn in which an agent called tools, are a unit.
+    The rows of a rollout, or those of a turn in which an agent called tools, are a unit. A turn counts as often as a
+    transform lets its rows count.
     """
     columns = {"rollout": ("rollout",), "turn": ("rollout", "agent", "turn")}[config.unit]
     for name in columns:
@@ -219,7 +220,7 @@ def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights
         kept = [i for i in rows if weights[i] > 0]
         if kept:
             returns[rows] = returns[kept].mean()
-            shares[kept] = 1.0 / len(kept)
+            shares[kept] = (weights[kept] if config.unit == "turn" else 1.0) / len(kept)
     return returns, shares
 
 

@@ -6,6 +6,7 @@ advantages.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -60,14 +61,15 @@ class Transform:
 
 @dataclass(frozen=True)
 class Align(Transform):
-    """Let every dialogue count ``to`` utterances of each agent, however often it was called (M-GRPO, arXiv 2511.13288).
+    """Let every dialogue count ``to`` turns of each agent, however often it was called (M-GRPO, arXiv 2511.13288).
 
-    There are three ways to do this if an agent has k utterances in a dialogue. ``weight`` lets each count ``to / k``
+    A turn is one utterance, or all segments of a turn in which the agent called tools. There are three ways to do this if
+    an agent has k turns in a dialogue. ``weight`` lets each count ``to / k``
     times, which is the expectation of the other two ways. ``duplicate`` repeats random ones. ``drop`` leaves out random
     ones if there are too many and repeats random ones if there are too few, as the paper does. By default ``to`` is the
     number that at most 1% of the dialogues exceed.
 
-    If the protocol records callers, only utterances that were called are aligned. The k utterances of an agent that
+    If the protocol records callers, only turns that were called are aligned. The k turns of an agent that
     nobody called, such as the planner's, are one trajectory. Each counts ``1 / k`` times, so a dialogue counts once.
     """
 
@@ -82,22 +84,32 @@ class Align(Transform):
         weights = torch.ones(len(batch), dtype=torch.float64)
         called = []
         for rows in batch.trajectories(by_agent=True):
-            main = [] if batch.caller is None else [i for i in rows if batch.caller[i] is None]
-            if main:
-                weights[main] = 1.0 / len(main)
-            called += [[i for i in rows if i not in main]] if len(main) < len(rows) else []
-        counts = sorted(len(rows) for rows in called)
+            turns = _turns(batch, rows)
+            main = [] if batch.caller is None else [own for own in turns if batch.caller[own[0]] is None]
+            for own in main:
+                weights[own] = 1.0 / len(main)
+            called += [[own for own in turns if own not in main]] if len(main) < len(turns) else []
+        counts = sorted(len(turns) for turns in called)
         target = self.to or (counts[min(len(counts) - 1, int(0.99 * len(counts)))] if counts else 0)
-        for number, rows in enumerate(called):
+        for number, turns in enumerate(called):
             rng = random.Random(f"{self.seed}/{number}")
             if self.how == "weight":
-                weights[rows] = target / len(rows)
-            elif len(rows) > target and self.how == "drop":
-                weights[rng.sample(rows, len(rows) - target)] = 0.0
+                weights[[i for own in turns for i in own]] = target / len(turns)
+            elif len(turns) > target and self.how == "drop":
+                for own in rng.sample(turns, len(turns) - target):
+                    weights[own] = 0.0
             else:
-                for i in rng.choices(rows, k=max(0, target - len(rows))):
-                    weights[i] += 1.0
+                for own in rng.choices(turns, k=max(0, target - len(turns))):
+                    weights[own] += 1.0
         return weights
+
+
+def _turns(batch: TurnBatch, rows: Sequence[int]) -> list[list[int]]:
+    """Return the rows of each turn of an agent in a dialogue. Without the column ``turn`` each row is a turn."""
+    turns: dict[int, list[int]] = {}
+    for i in rows:
+        turns.setdefault(i if batch.turn is None else batch.turn[i], []).append(i)
+    return list(turns.values())
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ class RecipeCard:
     inert: dict[str, str] = field(default_factory=dict, hash=False)
 
 
+BARE = {"intro": "", "line": "", "tags": "", "returned": "={text}", "failed": "={text}", "limit": "="}
+"""The texts of calls for tiny models, which learn from examples how to call."""
+
+
 def recipe_file(name: str) -> Path:
     """Return the file of the recipe ``name``.
 
@@ -69,11 +73,12 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
 
 
 def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
-    """Return a configuration in a tiny version: random character models, sums, and three updates on the CPU.
+    """Return a configuration in a tiny version: random character models, tiny questions, and three updates on the CPU.
 
     The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes and the
-    periods of schedules are smaller. A brief warm start is added, and the reward also measures how near a number is. Teams
-    that write programs write tiny ones.
+    periods of schedules are smaller. A brief warm start is added, and where answers are numbers the reward also measures how
+    near they are. Teams that search HotpotQA search the facts of the task ``tiny_hops``. Teams that write programs write
+    tiny ones.
     """
     values = copy.deepcopy(values)
     kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
@@ -90,8 +95,12 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     tiny = {"alphabet": string.printable[:95] + "\n", "context": 8192, "hidden_size": 32, "layers": 1, "heads": 2}
     values["agent_defaults"] = {"tiny": tiny}
     programs = values["protocol"]["name"] == "code"
+    searches = values["task"]["name"] == "hotpotqa"
     if programs:
         values["task"] = {"name": "tiny_programs"}
+    elif searches:
+        values["agent_defaults"] |= {"call_format": "tags", "call_texts": BARE}
+        values["task"] = {"name": "tiny_hops"}
     elif values["task"]["name"] != "episodes":
         values["task"] = {"name": "toy_sum", "largest": 9}
     for part in (values["protocol"], values["protocol"].get("options", {})):
@@ -104,7 +113,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
     ppo = values.get("ppo", {})
     values["ppo"] = ppo | {
-        "response_length": 40 if programs else 6,
+        "response_length": 40 if programs or searches else 6,
         "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
     }
     values["training"] = values.get("training", {}) | {
@@ -114,7 +123,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     # random models earn no rewards, and without reward variance all gradients are 0
     values["warm_start"] = {"steps": 60, "batch_size": 8, "learning_rate": 5e-3}
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
-    if "label" in sources:
+    if "label" in sources and not searches:
         values["reward"]["sources"] = sources | {"near": 1.0}
     if "brevity" in values["reward"]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}

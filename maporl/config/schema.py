@@ -566,12 +566,15 @@ class PupilSection:
         wrong: the probability of a wrong answer.
         gives_in: the probability that the agent says what another agent said, where it is shown words of others.
         calls: the probability that an agent with tools calls one before it answers, where the task writes calls.
+        together: the probability that an agent with ``limits.parallel`` makes all calls of a turn at once, and not one
+            after the other.
     """
 
     skill: str | None = None
     wrong: Share = 0.0
     gives_in: Share = 0.0
     calls: Share = 0.5
+    together: Share = 1.0
 
 
 @dataclass(frozen=True, config=STRICT)

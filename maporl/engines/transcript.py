@@ -1,5 +1,6 @@
 """The token-exact transcript of one agent in one dialogue. Its ids are only ever appended to."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,21 +81,23 @@ def conversations(
     tokenizer: Tokenizer,
     stop_ids: frozenset[int],
     form: CallFormat | None = None,
+    apart: Callable[[Utterance], bool] = lambda last: last.answers,
 ) -> list[tuple[list[int], list[bool]]]:
     """Return the token ids of each conversation of ``agent``, with a mask of the tokens of ``policy``.
 
     This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends with EOS. Supervised
     training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
     form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one, with the calls
-    that led to it. ``form`` is the call format of an agent with tools.
+    that led to it. ``form`` is the call format of an agent with tools. ``apart`` says of the last utterance of such a
+    turn whether it forms one.
     """
     utterances = [u for u in dialogue.utterances if u.agent == agent]
     ongoing = [u for u in utterances if not u.fresh]
-    apart: dict[int, list[Utterance]] = {}
+    turns: dict[int, list[Utterance]] = {}
     for u in utterances:
         if u.fresh:
-            apart.setdefault(u.turn, []).append(u)
-    parts = ([ongoing] if ongoing else []) + [turn for turn in apart.values() if turn[-1].answers]
+            turns.setdefault(u.turn, []).append(u)
+    parts = ([ongoing] if ongoing else []) + [turn for turn in turns.values() if apart(turn[-1])]
     return [_encoded(part, policy, tokenizer, stop_ids, form) for part in parts]
 
 

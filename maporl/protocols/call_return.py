@@ -20,7 +20,8 @@ class CallReturn(Protocol):
 
     The planner is by default the first agent. The workers are the other agents, called in turn. The first group of
     ``pattern`` is the planner's question to a worker. The worker is asked with ``ask``, outside any conversation, and
-    its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. After the last call
+    its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. A call without a question
+    is not a call. After the last call
     the planner receives ``enough``, which tells it to answer.
 
     With ``call: tool`` the planner has a tool ``ask_WORKER(question)`` for each worker instead. It may call several in one
@@ -80,7 +81,7 @@ class CallReturn(Protocol):
         for number in range(self.calls):
             (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
             call = next(matches(self.pattern, said.text), None)
-            if call is None:
+            if call is None or not call.group(1).strip():
                 return number
             said.answers = False
             asked = self.ask.format(question=example.question, call=call.group(1).strip())
@@ -100,7 +101,12 @@ class CallReturn(Protocol):
         if self.call != "tool" or agent != planner:
             return []
         workers = [worker for worker in agents if worker != planner] or [planner]
-        question = {"type": "string", "description": "the question, with everything that is needed to answer it"}
+        # a worker that is asked nothing could have a prompt without tokens
+        question = {
+            "type": "string",
+            "description": "the question, with everything that is needed to answer it",
+            "pattern": r"\S",
+        }
         parameters = {"type": "object", "properties": {"question": question}, "required": ["question"]}
         return [Tool(f"{ASK}{worker}", f"Ask {worker}.", parameters, _answered_by_worker) for worker in workers]
 

@@ -9,7 +9,7 @@ from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
-from maporl.rewards.labels import Brevity, f1, label, near, readable
+from maporl.rewards.labels import Brevity, critical_steps, f1, label, near, readable
 
 
 def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
@@ -45,6 +45,7 @@ SOURCES: dict[str, Builder] = {
     "format": lambda section, speak: FunctionSource(readable, answers_only=True),
     "near": lambda section, speak: FunctionSource(near, answers_only=True),
     "f1": lambda section, speak: FunctionSource(f1, answers_only=True),
+    "critical_steps": lambda section, speak: FunctionSource(critical_steps),
     "brevity": _brevity,
     "verifier": _verifier,
     "judge": _judge,

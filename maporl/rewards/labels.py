@@ -53,6 +53,16 @@ def f1(dialogues: list[Dialogue], task: Task) -> Values:
     ]
 
 
+def critical_steps(dialogues: list[Dialogue], task: Task) -> Values:
+    """Return for each answer how many steps its dialogue has taken: the length of its longest branch (Kimi K2.5, PARL).
+
+    What is said in one step takes the time of one utterance, however many agents speak. So an orchestrator that asks two
+    agents at once takes 3 steps, and one that asks them one after the other takes 5. Give it a negative weight.
+    """
+    steps = [1 + max((u.order for u in d.utterances), default=0) for d in dialogues]
+    return [[float(n) if u.answers else None for u in d.utterances] for d, n in zip(dialogues, steps, strict=True)]
+
+
 class Brevity(RewardSource):
     """How short an answer is, in [0, 1]: ``max(0, 1 - n / tokens)`` for an answer of n sampled tokens.
 

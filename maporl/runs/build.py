@@ -1,6 +1,7 @@
 """Build a trainer or a player from a configuration."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     names = tuple(config.agents)
     task, held_out = tasks_of(config)
     playing = speakers(config.protocol, names)
-    tools = TeamTools.from_config(config, playing)
-    check_taught(config, task, tools.world)
+    if config.warm_start.steps:
+        with closing(TeamTools.from_config(config, playing).world) as world:  # it counts what is called in it
+            check_taught(config, task, world)
     if team is None:  # learners send the main process's weights to the others
         team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
     if config.warm_start.steps:
@@ -77,7 +79,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
         engine_options=_engine_options(config),
         config=config,
-        tools=tools,
+        tools=TeamTools.from_config(config, playing),
         sampling=team_sampling(config),
     )
 

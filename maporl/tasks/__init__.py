@@ -12,8 +12,10 @@ from maporl.tasks.base import Task, TaskError, read_examples
 from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
+from maporl.tasks.hops import TinyHops
 from maporl.tasks.hotpotqa import HotpotQA
 from maporl.tasks.mathematics import Mathematics
+from maporl.tasks.parts import Parts
 from maporl.tasks.programs import MBPP, HumanEval
 from maporl.tasks.prompts import PromptDataset, Prompts
 from maporl.tasks.skills import Skills
@@ -24,6 +26,7 @@ TASKS: dict[str, Any] = {
     "toy_sum": Arithmetic,
     "toy_times": Arithmetic,
     "toy_skills": Skills,
+    "toy_parts": Parts,
     "gsm8k": GSM8K,
     "anli": ANLI,
     "tinygsm": TinyGSM,
@@ -31,6 +34,7 @@ TASKS: dict[str, Any] = {
     "episodes": Episodes,
     "math": Mathematics,
     "hotpotqa": HotpotQA,
+    "tiny_hops": TinyHops,
     "mbpp": MBPP,
     "humaneval": HumanEval,
     "tiny_programs": TinyPrograms,
@@ -73,12 +77,14 @@ __all__ = [
     "HotpotQA",
     "HumanEval",
     "Mathematics",
+    "Parts",
     "PromptDataset",
     "Prompts",
     "Skills",
     "Task",
     "TaskError",
     "TinyGSM",
+    "TinyHops",
     "TinyPrograms",
     "build_task",
     "read_examples",

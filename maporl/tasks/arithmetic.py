@@ -1,7 +1,7 @@
 """Sums and products with exact labels. Nothing is downloaded, and training never sees the held-out part."""
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from maporl.tasks.base import Task
 from maporl.tasks.grading import canonical, final_answer, number
 from maporl.text import check_placeholders
-from maporl.types import Example, Grade
+from maporl.types import Call, Example, Grade
 
 _SYMBOL = {"sum": "+", "times": "*"}
 
@@ -97,8 +97,12 @@ class Arithmetic(Task):
         """The number alone."""
         return example.answer
 
-    def write_calls(self, example: Example, tools: Collection[str]) -> list[tuple[str, dict[str, Any]]]:
+    def write_calls(
+        self, example: Example, tools: Collection[str], made: Sequence[Call] = ()
+    ) -> list[tuple[str, dict[str, Any]]]:
         """A call of the tool ``add`` or ``multiply``, or of a ``calculator``, if the agent has one."""
+        if made:
+            return []
         a, b = map(int, example.id.split(_SYMBOL[self.operation]))
         name = {"sum": "add", "times": "multiply"}[self.operation]
         if name in tools:

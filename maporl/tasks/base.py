@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import check_choices, well_formed
-from maporl.types import Example, Grade, Message
+from maporl.types import Call, Example, Grade, Message
 
 
 class TaskError(UserError, ValueError):
@@ -35,6 +35,9 @@ class Task(ABC):
     """The form in which agents are asked for a final answer."""
     skills: tuple[str, ...] = ()
     """The skills that its questions ask for, where a pupil can be taught one of them alone (:meth:`write_by_skill`)."""
+    roles: ClassVar[frozenset[str]] = frozenset()
+    """The roles for which :meth:`write_reply` writes something of their own. Warm starts teach it even where it
+    does not answer the question and is asked for apart from a conversation."""
     labelled: ClassVar[bool] = True
     """Whether answers can be right or wrong. If not, evaluations measure rewards in place of accuracy."""
 
@@ -103,12 +106,23 @@ class Task(ABC):
         """
         return self.write_answer(example, rng, right)
 
-    def write_calls(self, example: Example, tools: Collection[str]) -> Sequence[tuple[str, dict[str, Any]]]:
-        """The calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no calls.
+    def write_calls(
+        self, example: Example, tools: Collection[str], made: Sequence[Call] = ()
+    ) -> Sequence[tuple[str, dict[str, Any]]]:
+        """The next calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no calls.
 
-        A warm start teaches an agent with tools to make them before it answers rightly.
+        ``made`` has the calls that the pupil has made in this turn, with their results. A warm start teaches an agent with
+        tools to make the calls before it answers rightly: one after the other, or at once (``limits.parallel``).
         """
         return ()
+
+    def part(self, example: Example, asked: str, role: str | None) -> Example:
+        """The part of ``example`` for which an agent is asked in the words ``asked``. By default it is all of it.
+
+        A warm start teaches an agent that another agent calls to answer the part that it is asked for. It teaches the
+        part in the task's own :attr:`roles` too.
+        """
+        return example
 
     def write_by_skill(self, example: Example, skill: str) -> str:
         """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on it.

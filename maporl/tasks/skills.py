@@ -17,7 +17,7 @@ def _shifted(digits: str, by: int) -> str:
     return "".join(str((int(digit) + by) % 10) for digit in digits)
 
 
-_SKILLS: dict[str, tuple[str, Callable[[str], str]]] = {
+SKILLS: dict[str, tuple[str, Callable[[str], str]]] = {
     "next": ("+", lambda digits: _shifted(digits, 1)),
     "reversed": ("*", lambda digits: digits[::-1]),
     "previous": ("-", lambda digits: _shifted(digits, -1)),
@@ -74,7 +74,7 @@ class Skills(Task):
 
     def __getitem__(self, index: int) -> Example:
         digits, skill = self._questions[index]
-        sign, rule = _SKILLS[skill]
+        sign, rule = SKILLS[skill]
         return Example(digits + sign, digits + sign, rule(digits), {"skill": skill})
 
     def grade(self, example: Example, text: str) -> Grade:
@@ -98,5 +98,5 @@ class Skills(Task):
 
     def write_by_skill(self, example: Example, skill: str) -> str:
         """The answer of a pupil who takes every question for one that asks for ``skill``."""
-        _, rule = _SKILLS[skill]
+        _, rule = SKILLS[skill]
         return rule(example.id[: self.digits])

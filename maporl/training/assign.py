@@ -79,6 +79,9 @@ class Advantages:
         else:
             spreads = self._over_rows(batches, rows, [*known, *others])
             metrics = {name: row_metrics(batch, self.options) | spreads[name] for name, batch in batches.items()}
+        if self.options.aggregation in ("sequence_mean", "per_main_rollout"):
+            for (policy, row), share in zip(rows, turn_shares(known), strict=True):
+                batches[policy].weight[row] *= share
         weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
         return metrics, {name: index for name, index in weighted.items() if len(index)}
 
@@ -186,6 +189,22 @@ class Advantages:
         compared = turns.groups(self.config.key) if baseline_of(self.config).over == "group" else []
         owners = [policy for policy, _ in rows]
         return {name: group_spreads(estimates, compared, owners, name) for name in batches}
+
+
+def turn_shares(columns: Sequence[Columns]) -> list[float]:
+    """Return for each row its share of the sampled tokens of its turn.
+
+    A turn in which an agent called tools has several rows. With these weights the sum of the rows' token means is the token
+    mean of the turn, so that it is one sequence. A row that is a whole turn has the share 1.
+    """
+    turns = turn_batch(columns, [0.0] * len(columns))
+    tokens = turns.column("tokens", "turn_shares")
+    shares = [1.0] * len(columns)
+    for rows in turns.groups((*turns.dialogues(), "agent", "turn")):
+        whole = sum(tokens[i] for i in rows)
+        for i in rows if len(rows) > 1 and whole else ():
+            shares[i] = tokens[i] / whole
+    return shares
 
 
 def group_spreads(estimates: Estimates, groups: Sequence[Sequence[int]], owners: Sequence[str], policy: str) -> Metrics:

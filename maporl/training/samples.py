@@ -102,7 +102,7 @@ def samples_by_policy(
         critic_outputs: the number of the critic's outputs. Turn k uses output k, and later turns use the last one.
         critic_context: what the critic reads before an utterance: all that its agent saw ("dialogue"), the question
             ("answer"), or the question and all agents' utterances so far ("joint").
-        join_trajectories: whether all utterances of an agent in a dialogue are one trajectory. An utterance that was
+        join_trajectories: whether all utterances of an agent in a dialogue are one trajectory. A turn that was
             called is a trajectory of its own.
     """
     samples: dict[str, list[TrainingSample]] = {}
@@ -225,7 +225,7 @@ def name_of(dialogue: Dialogue, utterance: Utterance) -> Name:
 
 
 def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:
-    alone = None if utterance.caller is None else utterance.id
+    alone = None if utterance.caller is None else utterance.turn
     return (dialogue.prompt, dialogue.rollout, utterance.agent, alone)
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from maporl.config.schema import PupilSection, WarmStartSection
 from maporl.engines.base import Request
@@ -13,7 +14,7 @@ from maporl.protocols.base import Protocol
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
-from maporl.types import Dialogue, Example
+from maporl.types import Call, Dialogue, Example, Utterance
 from trl_ext.ppo_options import GREEDY
 
 
@@ -34,16 +35,22 @@ def play_teacher(
         ConfigError: the task cannot write what an agent says; names the agent and its role.
     """
 
+    turns: dict[int, _Turn] = {}  # by their conversations, which no two turns have at the same time
+
     def script(request: Request) -> str:
         agent = request.ask.agent
-        if (calls := _calls(task, request, section.pupil(agent), specs[agent].tools, rng)) is not None:
-            return calls
-        role = request.ask.role or specs[agent].role
+        pupil, tools, role = section.pupil(agent), specs[agent].tools, request.ask.role or specs[agent].role
         try:
+            if request.ask.continues is None:
+                turns[id(request.transcript)] = _begun(task, request, pupil, tools, role, rng)
+            turn = turns[id(request.transcript)]
+            turn.made += [c for u in request.heard if u.id == request.ask.continues for c in u.calls]
+            if tools is not None and (calls := _calls(task, turn, tools)):
+                return calls
             said = (
                 rng.choice(request.ask.taught)
                 if request.ask.taught
-                else _written(task, request, section.pupil(agent), role, rng)
+                else _written(task, request, turn.example, pupil, role, rng)
             )
         except Exception as error:
             what = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
@@ -63,26 +70,61 @@ REMEDY = (
 """What to do if nothing says what an agent is taught."""
 
 
-def _calls(
-    task: Task, request: Request, pupil: PupilSection, tools: AgentTools | None, rng: random.Random
-) -> str | None:
-    """Return the calls that a pupil makes before it answers, as it writes them, or None."""
-    if tools is None or request.ask.continues is not None or rng.random() >= pupil.calls:
-        return None
-    calls = task.write_calls(request.example, tools.checks.keys())
-    return "\n".join(tools.format.write(name, arguments) for name, arguments in calls) or None
+@dataclass
+class _Turn:
+    """A pupil's turn: the question as it takes it, whether it calls at all, and at once, and the calls it has made."""
+
+    example: Example
+    calls: bool
+    together: bool
+    made: list[Call] = field(default_factory=list)
+
+
+def _begun(
+    task: Task, request: Request, pupil: PupilSection, tools: AgentTools | None, role: str | None, rng: random.Random
+) -> _Turn:
+    """Return a pupil's new turn."""
+    example = request.example
+    if _is_part(task, request.ask.caller, role):
+        asked = "\n".join(message["content"] for message in request.ask.messages if message["role"] == "user")
+        example = task.part(example, asked, role)
+    calls = tools is not None and rng.random() < pupil.calls
+    several = tools is not None and tools.limits.parallel
+    return _Turn(example, calls, several and rng.random() < pupil.together)
+
+
+def _calls(task: Task, turn: _Turn, tools: AgentTools) -> str:
+    """Return the calls that a pupil makes next, as it writes them, or "" if it makes none."""
+    if not turn.calls:
+        return ""
+    calls = task.write_calls(turn.example, tools.checks.keys(), turn.made)
+    return "\n".join(tools.format.write(name, given) for name, given in calls[: None if turn.together else 1])
+
+
+def is_taught(task: Task, utterance: Utterance) -> bool:
+    """Return whether a warm start teaches what was said apart from a conversation.
+
+    It teaches answers, what helpers reply, and what is said in roles for which the task writes.
+    """
+    return utterance.answers or _is_part(task, utterance.caller, utterance.role)
+
+
+def _is_part(task: Task, caller: int | None, role: str | None) -> bool:
+    return caller is not None or role in task.roles
 
 
 def _whose(task: Task, agent: str, role: str | None) -> str:
     return f"task {type(task).__name__} does not write what agent {agent!r} says" + (f" as {role!r}" if role else "")
 
 
-def _written(task: Task, request: Request, pupil: PupilSection, role: str | None, rng: random.Random) -> str:
+def _written(
+    task: Task, request: Request, example: Example, pupil: PupilSection, role: str | None, rng: random.Random
+) -> str:
     """Return what a pupil says: what another agent said, the answer by its own skill, or what the task writes."""
     others = [u for u in request.heard if u.agent != request.ask.agent]
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
         return rng.choice(others).words()
     right = request.ask.continues is not None or rng.random() >= pupil.wrong
     if pupil.skill is not None and right:
-        return task.write_by_skill(request.example, pupil.skill)
-    return task.write_reply(request.example, rng, right, role)
+        return task.write_by_skill(example, pupil.skill)
+    return task.write_reply(example, rng, right, role)

@@ -10,7 +10,8 @@ team of such specialists knows together what no member knows, and can only gain 
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from tqdm.auto import tqdm
@@ -24,8 +25,8 @@ from maporl.rollout.agent_tools import tools_of_team
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
-from maporl.training.teacher import play_teacher
-from maporl.types import Dialogue
+from maporl.training.teacher import is_taught, play_teacher
+from maporl.types import Dialogue, Utterance
 from trl_ext.master_weights import MasterAdamW
 from trl_ext.token_batch import PADDING
 
@@ -74,7 +75,7 @@ def warm_start(
             dialogues = play_teacher(task, protocol, specs, section, rng, examples, tools.world)
             for policy in policies:
                 rate = (1.0 - step / section.steps) * section.learning_rate
-                _step(policy, optimizers[policy.name], dialogues, formats, rate)
+                _step(policy, optimizers[policy.name], dialogues, formats, rate, partial(is_taught, task))
 
 
 def _policies(team: Team, agent: str) -> tuple[str, ...]:
@@ -92,13 +93,19 @@ def _step(
     dialogues: list[Dialogue],
     formats: Mapping[str, CallFormat],
     rate: float,
+    apart: Callable[[Utterance], bool],
 ) -> None:
-    """Make one optimizer step on the conversations of the policy's agents, with the loss on their own utterances."""
+    """Make one optimizer step on the conversations of the policy's agents, with the loss on their own utterances.
+
+    ``apart`` says of the last utterance of a turn that stands apart from a conversation whether it is taught.
+    """
     spoken = [
         conversation
         for d in dialogues
         for agent in policy.agents
-        for conversation in conversations(d, agent, policy.name, policy.tokenizer, policy.stop_ids, formats.get(agent))
+        for conversation in conversations(
+            d, agent, policy.name, policy.tokenizer, policy.stop_ids, formats.get(agent), apart
+        )
     ]
     rows = [(ids, mask) for ids, mask in spoken if any(mask)]
     if not rows:  # the policy's agents gave no answers

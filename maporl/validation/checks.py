@@ -324,10 +324,11 @@ def _check_tools(config: Config, protocol: Protocol, where: str) -> None:
             "go on after calls of tools; use how: independent, or let the protocol call the tools"
         )
     for key, value in (("aggregation", config.ppo.aggregation), ("ratio", config.ppo.ratio)):
-        if value.startswith("sequence") or value == "per_main_rollout":
+        if value == "sequence_sum" or (key == "ratio" and value.startswith("sequence")):
+            instead = "token_mean or sequence_mean" if key == "aggregation" else "token or trajectory"
             raise ConfigError(
                 f"{where}: ppo.{key}: {value} looks at each completion for itself, and a turn with calls of tools has several; set "
-                f"ppo.{key}: {'token_mean' if key == 'aggregation' else 'token'}"
+                f"ppo.{key}: {instead}"
             )
     if config.branching.joint == "cross":
         raise ConfigError(

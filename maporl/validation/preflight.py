@@ -41,7 +41,7 @@ from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
 from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
-from maporl.validation.taught import check_taught
+from maporl.validation.taught import check_taught, check_taught_calls
 from maporl.validation.threads import threads_of
 from maporl.validation.tool_checks import check_tools
 from trl_ext.chat import Tokenizer
@@ -157,6 +157,7 @@ def check_run(config: Config) -> list[str]:
     check_alphabets(config, splits)
     world, tools, tool_lines = check_tools(config, tokenizers, task[0])
     check_taught(config, task, world)
+    check_taught_calls(config, task, tools)
     warnings, longest, steps, played = _check_lengths(config, splits, tokenizers, world, tools)
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"

@@ -1,0 +1,114 @@
+"""Questions of several parts, each of which asks for a skill: what an orchestrator can share out to specialists."""
+
+import random
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from maporl.tasks.base import Task
+from maporl.tasks.skills import SKILLS, Skill
+from maporl.types import Call, Example, Grade
+
+
+@dataclass(frozen=True)
+class Parts(Task):
+    """Questions such as ``47+36*``: each part is digits and a sign, which asks for a skill (:class:`Skills`).
+
+    ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. ``parts`` is the
+    number of parts, no two of which have the same digits, and ``size`` the number of questions of a split. A question is the
+    same in both splits only by chance, once in so many questions as there are.
+
+    For warm starts, the task writes calls of agents that are named after their skills (``ask_next``), one for each part.
+
+    Raises:
+        ValueError: a skill is given twice or none is given, ``digits`` is not between 2 and 5, ``parts`` is not between 2 and
+            9, or ``size`` is below 1.
+    """
+
+    skills: tuple[Skill, ...] = ("next", "reversed")
+    digits: int = 2
+    parts: int = 2
+    size: int = 4096
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    name = "toy_parts"
+    answer_form = "<digits> <digits>"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.skills or len(set(self.skills)) < len(self.skills):
+            raise ValueError(f"skills: expected each skill once and at least one, got {list(self.skills)}")
+        for name, least, most in (("digits", 2, 5), ("parts", 2, 9), ("size", 1, None)):
+            value = getattr(self, name)
+            if value < least or (most is not None and value > most):
+                raise ValueError(
+                    f"{name}: expected {f'{least} to {most}' if most else f'at least {least}'}, got {value}"
+                )
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        rng = random.Random(f"{self.split} {self.seed}")
+        return [self._drawn(rng, number) for number in range(self.size)]
+
+    def _drawn(self, rng: random.Random, number: int) -> Example:
+        numbers = rng.sample(range(10**self.digits), self.parts)
+        skills = [rng.choice(self.skills) for _ in numbers]
+        return _example(f"parts-{number}", [(f"{n:0{self.digits}d}", s) for n, s in zip(numbers, skills, strict=True)])
+
+    def grade(self, example: Example, text: str) -> Grade:
+        """Right if the numbers in ``text`` are those of the label, in their order."""
+        answer = " ".join(re.findall(r"(?<!\d)\d+(?!\d)", text, re.ASCII))
+        if not answer:
+            return Grade(None, False, "no number")
+        correct = answer == example.answer
+        return Grade(answer, correct, "equals the label" if correct else "differs from the label")
+
+    def solution(self, example: Example) -> str:
+        """The numbers alone."""
+        return example.answer
+
+    def part(self, example: Example, asked: str, role: str | None) -> Example:
+        """The parts that an agent is asked for."""
+        return _example(example.id, _parts_in(asked)) if _parts_in(asked) else example
+
+    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
+        """The label, or random other numbers, for warm starts."""
+        answer = example.answer
+        while (answer == example.answer) != right:
+            answer = " ".join(f"{rng.randrange(10**self.digits):0{self.digits}d}" for _ in _parts_in(example.question))
+        return answer
+
+    def write_by_skill(self, example: Example, skill: str) -> str:
+        """The answer of a pupil who takes every part for one that asks for ``skill``."""
+        return " ".join(SKILLS[skill][1](digits) for digits, _ in _parts_in(example.question))
+
+    def write_calls(
+        self, example: Example, tools: Collection[str], made: Sequence[Call] = ()
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """A question for each part that is left, to the agent that is named after its skill."""
+        left = _parts_in(example.question)[len(made) :]
+        calls = [(f"ask_{skill}", {"question": digits + SKILLS[skill][0]}) for digits, skill in left]
+        return [call for call in calls if call[0] in tools]
+
+
+_SIGNS = {sign: skill for skill, (sign, _) in SKILLS.items()}
+
+
+def _parts_in(text: str) -> list[tuple[str, str]]:
+    """Return the digits and the skill of each part."""
+    return [(digits, _SIGNS[sign]) for digits, sign in re.findall(r"(\d+)([+*-])", text, re.ASCII)]
+
+
+def _example(name: str, parts: Sequence[tuple[str, str]]) -> Example:
+    question = "".join(digits + SKILLS[skill][0] for digits, skill in parts)
+    answer = " ".join(SKILLS[skill][1](digits) for digits, skill in parts)
+    return Example(name, question, answer, {"skills": [skill for _, skill in parts]})
