@@ -13,7 +13,7 @@ from maporl.errors import ConfigError, install_command
 
 @dataclass
 class TextArena(Game):
-    """The environment ``env`` of TextArena, for two players who move in turn. It pays its rewards at the end.
+    """The environment ``env`` of TextArena, for 2 to 15 players who move one at a time. It pays its rewards at the end.
 
     A player makes at most ``longest`` moves. A game that would take longer ends and pays nobody. TextArena reads the
     moves itself, so only an empty text is illegal here. A text without brackets is put into brackets.
@@ -22,12 +22,16 @@ class TextArena(Game):
     TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side do
     not change each other, and the generator of the process stays as it was.
 
+    TextArena forgives an invalid move once, and then ends the game or its player's part in it. Such a player's last
+    utterance has the reward ``legal`` 0. The role that TextArena names at the end is the tag ``secret_role``.
+
     Payments: the end of the game pays what TextArena gives each player. After an empty text its author gets -1.5 and
-    the other 0.5, as in SPIRAL, because most of TextArena's games for two are contests.
+    each other player 0.5, as in SPIRAL, because most of TextArena's games are contests.
     """
 
     interests = "opposed"
     replaces = False
+    players = (2, 15)
     env: str = "TicTacToe-v0"
     longest: int = 30
 
@@ -38,7 +42,7 @@ class TextArena(Game):
         """Begin a new game.
 
         Raises:
-            ConfigError: the package ``textarena`` is not installed, has no such game, or cannot begin it for two players.
+            ConfigError: the package ``textarena`` is not installed, has no such game, or cannot begin it for so many players.
         """
         if find_spec("textarena") is None:
             raise ConfigError(
@@ -46,20 +50,22 @@ class TextArena(Game):
             )
         import textarena
 
+        self.seated = self.seated or self.players[0]
         try:
             # The id with -raw gives only what is new. The plain one repeats the whole story.
             with self._own_generator():
                 self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw")
-                self.world.reset(num_players=self.players, seed=rng.randrange(2**31))
+                self.world.reset(num_players=self.seated, seed=rng.randrange(2**31))
         except Exception as error:  # each game raises its own kinds
             said = " ".join(str(error).split())[:200].rstrip(".")
+            example = "TicTacToe-v0" if self.seated == 2 else "LiarsDice-v0"
             raise ConfigError(
-                f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.players} players: {type(error).__name__}: "
-                f"{said}; give a game of TextArena {textarena.__version__} for {self.players}, such as TicTacToe-v0"
+                f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.seated} players: {type(error).__name__}: "
+                f"{said}; give a game of TextArena {textarena.__version__} for {self.seated}, such as {example}"
             ) from error
-        self.done, self.rewards = False, dict[int, float]()
+        self.done, self.rewards, self.told = False, dict[int, float](), dict[int, dict[str, Any]]()
         self.taken = 0
-        self.story: dict[int, list[str]] = {player: [] for player in range(self.players)}
+        self.story: dict[int, list[str]] = {player: [] for player in range(self.seated)}
         self.fresh: dict[int, list[str]] = {}
         self._look()
 
@@ -87,7 +93,7 @@ class TextArena(Game):
         self.fresh[self.player] = [line for sender, line in told if sender != self.player]
 
     def to_move(self) -> tuple[int, ...]:
-        return () if self.done or self.taken >= self.players * self.longest else (self.player,)
+        return () if self.done or self.taken >= self.seated * self.longest else (self.player,)
 
     def observe(self, player: int) -> str:
         """All that ``player`` has been told, and its own moves, with the names of the senders."""
@@ -120,9 +126,19 @@ class TextArena(Game):
             self._look()
             return {}
         closed = self.world.close()
-        rewards = closed[0] if isinstance(closed, tuple) else closed
+        rewards, told = closed if isinstance(closed, tuple) else (closed, {})
         self.rewards = {int(player): float(value) for player, value in rewards.items()}
+        self.told = {int(player): dict(own) for player, own in (told or {}).items()}
         return self.rewards
+
+    def revealed(self, player: int) -> dict[str, Any]:
+        """The role that TextArena names at the end, unless it only numbers the player."""
+        role = str(self.told.get(player, {}).get("role") or "")
+        return {} if role in ("", f"Player {player}") else {"secret_role": role}
+
+    def broke_rules(self, player: int) -> bool:
+        """Whether TextArena ended the game, or the player's part in it, by its invalid move."""
+        return bool(self.told.get(player, {}).get("invalid_move"))
 
     def success(self, player: int) -> bool | None:
         return self.rewards.get(player, 0.0) > 0
