@@ -1,10 +1,11 @@
-"""Measure tools and environments without models: search, TRL's classes, servers of MCP and of OpenEnv.
+"""Measure tools and environments without models: search, TRL's classes, servers of MCP and of OpenEnv, games.
 
     python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
     python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
     python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their own
     python benchmarks/environments.py mcp                    # start and calls of a server by its command line
     python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
+    python benchmarks/environments.py games                  # 256 games of TextArena of 30 moves
 
 It prints one JSON line for each section.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from maporl.config.schema import EnvironmentSection
 from maporl.environments.adapters.trl import TRLEnvironment
+from maporl.environments.games import TextArena
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.search import Index, Passage, read_corpus
 from maporl.environments.workers import Job, Workers
@@ -221,10 +223,31 @@ def openenv() -> dict:
     }
 
 
+def games() -> dict:
+    """Play games of TextArena of thirty moves each without models, all of them a move at a time."""
+    rng = random.Random(0)
+    result: dict = {"games": DIALOGUES, "moves": 30}
+    for env, seats in (("IteratedPrisonersDilemma-v0", 2), ("ThreePlayerIPD-v0", 3)):
+        began = time.perf_counter()
+        worlds = [TextArena(env=env, longest=30 // seats) for _ in range(DIALOGUES)]
+        for number, world in enumerate(worlds):
+            world.begin_with(random.Random(number), seats)
+        made = 0
+        for world in worlds * 30:
+            for player in world.to_move():
+                world.news(player)
+                world.step({player: world.read(player, rng.choice(("[cooperate]", "[defect]", "hello")))})
+                made += 1
+        assert made == 30 * DIALOGUES
+        result[env] = round(time.perf_counter() - began, 2)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sections = {
-        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv
+        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv,
+        "games": games,
     }  # fmt: skip
     parser.add_argument("section", choices=list(sections))
     parser.add_argument("--corpus", help="a .jsonl file of passages, for search")

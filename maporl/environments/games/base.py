@@ -4,6 +4,8 @@ import random
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
+from maporl.errors import ConfigError
+
 MARKS = str.maketrans(dict.fromkeys("[]<>().,!:;*'\"`", " "))
 """Replaces brackets and punctuation by spaces."""
 
@@ -109,8 +111,17 @@ class Game(ABC):
         """Whether ``player`` has won, or solved the task; None if the game does not say."""
 
     def instead(self, player: int, rng: random.Random) -> str:
-        """The move that is made in place of an illegal one, if the protocol goes on: by default a random legal move."""
-        return rng.choice(self.moves(player))
+        """The move that is made in place of an illegal one, if the protocol goes on: by default a random legal move.
+
+        Raises:
+            ConfigError: the game lists no moves.
+        """
+        moves = self.moves(player)
+        if not moves:
+            raise ConfigError(
+                "protocol.after_illegal: replace needs legal moves that can be listed, and the game lists none here; use end or retry"
+            )
+        return rng.choice(moves)
 
     def read(self, player: int, text: str) -> str:
         """The move that ``text`` means: by default its last word, without case, brackets and punctuation.

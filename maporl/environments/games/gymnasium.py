@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from maporl.environments.games.base import Game
-from maporl.environments.games.spaces import in_words, legal_moves, mask_of, shower, spoken
+from maporl.environments.games.spaces import check_names, in_words, legal_moves, mask_of, shower, spoken
 from maporl.errors import ConfigError, install_command
 
 DEFAULT = "FrozenLake-v1"
@@ -34,6 +34,7 @@ class Gymnasium(Game):
 
     def __post_init__(self) -> None:
         self._show = shower(self.show)
+        check_names(self.actions)
 
     def reset(self, rng: random.Random) -> None:
         """Begin a new episode.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from maporl.config.imports import look_up, must_take, told
 from maporl.environments.games.base import Game, IllegalMove
-from maporl.environments.games.spaces import in_words, legal_moves, mask_of, shower, spoken
+from maporl.environments.games.spaces import check_names, in_words, legal_moves, mask_of, shower, spoken
 from maporl.errors import ConfigError, install_command
 
 DEFAULT = "classic/tictactoe-v3"
@@ -26,7 +26,7 @@ class PettingZoo(Game):
     Actions of a ``Discrete`` space are their numbers, or ``actions``, a list of their names. Actions of a ``Text`` space are the
     words themselves. Observations are printed, arrays by rows. ``show`` names a function ``(observation, agent) -> text`` for others, and
     ``parse`` one ``(words, legal actions or None) -> action``, which raises ``ValueError`` for an illegal move. Both are
-    ``MODULE:FUNCTION``. A player makes at most ``longest`` moves; a game that would take longer ends.
+    ``MODULE:FUNCTION``. A player makes at most ``longest`` moves; a game that asks it for another one ends there.
 
     Payments: each step pays each agent what the environment's ``rewards`` say after it, the steps of agents that have ended
     included. An illegal move pays its author -1 and the others nothing, as the wrapper of PettingZoo's classic games does.
@@ -45,6 +45,8 @@ class PettingZoo(Game):
 
     def __post_init__(self) -> None:
         self._show = shower(self.show)
+        if self.parse is None:
+            check_names(self.actions)
         self._parse: Callable[..., Any] | None = None if self.parse is None else look_up(self.parse, {}, "parse")
         if self._parse is not None:
             must_take(self._parse, ("words", "legal"), f"parse: {self.parse}")
@@ -63,7 +65,7 @@ class PettingZoo(Game):
                 f"game pettingzoo: {self.env} has {len(self.names)} seats, {', '.join(self.names)!s:.200}, but {self.seated} agents play"
             )
         self.total = dict.fromkeys(range(self.seated), 0.0)
-        self.taken = 0
+        self.taken = dict.fromkeys(range(self.seated), 0)
         self.owed: dict[int, float] = {}
         seed = rng.randrange(2**31)
         if self.api == "parallel":
@@ -78,10 +80,11 @@ class PettingZoo(Game):
 
     def to_move(self) -> tuple[int, ...]:
         """The agent that the environment selects, or all that are left."""
-        if not self.world.agents or self.taken >= self.longest * self.seated:
+        if not self.world.agents:
             return ()
         moving = self.world.agents if self.api == "parallel" else [self.world.agent_selection]
-        return tuple(sorted(self.names.index(name) for name in moving))
+        movers = tuple(sorted(self.names.index(name) for name in moving))
+        return () if any(self.taken[player] >= self.longest for player in movers) else movers
 
     def observe(self, player: int) -> str:
         """What the agent sees, in words.
@@ -112,7 +115,8 @@ class PettingZoo(Game):
     def step(self, moves: dict[int, str]) -> dict[int, float]:
         """Make the moves, and return what every agent is paid."""
         actions = {self.names[player]: self._action(player, text) for player, text in moves.items()}
-        self.taken += len(moves)
+        for player in moves:
+            self.taken[player] += 1
         if self.api == "parallel":
             self.seen, rewards, _, _, self.infos = self.world.step(actions)
             self._owe(rewards)

@@ -1,15 +1,35 @@
 """Observations and actions of PettingZoo and Gymnasium as words. Imports neither of them, and no torch."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from maporl.config.imports import look_up, must_take, told
-from maporl.environments.games.base import IllegalMove
+from maporl.environments.games.base import MARKS, IllegalMove
 from maporl.errors import ConfigError
 
 _COLOURED = re.compile(r"(?:\x1b\[[0-9;]*[1-9][0-9;]*m)+(.*?)\x1b\[0?m", re.DOTALL)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Check that each name of an action can be read from the end of an answer, where case and punctuation do not count.
+
+    Raises:
+        ValueError: a name has several words or punctuation, or two names differ in case only.
+    """
+    for name in names:
+        if name.translate(MARKS).split() != [name]:
+            raise ValueError(
+                f"actions: {name!r:.40} cannot be read: a move is the last word of an answer, without punctuation; give one word, "
+                "such as go_left"
+            )
+    twice = sorted(name for name, count in Counter(name.lower() for name in names).items() if count > 1)
+    if twice:
+        raise ValueError(
+            f"actions: {', '.join(twice)!s:.80} stands there twice, as case does not count; give each action its own name"
+        )
 
 
 def legal_moves(space: Any, mask: Any, names: Sequence[str], where: str) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from maporl.config.imports import told
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.errors import ConfigError, install_command
 
@@ -15,7 +16,7 @@ from maporl.errors import ConfigError, install_command
 class TextArena(Game):
     """The environment ``env`` of TextArena, for 2 to 15 players who move one at a time. It pays its rewards at the end.
 
-    A player makes at most ``longest`` moves. A game that would take longer ends and pays nobody. TextArena reads the
+    A player makes at most ``longest`` moves. A game that asks it for another one ends there and pays nobody. TextArena reads the
     moves itself, so only an empty text is illegal here. A text without brackets is put into brackets.
 
     :meth:`observe` returns the whole story with the names of the senders, :meth:`news` what the player has not seen yet.
@@ -64,7 +65,7 @@ class TextArena(Game):
                 f"{said}; give a game of TextArena {textarena.__version__} for {self.seated}, such as {example}"
             ) from error
         self.done, self.rewards, self.told = False, dict[int, float](), dict[int, dict[str, Any]]()
-        self.taken = 0
+        self.taken = dict.fromkeys(range(self.seated), 0)
         self.story: dict[int, list[str]] = {player: [] for player in range(self.seated)}
         self.fresh: dict[int, list[str]] = {}
         self._look()
@@ -86,14 +87,14 @@ class TextArena(Game):
             player, messages = self.world.get_observation()
         self.player = int(player)
         senders = self.world.state.role_mapping
-        told = [
+        heard = [
             (int(sender), f"[{senders.get(sender, f'Player {sender}')}] {text.strip()}") for sender, text, _ in messages
         ]
-        self.story[self.player] += [line for _, line in told]
-        self.fresh[self.player] = [line for sender, line in told if sender != self.player]
+        self.story[self.player] += [line for _, line in heard]
+        self.fresh[self.player] = [line for sender, line in heard if sender != self.player]
 
     def to_move(self) -> tuple[int, ...]:
-        return () if self.done or self.taken >= self.seated * self.longest else (self.player,)
+        return () if self.done or self.taken[self.player] >= self.longest else (self.player,)
 
     def observe(self, player: int) -> str:
         """All that ``player`` has been told, and its own moves, with the names of the senders."""
@@ -118,17 +119,28 @@ class TextArena(Game):
         return text if "[" in text or "]" in text else f"[{text.strip()}]"
 
     def step(self, moves: dict[int, str]) -> dict[int, float]:
-        (text,) = moves.values()
-        with self._own_generator():
-            self.done = bool(self.world.step(action=text)[0])
-        self.taken += 1
-        if not self.done:
-            self._look()
-            return {}
-        closed = self.world.close()
-        rewards, told = closed if isinstance(closed, tuple) else (closed, {})
+        """Make the move, and return what the end of the game pays.
+
+        Raises:
+            ConfigError: TextArena's game itself failed.
+        """
+        ((player, text),) = moves.items()
+        self.taken[player] += 1
+        try:
+            with self._own_generator():
+                self.done = bool(self.world.step(action=text)[0])
+            if not self.done:
+                self._look()
+                return {}
+            closed = self.world.close()
+        except Exception as error:  # each game raises its own kinds
+            raise ConfigError(
+                f"game textarena: {self.env} failed after the words {text!r:.80} of player {player}: {told(error)}; this is a fault "
+                "of the game in TextArena; play another one"
+            ) from error
+        rewards, known = closed if isinstance(closed, tuple) else (closed, {})
         self.rewards = {int(player): float(value) for player, value in rewards.items()}
-        self.told = {int(player): dict(own) for player, own in (told or {}).items()}
+        self.told = {int(player): dict(own) for player, own in (known or {}).items()}
         return self.rewards
 
     def revealed(self, player: int) -> dict[str, Any]:
