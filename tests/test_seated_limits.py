@@ -31,6 +31,39 @@ def test_games_in_which_one_player_speaks_more_often_end_at_its_limit(env):
         assert max(sum(u.agent == f"agent{player}" for u in said) for player in range(3)) <= 4
 
 
+def test_an_invalid_move_costs_legal_even_if_the_game_is_cut_short():
+    lines = {"agent0": iter(["[Bid: 1, 2]"]), "agent1": iter(["[nonsense]", "[nonsense]"])}
+    options = {"env": "LiarsDice-v0", "longest": 2}
+    bids = iter(["[Bid: 2, 2]", "[Bid: 3, 2]", "[Bid: 4, 2]", "[Bid: 5, 2]"])
+    outcome, said = play(
+        PlayGame("textarena", options=options), 4, lambda ask, rng: next(lines.get(ask.agent, bids), "[Bid: 9, 6]")
+    )
+    assert outcome == dict.fromkeys(("agent0", "agent1", "agent2", "agent3"), 0.0)
+    assert [u.rewards["legal"] for u in said if u.agent == "agent1"] == [1.0, 0.0]
+    assert all(u.rewards["legal"] for u in said if u.agent != "agent1")
+
+
+def test_secret_roles_are_tags_when_the_game_is_over():
+    outcome, said = play(
+        PlayGame("textarena", options={"env": "SecretMafia-v0"}), 6, lambda ask, rng: f"[Player {rng.randrange(6)}]", 0
+    )
+    roles = {u.agent: u.tags["secret_role"] for u in said}
+    assert sorted(roles.values()) == ["Detective", "Doctor", "Mafia", "Mafia", "Villager", "Villager"]
+    mafia = {agent for agent, role in roles.items() if role == "Mafia"}
+    assert {outcome[agent] for agent in mafia} != {outcome[agent] for agent in set(roles) - mafia}
+
+
+def test_a_game_that_draws_when_it_is_made_is_decided_by_its_seed():
+    """Taboo draws its category before TextArena seeds the generator."""
+    heard = []
+    for outside in (1, 2, 3):
+        random.seed(outside)
+        game = TextArena(env="Taboo-v0-full")
+        game.begin_with(random.Random(7), 4)
+        heard.append(game.observe(game.to_move()[0]))
+    assert heard[0] == heard[1] == heard[2]
+
+
 def test_a_fault_of_textarena_names_the_game_and_the_words(monkeypatch):
     game = TextArena()
     game.begin_with(random.Random(0), 2)

@@ -144,6 +144,8 @@ class PlayGame(Protocol):
                     moves |= {player: game.instead(player, rng) for player in wrong}
             made = {player: moves[player] for player in movers if player in moves}
             self._pay(said, agents, paid, self._payments(game, "step", game.step(made)))
+            for player in filter(game.broke_rules, made):
+                _last(said, agents[player]).rewards["legal"] = 0.0
         self._pay(said, agents, paid, self._payments(game, "outcome", game.outcome()))
         self._reveal(game, said, agents)
         self._grade(said, agents, game.success)
@@ -151,19 +153,14 @@ class PlayGame(Protocol):
 
     def _again(self, ask: Ask, said: list[Utterance]) -> Ask:
         """Return the ask of a player whose last words meant no legal move."""
-        words = next(u.text for u in reversed(said) if u.agent == ask.agent)
-        text = self.again.format(said=words, prompt=ask.messages[-1]["content"])
+        text = self.again.format(said=_last(said, ask.agent).text, prompt=ask.messages[-1]["content"])
         return replace(ask, messages=[{"role": "user", "content": text}])
 
     @staticmethod
     def _reveal(game: Game, said: list[Utterance], agents: tuple[str, ...]) -> None:
-        """Record what the end of the game tells about players and their last moves."""
-        for player, agent in enumerate(agents):
-            own = [u for u in said if u.agent == agent]
-            for u in own:
-                u.tags |= game.revealed(player)
-            if own and game.broke_rules(player):
-                own[-1].rewards["legal"] = 0.0
+        """Record what the end of the game tells about its players."""
+        for u in said:
+            u.tags |= game.revealed(agents.index(u.agent))
 
     def _movers(self, game: Game, moved: Counter[int]) -> tuple[int, ...]:
         """Return the players to move, and count their moves.
@@ -244,6 +241,11 @@ class PlayGame(Protocol):
             u.grade = Grade(
                 u.text, won, "the game's end" if won is not None else "another's illegal move ended the game"
             )
+
+
+def _last(said: list[Utterance], agent: str) -> Utterance:
+    """Return the latest utterance of an agent, who has spoken."""
+    return next(u for u in reversed(said) if u.agent == agent)
 
 
 def _read(game: Game, said: dict[int, Utterance]) -> tuple[dict[int, str], tuple[int, ...]]:

@@ -103,7 +103,7 @@ class Game(ABC):
         return {}
 
     def broke_rules(self, player: int) -> bool:
-        """Whether the last move of ``player`` turned out to be illegal after it was made."""
+        """Whether the move that ``player`` has just made turned out to be illegal. It is asked after each step."""
         return False
 
     @abstractmethod

@@ -23,8 +23,8 @@ class TextArena(Game):
     TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side do
     not change each other, and the generator of the process stays as it was.
 
-    TextArena forgives an invalid move once, and then ends the game or its player's part in it. Such a player's last
-    utterance has the reward ``legal`` 0. The role that TextArena names at the end is the tag ``secret_role``.
+    TextArena forgives an invalid move once, and then ends the game or its player's part in it. The utterance
+    after which it does so has the reward ``legal`` 0. The role that TextArena names at the end is the tag ``secret_role``.
 
     Payments: the end of the game pays what TextArena gives each player. After an empty text its author gets -1.5 and
     each other player 0.5, as in SPIRAL, because most of TextArena's games are contests.
@@ -35,9 +35,6 @@ class TextArena(Game):
     players = (2, 15)
     env: str = "TicTacToe-v0"
     longest: int = 30
-
-    def __post_init__(self) -> None:
-        self.generator: tuple[Any, ...] | None = None
 
     def reset(self, rng: random.Random) -> None:
         """Begin a new game.
@@ -52,11 +49,13 @@ class TextArena(Game):
         import textarena
 
         self.seated = self.seated or self.players[0]
+        seed = rng.randrange(2**31)
+        self.generator = random.Random(seed).getstate()  # some games draw before TextArena seeds the generator
         try:
             # The id with -raw gives only what is new. The plain one repeats the whole story.
             with self._own_generator():
                 self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw")
-                self.world.reset(num_players=self.seated, seed=rng.randrange(2**31))
+                self.world.reset(num_players=self.seated, seed=seed)
         except Exception as error:  # each game raises its own kinds
             said = " ".join(str(error).split())[:200].rstrip(".")
             example = "TicTacToe-v0" if self.seated == 2 else "LiarsDice-v0"
@@ -66,6 +65,7 @@ class TextArena(Game):
             ) from error
         self.done, self.rewards, self.told = False, dict[int, float](), dict[int, dict[str, Any]]()
         self.taken = dict.fromkeys(range(self.seated), 0)
+        self.breaker: int | None = None
         self.story: dict[int, list[str]] = {player: [] for player in range(self.seated)}
         self.fresh: dict[int, list[str]] = {}
         self._look()
@@ -74,8 +74,7 @@ class TextArena(Game):
     def _own_generator(self) -> Iterator[None]:
         """Put this game's state of Python's global generator in place, and the process's state back at the end."""
         outside = random.getstate()
-        if self.generator is not None:
-            random.setstate(self.generator)
+        random.setstate(self.generator)
         try:
             yield
         finally:
@@ -126,9 +125,12 @@ class TextArena(Game):
         """
         ((player, text),) = moves.items()
         self.taken[player] += 1
+        known = self.world.state.game_info[player]
+        earlier = known["invalid_move"]
         try:
             with self._own_generator():
                 self.done = bool(self.world.step(action=text)[0])
+            self.breaker = player if known["invalid_move"] and not earlier else None
             if not self.done:
                 self._look()
                 return {}
@@ -138,9 +140,9 @@ class TextArena(Game):
                 f"game textarena: {self.env} failed after the words {text!r:.80} of player {player}: {told(error)}; this is a fault "
                 "of the game in TextArena; play another one"
             ) from error
-        rewards, known = closed if isinstance(closed, tuple) else (closed, {})
+        rewards, infos = closed if isinstance(closed, tuple) else (closed, {})
         self.rewards = {int(player): float(value) for player, value in rewards.items()}
-        self.told = {int(player): dict(own) for player, own in (known or {}).items()}
+        self.told = {int(player): dict(own) for player, own in (infos or {}).items()}
         return self.rewards
 
     def revealed(self, player: int) -> dict[str, Any]:
@@ -149,8 +151,8 @@ class TextArena(Game):
         return {} if role in ("", f"Player {player}") else {"secret_role": role}
 
     def broke_rules(self, player: int) -> bool:
-        """Whether TextArena ended the game, or the player's part in it, by its invalid move."""
-        return bool(self.told.get(player, {}).get("invalid_move"))
+        """Whether TextArena has just ended the game, or the player's part in it, by its invalid move."""
+        return player == self.breaker
 
     def success(self, player: int) -> bool | None:
         return self.rewards.get(player, 0.0) > 0
