@@ -3,6 +3,7 @@
     python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
     python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
     python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their own
+    python benchmarks/environments.py textarena              # 256 games of TextArena of up to 30 moves, side by side
     python benchmarks/environments.py mcp                    # start and calls of a server by its command line
     python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
 
@@ -152,6 +153,35 @@ def _private_kilobytes(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
+def textarena() -> dict:
+    """Play games of TextArena side by side with random bids, one move of each game after the other."""
+    from maporl.environments.games import TextArena
+
+    moves = ["[Bid: 1, 2]", "[Bid: 2, 3]", "[Bid: 3, 3]", "[Bid: 4, 4]", "[Call]"]
+    rng = random.Random(0)
+    began = time.perf_counter()
+    games = [TextArena(env="LiarsDice-v0", longest=30) for _ in range(DIALOGUES)]
+    for number, game in enumerate(games):
+        game.begin_with(random.Random(number), 4)
+    opened = time.perf_counter()
+    made, running = 0, games
+    for _ in range(30):
+        for game in running:
+            (player,) = game.to_move()
+            game.observe(player)
+            game.step({player: game.read(player, rng.choice(moves))})
+            made += 1
+        running = [game for game in running if game.to_move()]
+    done = time.perf_counter()
+    return {
+        "games": DIALOGUES,
+        "moves": made,
+        "open_seconds": round(opened - began, 2),
+        "moves_ms": round(1000 * (done - opened) / made, 3),
+        "seconds": round(done - began, 2),
+    }
+
+
 def mcp() -> dict:
     """Start a server by its command line, and call it from one and from many dialogues."""
     from maporl.environments.adapters.mcp import MCPTools
@@ -224,7 +254,7 @@ def openenv() -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sections = {
-        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv
+        "search": lambda: search(options.corpus), "trl": trl, "textarena": textarena, "isolated": isolated, "mcp": mcp, "openenv": openenv
     }  # fmt: skip
     parser.add_argument("section", choices=list(sections))
     parser.add_argument("--corpus", help="a .jsonl file of passages, for search")
