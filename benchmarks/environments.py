@@ -1,11 +1,11 @@
-"""Measure tools and environments without models: search, TRL's classes, servers of MCP and of OpenEnv, games.
+"""Measure tools and environments without models: search, TRL's classes, servers of MCP and of OpenEnv.
 
     python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
     python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
     python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their own
+    python benchmarks/environments.py textarena              # 256 games of TextArena of up to 30 moves, side by side
     python benchmarks/environments.py mcp                    # start and calls of a server by its command line
     python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
-    python benchmarks/environments.py games                  # 256 games of TextArena of 30 moves
 
 It prints one JSON line for each section.
 """
@@ -25,7 +25,6 @@ from pathlib import Path
 
 from maporl.config.schema import EnvironmentSection
 from maporl.environments.adapters.trl import TRLEnvironment
-from maporl.environments.games import TextArena
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.search import Index, Passage, read_corpus
 from maporl.environments.workers import Job, Workers
@@ -154,6 +153,35 @@ def _private_kilobytes(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
+def textarena() -> dict:
+    """Play games of TextArena side by side with random bids, one move of each game after the other."""
+    from maporl.environments.games import TextArena
+
+    moves = ["[Bid: 1, 2]", "[Bid: 2, 3]", "[Bid: 3, 3]", "[Bid: 4, 4]", "[Call]"]
+    rng = random.Random(0)
+    began = time.perf_counter()
+    games = [TextArena(env="LiarsDice-v0", longest=30) for _ in range(DIALOGUES)]
+    for number, game in enumerate(games):
+        game.begin_with(random.Random(number), 4)
+    opened = time.perf_counter()
+    made, running = 0, games
+    for _ in range(30):
+        for game in running:
+            (player,) = game.to_move()
+            game.observe(player)
+            game.step({player: game.read(player, rng.choice(moves))})
+            made += 1
+        running = [game for game in running if game.to_move()]
+    done = time.perf_counter()
+    return {
+        "games": DIALOGUES,
+        "moves": made,
+        "open_seconds": round(opened - began, 2),
+        "moves_ms": round(1000 * (done - opened) / made, 3),
+        "seconds": round(done - began, 2),
+    }
+
+
 def mcp() -> dict:
     """Start a server by its command line, and call it from one and from many dialogues."""
     from maporl.environments.adapters.mcp import MCPTools
@@ -223,31 +251,10 @@ def openenv() -> dict:
     }
 
 
-def games() -> dict:
-    """Play games of TextArena of thirty moves each without models, all of them a move at a time."""
-    rng = random.Random(0)
-    result: dict = {"games": DIALOGUES, "moves": 30}
-    for env, seats in (("IteratedPrisonersDilemma-v0", 2), ("ThreePlayerIPD-v0", 3)):
-        began = time.perf_counter()
-        worlds = [TextArena(env=env, longest=30 // seats) for _ in range(DIALOGUES)]
-        for number, world in enumerate(worlds):
-            world.begin_with(random.Random(number), seats)
-        made = 0
-        for world in worlds * 30:
-            for player in world.to_move():
-                world.news(player)
-                world.step({player: world.read(player, rng.choice(("[cooperate]", "[defect]", "hello")))})
-                made += 1
-        assert made == 30 * DIALOGUES
-        result[env] = round(time.perf_counter() - began, 2)
-    return result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sections = {
-        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv,
-        "games": games,
+        "search": lambda: search(options.corpus), "trl": trl, "textarena": textarena, "isolated": isolated, "mcp": mcp, "openenv": openenv
     }  # fmt: skip
     parser.add_argument("section", choices=list(sections))
     parser.add_argument("--corpus", help="a .jsonl file of passages, for search")

@@ -18,6 +18,7 @@ METHODS = {
     "maporl", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "dr_mas", "grpo", "rloo", "reinforce_pp",
     "marti_margin", "marti_quality", "cory", "marft_action", "marft_token", "marshal", "spiral", "comas", "mac_spgg", "mhgpo",
     "grpo_single", "m_grpo", "matpo", "salt", "advantage_alignment", "magrpo", "iac", "maac", "igrpo", "arenarl", "g_ra", "ssl", "spa_rl",
+    "marshal_pettingzoo", "spiral_textarena",
 }  # fmt: skip
 
 

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from maporl.engines.random_moves import RandomMoves, build
 from maporl.environments.games import Game, PettingZoo, TextArena
 from maporl.environments.games.spaces import in_words
 from maporl.errors import ConfigError
 from maporl.protocols.game import PlayGame
-from maporl.types import Example
-from maporl.validation.load import from_dict
+from maporl.runs.evaluate import evaluate
+from maporl.runs.train import train
+from maporl.types import Ask, Example
+from maporl.validation.load import from_dict, load
 
 pettingzoo = pytest.importorskip("pettingzoo")
 gymnasium = pytest.importorskip("gymnasium")
@@ -337,3 +340,54 @@ def test_observations_are_printed_by_rows():
     assert in_words({"observation": np.array([[1, 2], [3, 4]]), "action_mask": np.ones(2)}) == "1 2\n3 4"
     assert in_words((1, np.int64(5), True)) == "1, 5, True" and in_words({"a": 1, "b": "x"}) == "a: 1\nb: x"
     assert in_words("\x1b[41mS\x1b[0mFF") == "[S]FF"
+
+
+# -- recipes and a fixed opponent -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "method"), [("marshal_pettingzoo", "marshal"), ("spiral_textarena", "spiral")])
+def test_the_recipes_of_foreign_games_have_the_methods_of_those_they_extend(name, method):
+    foreign, own = load(name), load(method)
+    for section in ("advantage", "reward", "branching", "schedule", "agents", "updates", "training", "ppo"):
+        assert getattr(foreign, section) == getattr(own, section), section
+    for key in ("memory", "illegal", "illegal_others"):
+        assert foreign.protocol.get(key) == own.protocol.get(key)
+
+
+def test_an_engine_makes_random_legal_moves_of_its_place_in_the_run():
+    engine = RandomMoves({"cid": ["A"]})
+    asks = [
+        Ask("ann", [], tags={"moves": ["1", "2", "3"]}),
+        Ask("cid", [], tags={"moves": ["B"]}),
+        Ask("bob", [], taught=("x",)),
+    ]
+    requests = [[SimpleNamespace(ask=ask, rng_key=(seed, 0, 1)) for ask in asks] for seed in range(40)]
+    said = [[reply.text for reply in engine.generate(row, None)] for row in requests]
+    assert {row[0] for row in said} == {"1", "2", "3"} and {tuple(row[1:]) for row in said} == {("A", "x")}
+    assert said == [[reply.text for reply in engine.generate(row, None)] for row in requests]
+    with pytest.raises(
+        ConfigError, match=r"agents.bob.engine: random makes legal moves of games, and none are listed here"
+    ):
+        engine.generate([SimpleNamespace(ask=Ask("bob", []), rng_key=None)], None)
+    for options in ({"move": ["A"]}, {"moves": []}, {"moves": "AB"}, {"moves": [1]}):
+        with pytest.raises(ConfigError, match="engine random takes moves, a list of texts"):
+            build(SimpleNamespace(options={"bob": options}))
+
+
+def test_a_trained_player_meets_random_moves(tmp_path):
+    values = {
+        "output_dir": str(tmp_path / "run"), "task": {"name": "episodes"}, "updates": 1,
+        "agents": {"first": {"policy": "shared"}, "second": {"policy": "shared"}},
+        "agent_defaults": {"tiny": {"alphabet": "XO_/ 0123456789", "hidden_size": 32, "layers": 1}},
+        "protocol": {"name": "game", "game": "pettingzoo", "options": {"show": "board"}, "prompt": "{observation} "},
+        "reward": {"sources": {"env": 1.0}, "rules": ["own"]}, "warm_start": {"steps": 40}, "ppo": {"response_length": 2},
+        "training": {"per_device_train_batch_size": 4, "use_cpu": True, "save_steps": 0}, "evaluation": {"questions": 8},
+    }  # fmt: skip
+    train(from_dict(values), resume=False, quiet=True)
+    path = tmp_path / "run/config.yaml"
+    found = {}
+    for seat in ("first", "second"):
+        against = load(str(path), [f"agents.{seat}.engine=random", f"agents.{seat}.policy=null"])
+        found[seat] = evaluate(against, tmp_path / "run/final")
+        assert found[seat].questions == 8 and not found[seat].baselines
+    assert found["first"] != found["second"]

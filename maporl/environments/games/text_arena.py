@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,8 +16,9 @@ from maporl.errors import ConfigError, install_command
 class TextArena(Game):
     """The environment ``env`` of TextArena, for 2 to 15 players who move one at a time. It pays its rewards at the end.
 
-    A player makes at most ``longest`` moves. A game that asks it for another one ends there and pays nobody. TextArena reads the
-    moves itself, so only an empty text is illegal here. A text without brackets is put into brackets.
+    A player makes at most ``longest`` moves. A game that asks it for another one ends there and pays nobody. ``examples`` are
+    moves of which a warm start teaches a random one. TextArena reads the moves itself, so only an empty text is illegal
+    here. A text without brackets is put into brackets.
 
     :meth:`observe` returns the whole story with the names of the senders, :meth:`news` what the player has not seen yet.
     TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side do
@@ -35,6 +36,7 @@ class TextArena(Game):
     players = (2, 15)
     env: str = "TicTacToe-v0"
     longest: int = 30
+    examples: list[str] = field(default_factory=list)
 
     def reset(self, rng: random.Random) -> None:
         """Begin a new game.
@@ -106,6 +108,10 @@ class TextArena(Game):
     def moves(self, player: int) -> tuple[str, ...]:
         """None: TextArena itself judges what players say."""
         return ()
+
+    def taught(self, player: int) -> tuple[str, ...]:
+        """The ``examples``."""
+        return tuple(self.examples)
 
     def read(self, player: int, text: str) -> str:
         """``text`` itself, in brackets if it has none.
