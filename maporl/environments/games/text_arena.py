@@ -16,6 +16,8 @@ from maporl.errors import ConfigError, install_command
 class TextArena(Game):
     """The environment ``env`` of TextArena, for 2 to 15 players who move one at a time. It pays its rewards at the end.
 
+    ``options`` are the environment's own, such as its number of rounds.
+
     A player makes at most ``longest`` moves. A game that asks it for another one ends there and pays nobody. ``examples`` are
     moves of which a warm start teaches a random one. TextArena reads the moves itself, so only an empty text is illegal
     here. A text without brackets is put into brackets.
@@ -37,6 +39,7 @@ class TextArena(Game):
     env: str = "TicTacToe-v0"
     longest: int = 30
     examples: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def reset(self, rng: random.Random) -> None:
         """Begin a new game.
@@ -56,7 +59,7 @@ class TextArena(Game):
         try:
             # The id with -raw gives only what is new. The plain one repeats the whole story.
             with self._own_generator():
-                self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw")
+                self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw", **self.options)
                 self.world.reset(num_players=self.seated, seed=seed)
         except Exception as error:  # each game raises its own kinds
             said = " ".join(str(error).split())[:200].rstrip(".")
