@@ -3,6 +3,7 @@
     python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
     python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
     python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their own
+    python benchmarks/environments.py textarena              # 256 games of TextArena of up to 30 moves, side by side
     python benchmarks/environments.py mcp                    # start and calls of a server by its command line
     python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
     python benchmarks/environments.py rollout --model DIR    # 64 dialogues of a model, with and without calls and stop strings
@@ -156,6 +157,35 @@ def isolated() -> dict:
 def _private_kilobytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def textarena() -> dict:
+    """Play games of TextArena side by side with random bids, one move of each game after the other."""
+    from maporl.environments.games import TextArena
+
+    moves = ["[Bid: 1, 2]", "[Bid: 2, 3]", "[Bid: 3, 3]", "[Bid: 4, 4]", "[Call]"]
+    rng = random.Random(0)
+    began = time.perf_counter()
+    games = [TextArena(env="LiarsDice-v0", longest=30) for _ in range(DIALOGUES)]
+    for number, game in enumerate(games):
+        game.begin_with(random.Random(number), 4)
+    opened = time.perf_counter()
+    made, running = 0, games
+    for _ in range(30):
+        for game in running:
+            (player,) = game.to_move()
+            game.observe(player)
+            game.step({player: game.read(player, rng.choice(moves))})
+            made += 1
+        running = [game for game in running if game.to_move()]
+    done = time.perf_counter()
+    return {
+        "games": DIALOGUES,
+        "moves": made,
+        "open_seconds": round(opened - began, 2),
+        "moves_ms": round(1000 * (done - opened) / made, 3),
+        "seconds": round(done - began, 2),
+    }
 
 
 def mcp() -> dict:
@@ -324,7 +354,7 @@ def rollout(model: str, dialogues: int, tokens: int, repeats: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("section", choices=["search", "trl", "isolated", "mcp", "openenv", "rollout"])
+    parser.add_argument("section", choices=["search", "trl", "textarena", "isolated", "mcp", "openenv", "rollout"])
     parser.add_argument("--corpus", help="a .jsonl file of passages, for search")
     parser.add_argument("--model", help="a folder with a language model, for rollout")
     parser.add_argument("--dialogues", type=int, default=64, help="for rollout")
@@ -332,7 +362,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="for rollout")
     options = parser.parse_args()
     sections = {
-        "search": lambda: search(options.corpus), "trl": trl, "isolated": isolated, "mcp": mcp, "openenv": openenv,
+        "search": lambda: search(options.corpus), "trl": trl, "textarena": textarena, "isolated": isolated, "mcp": mcp,
+        "openenv": openenv,
         "rollout": lambda: rollout(options.model, options.dialogues, options.tokens, options.repeats),
     }  # fmt: skip
     measured = sections[options.section]()

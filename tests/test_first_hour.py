@@ -370,7 +370,7 @@ def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message)
     with pytest.raises(ConfigError, match=message) as caught:
         check_run(from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "options": options}}))
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"textarena has 2 players but agents are \['ann'\]"):
+    with pytest.raises(ConfigError, match=r"textarena has 2 to 15 players but agents are \['ann'\]"):
         from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "agents": ["ann"]}})
 
 

@@ -85,6 +85,8 @@ def named_imports(config: Config) -> dict[str, str]:
         (f"schedule.curriculum, update {s.update}: task.name", s.task.get("name")) for s in config.schedule.curriculum
     ]
     named += [(f"protocol.{key}", config.protocol.get(key)) for key in ("name", "game")]
+    options = config.protocol.get("options")
+    named += [(f"protocol.options.{key}", dict(options or {}).get(key)) for key in ("show", "parse")]
     named += [("reward.sources", name) for name in config.reward.sources]
     for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
         named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]

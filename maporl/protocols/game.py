@@ -7,7 +7,7 @@ import inspect
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from maporl.config.imports import look_up
@@ -27,13 +27,17 @@ class PlayGame(Protocol):
     it each turn is a new one.
 
     An illegal move pays ``illegal`` to the player that made it and ``illegal_others`` to each other player. By default
-    the game says how much (:attr:`Game.illegal`). Then the game ends, or, with ``after_illegal: replace``, it goes on
-    with the move that the game names instead, by default a random legal one. Methods that compare the players turn by
-    turn need games that go on.
+    the game says how much (:attr:`Game.illegal`). What follows is ``after_illegal``:
+
+    - ``end``: the game ends.
+    - ``replace``: it goes on with the move that the game names instead, by default a random legal one. Methods that compare
+      the players turn by turn need games that go on.
+    - ``retry``: the player is asked again with ``again``, at most ``retries`` times in a turn; then the game ends.
+    - ``skip``: the player passes, in a game that has passing.
 
     Raises:
-        ValueError: no game has this name, an option of it is wrong, the prompt lacks a placeholder or has an unknown
-            one, or the game has no move to make instead of an illegal one.
+        ValueError: no game has this name, an option of it is wrong, a prompt lacks a placeholder or has an unknown
+            one, ``retries`` is below 1, or the game has no move to make instead of an illegal one, or no passing.
     """
 
     game: str = "tictactoe"
@@ -42,7 +46,9 @@ class PlayGame(Protocol):
     memory: bool = False
     illegal: float | None = None
     illegal_others: float | None = None
-    after_illegal: Literal["end", "replace"] = "end"
+    after_illegal: Literal["end", "replace", "retry", "skip"] = "end"
+    retries: int = 2
+    again: str = "You said: {said}\nThat was not a legal move. {prompt}"
     own_questions = True
     roles = True
     records = frozenset({"game", "seed", "state"})
@@ -51,7 +57,12 @@ class PlayGame(Protocol):
     def __post_init__(self):
         super().__post_init__()
         check_template("prompt", self.prompt, {"observation", "moves"}, {"observation"})
+        check_template("again", self.again, {"said", "prompt"}, set())
+        if self.retries < 1:
+            raise ValueError(f"retries: expected at least 1, got {self.retries}")
         game = self.new_game()
+        if self.after_illegal == "skip" and not game.skips:
+            raise ValueError(f"after_illegal: nobody can pass in {self.game}, so skip cannot be; use end or retry")
         if self.after_illegal == "replace" and not game.replaces:
             raise ValueError(
                 f"after_illegal: {self.game} does not list its moves, so none can replace an illegal one; use end"
@@ -76,13 +87,21 @@ class PlayGame(Protocol):
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
-        """The largest number of moves of a player."""
-        return self.new_game().longest
+        """The largest number of answers of a player."""
+        return self.new_game().longest * (1 + (self.retries if self.after_illegal == "retry" else 0))
 
-    @property
-    def players(self) -> int:  # type: ignore[override]  # it follows from the options
-        """The number of agents that must play."""
-        return self.new_game().players
+    def check_players(self, players: tuple[str, ...]) -> None:
+        """Check that the game is for so many agents.
+
+        Raises:
+            ValueError: it is for more or for fewer.
+        """
+        least, most = self.new_game().seats()
+        if not least <= len(players) <= most:
+            number = f"{least}" if least == most else f"{least} to {most}"
+            raise ValueError(
+                f"{self.label} has {number} player{'s' if most > 1 else ''} but agents are {list(players)}; list that many in protocol.agents"
+            )
 
     @property
     def every_step_scored(self) -> bool:  # type: ignore[override]  # it follows from the options
@@ -98,24 +117,50 @@ class PlayGame(Protocol):
         """Play the game. The outcome is the total payment of each agent, or "illegal" after an illegal move."""
         game = self.new_game()
         seed = f"{example.id}/{example.meta.get('rollout', 0)}"
-        game.reset(random.Random(seed))
+        game.begin_with(random.Random(seed), len(agents))
         said: list[Utterance] = []
         paid = dict.fromkeys(agents, 0.0)
         moved: Counter[int] = Counter()
         while movers := self._movers(game, moved):
-            replies = yield [self._ask(game, agents[player], player, seed) for player in movers]
+            asks = [self._ask(game, agents[player], player, seed) for player in movers]
+            replies = yield asks
             said += replies
             moves, wrong = _read(game, dict(zip(movers, replies, strict=True)))
+            for _ in range(self.retries if self.after_illegal == "retry" else 0):
+                if not wrong:
+                    break
+                self._pay(said, agents, paid, self._fines(game, wrong))
+                replies = yield [self._again(asks[movers.index(player)], said) for player in wrong]
+                said += replies
+                more, wrong = _read(game, dict(zip(wrong, replies, strict=True)))
+                moves |= more
             if wrong:
                 self._pay(said, agents, paid, self._fines(game, wrong))
-                if self.after_illegal == "end":
+                if self.after_illegal in ("end", "retry"):
                     self._grade(said, agents, lambda player, wrong=wrong: False if player in wrong else None)
                     return "illegal"
-                rng = random.Random(f"{seed}/instead/{len(said)}")
-                moves |= {player: game.instead(player, rng) for player in wrong}
-            self._pay(said, agents, paid, self._payments(game, {player: moves[player] for player in movers}))
+                if self.after_illegal == "replace":
+                    rng = random.Random(f"{seed}/instead/{len(said)}")
+                    moves |= {player: game.instead(player, rng) for player in wrong}
+            made = {player: moves[player] for player in movers if player in moves}
+            self._pay(said, agents, paid, self._payments(game, "step", game.step(made)))
+            for player in filter(game.broke_rules, made):
+                _last(said, agents[player]).rewards["legal"] = 0.0
+        self._pay(said, agents, paid, self._payments(game, "outcome", game.outcome()))
+        self._reveal(game, said, agents)
         self._grade(said, agents, game.success)
         return paid
+
+    def _again(self, ask: Ask, said: list[Utterance]) -> Ask:
+        """Return the ask of a player whose last words meant no legal move."""
+        text = self.again.format(said=_last(said, ask.agent).text, prompt=ask.messages[-1]["content"])
+        return replace(ask, messages=[{"role": "user", "content": text}])
+
+    @staticmethod
+    def _reveal(game: Game, said: list[Utterance], agents: tuple[str, ...]) -> None:
+        """Record what the end of the game tells about its players."""
+        for u in said:
+            u.tags |= game.revealed(agents.index(u.agent))
 
     def _movers(self, game: Game, moved: Counter[int]) -> tuple[int, ...]:
         """Return the players to move, and count their moves.
@@ -124,10 +169,10 @@ class PlayGame(Protocol):
             ConfigError: ``to_move`` returns anything but a tuple of players, or one of them has moved more often than ``longest`` allows.
         """
         movers = game.to_move()
-        if not isinstance(movers, tuple | list) or any(player not in range(game.players) for player in movers):
+        if not isinstance(movers, tuple | list) or any(player not in range(game.seated) for player in movers):
             raise ConfigError(
                 f"game {self.game}: to_move returned {movers!r:.80}, expected a tuple of players from 0 to "
-                f"{game.players - 1}, such as (0,), or () at the end"
+                f"{game.seated - 1}, such as (0,), or () at the end"
             )
         moved.update(movers)
         for player in movers:
@@ -138,22 +183,21 @@ class PlayGame(Protocol):
                 )
         return tuple(movers)
 
-    def _payments(self, game: Game, moves: dict[int, str]) -> dict[int, float]:
-        """Make the moves and return what they pay.
+    def _payments(self, game: Game, method: str, payments: Any) -> dict[int, float]:
+        """Return what a ``method`` of the game pays.
 
         Raises:
-            ConfigError: ``step`` returned no payments to players.
+            ConfigError: it returned no payments to players.
         """
-        payments = game.step(moves)
         if not isinstance(payments, dict):
             raise ConfigError(
-                f"game {self.game}: step returned {payments!r:.80}, expected {{player: payment}}; {{}} pays nobody"
+                f"game {self.game}: {method} returned {payments!r:.80}, expected {{player: payment}}; {{}} pays nobody"
             )
         for player, amount in payments.items():
-            if player not in range(game.players) or not isinstance(amount, int | float) or not math.isfinite(amount):
+            if player not in range(game.seated) or not isinstance(amount, int | float) or not math.isfinite(amount):
                 raise ConfigError(
-                    f"game {self.game}: step pays {amount!r:.40} to player {player!r:.40}, expected finite numbers for "
-                    f"players from 0 to {game.players - 1}"
+                    f"game {self.game}: {method} pays {amount!r:.40} to player {player!r:.40}, expected finite numbers for "
+                    f"players from 0 to {game.seated - 1}"
                 )
         return payments
 
@@ -161,7 +205,7 @@ class PlayGame(Protocol):
         """Return what each player is paid after the illegal moves of the players in ``wrong``."""
         author = game.illegal if self.illegal is None else self.illegal
         others = game.illegal_others if self.illegal_others is None else self.illegal_others
-        return {player: author if player in wrong else others for player in range(game.players)}
+        return {player: author if player in wrong else others for player in range(game.seated)}
 
     def _ask(self, game: Game, agent: str, player: int, seed: str) -> Ask:
         observation = game.news(player) if self.memory else game.observe(player)
@@ -175,7 +219,7 @@ class PlayGame(Protocol):
         return Ask(
             agent,
             [{"role": "user", "content": text}],
-            role=f"player {player}",
+            role=game.seat(player),
             fresh=not self.memory,
             tags=tags,
             taught=game.taught(player),
@@ -197,6 +241,11 @@ class PlayGame(Protocol):
             u.grade = Grade(
                 u.text, won, "the game's end" if won is not None else "another's illegal move ended the game"
             )
+
+
+def _last(said: list[Utterance], agent: str) -> Utterance:
+    """Return the latest utterance of an agent, who has spoken."""
+    return next(u for u in reversed(said) if u.agent == agent)
 
 
 def _read(game: Game, said: dict[int, Utterance]) -> tuple[dict[int, str], tuple[int, ...]]:

@@ -353,4 +353,4 @@ def _model(section: dict[str, Any], output_dir: str) -> str:
     return ", ".join([*parts, *filter(None, [adapter]), *(["frozen"] if section.get("trainable") is False else [])])
 
 
-_ENGINES = {"human": "a person", "python": "an engine that was passed in Python"}
+_ENGINES = {"human": "a person", "random": "random moves", "python": "an engine that was passed in Python"}

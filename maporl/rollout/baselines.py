@@ -21,8 +21,11 @@ def play_baselines(
     ``evaluation``.
 
     Returns:
-        The share of right answers of each baseline, by its name.
+        The share of right answers of each baseline, by its name. It is empty where the protocol brings its own questions, as
+        a game does, because nobody could answer them alone.
     """
+    if player.protocol.own_questions:
+        return {}
     examples = [task[i] for i in range(evaluation.questions)]
     alone = Debate(turns=1, opening=player.protocol.opening)
     baselines: dict[str, Share] = {}

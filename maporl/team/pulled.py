@@ -81,7 +81,7 @@ def _reaches_out(key: str, value: Any, root: Path) -> bool:
             return _is_file(value)
         if last == "target_modules":  # PEFT takes a text for a regular expression, and one can be written to never end
             return value != "all-linear" and re.fullmatch(r"[\w.]+", str(value)) is None
-        return (last == "engine" and value not in ("transformers", "human", IN_PYTHON)) or (
+        return (last == "engine" and value not in ("transformers", "human", "random", IN_PYTHON)) or (
             last in _NAMES and not _harmless(value, root)
         )
     if first == "task" or (first == "schedule" and "task" in middle):

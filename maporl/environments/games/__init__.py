@@ -4,8 +4,10 @@ from typing import Any
 
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.environments.games.exchange import Exchange
+from maporl.environments.games.gymnasium import Gymnasium
 from maporl.environments.games.kuhn import KuhnPoker
 from maporl.environments.games.path_plans import PathPlans
+from maporl.environments.games.petting_zoo import PettingZoo
 from maporl.environments.games.plan_path import PlanPath
 from maporl.environments.games.prisoners import PrisonersDilemma
 from maporl.environments.games.signals import Signals
@@ -25,15 +27,19 @@ GAMES: dict[str, Any] = {
     "signals": Signals,
     "exchange": Exchange,
     "textarena": TextArena,
+    "pettingzoo": PettingZoo,
+    "gymnasium": Gymnasium,
 }
 
 __all__ = [
     "GAMES",
     "Exchange",
     "Game",
+    "Gymnasium",
     "IllegalMove",
     "KuhnPoker",
     "PathPlans",
+    "PettingZoo",
     "PlanPath",
     "PrisonersDilemma",
     "Signals",

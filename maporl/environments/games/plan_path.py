@@ -53,6 +53,7 @@ class PlanPath(Game):
 
     interests = "common"
     pays_every_move = True
+    skips = True
     size: int = 4
     walls: int = 2
     limit: int = 6
@@ -90,6 +91,9 @@ class PlanPath(Game):
         return tuple(STEPS)
 
     def step(self, moves: dict[int, str]) -> dict[int, float]:
+        if not moves:  # the player passes
+            self.taken += 1
+            return {}
         (move,) = moves.values()
         before = self.far[self.token]
         self.token = step_to(self.token, move, self.free)

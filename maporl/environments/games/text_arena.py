@@ -3,42 +3,49 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from maporl.config.imports import told
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.errors import ConfigError, install_command
 
 
 @dataclass
 class TextArena(Game):
-    """The environment ``env`` of TextArena, for two players who move in turn. It pays its rewards at the end.
+    """The environment ``env`` of TextArena, for 2 to 15 players who move one at a time. It pays its rewards at the end.
 
-    A player makes at most ``longest`` moves. A game that would take longer ends and pays nobody. TextArena reads the
-    moves itself, so only an empty text is illegal here. A text without brackets is put into brackets.
+    ``options`` are the environment's own, such as its number of rounds.
+
+    A player makes at most ``longest`` moves. A game that asks it for another one ends there and pays nobody. ``examples`` are
+    moves of which a warm start teaches a random one. TextArena reads the moves itself, so only an empty text is illegal
+    here. A text without brackets is put into brackets.
 
     :meth:`observe` returns the whole story with the names of the senders, :meth:`news` what the player has not seen yet.
     TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side do
     not change each other, and the generator of the process stays as it was.
 
+    TextArena forgives an invalid move once, and then ends the game or its player's part in it. The utterance
+    after which it does so has the reward ``legal`` 0. The role that TextArena names at the end is the tag ``secret_role``.
+
     Payments: the end of the game pays what TextArena gives each player. After an empty text its author gets -1.5 and
-    the other 0.5, as in SPIRAL, because most of TextArena's games for two are contests.
+    each other player 0.5, as in SPIRAL, because most of TextArena's games are contests.
     """
 
     interests = "opposed"
     replaces = False
+    players = (2, 15)
     env: str = "TicTacToe-v0"
     longest: int = 30
-
-    def __post_init__(self) -> None:
-        self.generator: tuple[Any, ...] | None = None
+    examples: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def reset(self, rng: random.Random) -> None:
         """Begin a new game.
 
         Raises:
-            ConfigError: the package ``textarena`` is not installed, has no such game, or cannot begin it for two players.
+            ConfigError: the package ``textarena`` is not installed, has no such game, or cannot begin it for so many players.
         """
         if find_spec("textarena") is None:
             raise ConfigError(
@@ -46,20 +53,25 @@ class TextArena(Game):
             )
         import textarena
 
+        self.seated = self.seated or self.players[0]
+        seed = rng.randrange(2**31)
+        self.generator = random.Random(seed).getstate()  # some games draw before TextArena seeds the generator
         try:
             # The id with -raw gives only what is new. The plain one repeats the whole story.
             with self._own_generator():
-                self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw")
-                self.world.reset(num_players=self.players, seed=rng.randrange(2**31))
+                self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw", **self.options)
+                self.world.reset(num_players=self.seated, seed=seed)
         except Exception as error:  # each game raises its own kinds
             said = " ".join(str(error).split())[:200].rstrip(".")
+            example = "TicTacToe-v0" if self.seated == 2 else "LiarsDice-v0"
             raise ConfigError(
-                f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.players} players: {type(error).__name__}: "
-                f"{said}; give a game of TextArena {textarena.__version__} for {self.players}, such as TicTacToe-v0"
+                f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.seated} players: {type(error).__name__}: "
+                f"{said}; give a game of TextArena {textarena.__version__} for {self.seated}, such as {example}"
             ) from error
-        self.done, self.rewards = False, dict[int, float]()
-        self.taken = 0
-        self.story: dict[int, list[str]] = {player: [] for player in range(self.players)}
+        self.done, self.rewards, self.told = False, dict[int, float](), dict[int, dict[str, Any]]()
+        self.taken = dict.fromkeys(range(self.seated), 0)
+        self.breaker: int | None = None
+        self.story: dict[int, list[str]] = {player: [] for player in range(self.seated)}
         self.fresh: dict[int, list[str]] = {}
         self._look()
 
@@ -67,8 +79,7 @@ class TextArena(Game):
     def _own_generator(self) -> Iterator[None]:
         """Put this game's state of Python's global generator in place, and the process's state back at the end."""
         outside = random.getstate()
-        if self.generator is not None:
-            random.setstate(self.generator)
+        random.setstate(self.generator)
         try:
             yield
         finally:
@@ -80,14 +91,14 @@ class TextArena(Game):
             player, messages = self.world.get_observation()
         self.player = int(player)
         senders = self.world.state.role_mapping
-        told = [
+        heard = [
             (int(sender), f"[{senders.get(sender, f'Player {sender}')}] {text.strip()}") for sender, text, _ in messages
         ]
-        self.story[self.player] += [line for _, line in told]
-        self.fresh[self.player] = [line for sender, line in told if sender != self.player]
+        self.story[self.player] += [line for _, line in heard]
+        self.fresh[self.player] = [line for sender, line in heard if sender != self.player]
 
     def to_move(self) -> tuple[int, ...]:
-        return () if self.done or self.taken >= self.players * self.longest else (self.player,)
+        return () if self.done or self.taken[self.player] >= self.longest else (self.player,)
 
     def observe(self, player: int) -> str:
         """All that ``player`` has been told, and its own moves, with the names of the senders."""
@@ -101,6 +112,10 @@ class TextArena(Game):
         """None: TextArena itself judges what players say."""
         return ()
 
+    def taught(self, player: int) -> tuple[str, ...]:
+        """The ``examples``."""
+        return tuple(self.examples)
+
     def read(self, player: int, text: str) -> str:
         """``text`` itself, in brackets if it has none.
 
@@ -112,17 +127,41 @@ class TextArena(Game):
         return text if "[" in text or "]" in text else f"[{text.strip()}]"
 
     def step(self, moves: dict[int, str]) -> dict[int, float]:
-        (text,) = moves.values()
-        with self._own_generator():
-            self.done = bool(self.world.step(action=text)[0])
-        self.taken += 1
-        if not self.done:
-            self._look()
-            return {}
-        closed = self.world.close()
-        rewards = closed[0] if isinstance(closed, tuple) else closed
+        """Make the move, and return what the end of the game pays.
+
+        Raises:
+            ConfigError: TextArena's game itself failed.
+        """
+        ((player, text),) = moves.items()
+        self.taken[player] += 1
+        known = self.world.state.game_info[player]
+        earlier = known["invalid_move"]
+        try:
+            with self._own_generator():
+                self.done = bool(self.world.step(action=text)[0])
+            self.breaker = player if known["invalid_move"] and not earlier else None
+            if not self.done:
+                self._look()
+                return {}
+            closed = self.world.close()
+        except Exception as error:  # each game raises its own kinds
+            raise ConfigError(
+                f"game textarena: {self.env} failed after the words {text!r:.80} of player {player}: {told(error)}; this is a fault "
+                "of the game in TextArena; play another one"
+            ) from error
+        rewards, infos = closed if isinstance(closed, tuple) else (closed, {})
         self.rewards = {int(player): float(value) for player, value in rewards.items()}
+        self.told = {int(player): dict(own) for player, own in (infos or {}).items()}
         return self.rewards
+
+    def revealed(self, player: int) -> dict[str, Any]:
+        """The role that TextArena names at the end, unless it only numbers the player."""
+        role = str(self.told.get(player, {}).get("role") or "")
+        return {} if role in ("", f"Player {player}") else {"secret_role": role}
+
+    def broke_rules(self, player: int) -> bool:
+        """Whether TextArena has just ended the game, or the player's part in it, by its invalid move."""
+        return player == self.breaker
 
     def success(self, player: int) -> bool | None:
         return self.rewards.get(player, 0.0) > 0

@@ -1,0 +1,204 @@
+"""Games of PettingZoo (https://pettingzoo.farama.org), which needs the package ``pettingzoo``. Imports no torch."""
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from maporl.config.imports import look_up, must_take, told
+from maporl.environments.games.base import Game, IllegalMove
+from maporl.environments.games.spaces import check_names, in_words, legal_moves, mask_of, shower, spoken
+from maporl.errors import ConfigError, install_command
+
+DEFAULT = "classic/tictactoe-v3"
+
+
+@dataclass
+class PettingZoo(Game):
+    """The environment ``env`` of PettingZoo, as ``pettingzoo.make(api, env, **options)`` makes it.
+
+    With ``api: aec`` the agents of the environment move one at a time, and with ``parallel`` those that are left move at once.
+    The first agent of the team takes the first of ``possible_agents``, and so on; roles have their names. A move is legal if
+    the space of actions has it and the environment's ``action_mask`` allows it.
+
+    Actions of a ``Discrete`` space are their numbers, or ``actions``, a list of their names. Actions of a ``Text`` space are the
+    words themselves. Observations are printed, arrays by rows. ``show`` names a function ``(observation, agent) -> text`` for others, and
+    ``parse`` one ``(words, legal actions or None) -> action``, which raises ``ValueError`` for an illegal move. Both are
+    ``MODULE:FUNCTION``. A player makes at most ``longest`` moves; a game that asks it for another one ends there.
+
+    Payments: each step pays each agent what the environment's ``rewards`` say after it, the steps of agents that have ended
+    included. An illegal move pays its author -1 and the others nothing, as the wrapper of PettingZoo's classic games does.
+    """
+
+    interests = "mixed"
+    illegal = -1.0
+    players = (1, 64)
+    env: str = DEFAULT
+    api: Literal["aec", "parallel"] = "aec"
+    options: dict[str, Any] = field(default_factory=dict)
+    actions: list[str] = field(default_factory=list)
+    show: str | None = None
+    parse: str | None = None
+    longest: int = 100
+
+    def __post_init__(self) -> None:
+        self._show = shower(self.show)
+        if self.parse is None:
+            check_names(self.actions)
+        self._parse: Callable[..., Any] | None = None if self.parse is None else look_up(self.parse, {}, "parse")
+        if self._parse is not None:
+            must_take(self._parse, ("words", "legal"), f"parse: {self.parse}")
+
+    def reset(self, rng: random.Random) -> None:
+        """Begin a new game.
+
+        Raises:
+            ConfigError: the package is not installed, it has no such environment, or this is for another number of agents.
+        """
+        self.world: Any = _made(self.api, self.env, self.options)
+        self.names: list[str] = list(self.world.possible_agents)
+        self.seated = self.seated or len(self.names)
+        if len(self.names) != self.seated:
+            raise ConfigError(
+                f"game pettingzoo: {self.env} has {len(self.names)} seats, {', '.join(self.names)!s:.200}, but {self.seated} agents play"
+            )
+        self.total = dict.fromkeys(range(self.seated), 0.0)
+        self.taken = dict.fromkeys(range(self.seated), 0)
+        self.owed: dict[int, float] = {}
+        seed = rng.randrange(2**31)
+        if self.api == "parallel":
+            self.seen, self.infos = self.world.reset(seed=seed)
+        else:
+            self.world.reset(seed=seed)
+            self._settle()
+
+    def seat(self, player: int) -> str:
+        """The environment's own name of the agent."""
+        return self.names[player]
+
+    def to_move(self) -> tuple[int, ...]:
+        """The agent that the environment selects, or all that are left."""
+        if not self.world.agents:
+            return ()
+        moving = self.world.agents if self.api == "parallel" else [self.world.agent_selection]
+        movers = tuple(sorted(self.names.index(name) for name in moving))
+        return () if any(self.taken[player] >= self.longest for player in movers) else movers
+
+    def observe(self, player: int) -> str:
+        """What the agent sees, in words.
+
+        Raises:
+            ConfigError: ``show`` failed, or returned something else than a text.
+        """
+        observation = self._observation(player)
+        return in_words(observation) if self._show is None else self._show(observation, self.names[player])
+
+    def moves(self, player: int) -> tuple[str, ...]:
+        """The words of the legal actions. None for a ``Text`` space."""
+        return tuple(self._legal(player) or ())
+
+    def read(self, player: int, text: str) -> str:
+        """The move that ``text`` means.
+
+        Raises:
+            IllegalMove: the move is not legal.
+        """
+        if self._parse is not None:
+            self._action(player, text)
+            return text
+        if self._legal(player) is None:
+            return spoken(self.world.action_space(self.names[player]), text)
+        return super().read(player, text)
+
+    def step(self, moves: dict[int, str]) -> dict[int, float]:
+        """Make the moves, and return what every agent is paid."""
+        actions = {self.names[player]: self._action(player, text) for player, text in moves.items()}
+        for player in moves:
+            self.taken[player] += 1
+        if self.api == "parallel":
+            self.seen, rewards, _, _, self.infos = self.world.step(actions)
+            self._owe(rewards)
+        else:
+            (action,) = actions.values()
+            self.world.step(action)
+            self._owe(self.world.rewards)
+            self._settle()
+        paid, self.owed = self.owed, {}
+        return paid
+
+    def success(self, player: int) -> bool | None:
+        """Whether the player was paid more than nothing in all."""
+        return self.total[player] > 0
+
+    @property
+    def replaces(self) -> bool:  # type: ignore[override]  # it follows from the actions
+        """Whether legal actions can be listed. This is known when the game has begun."""
+        return self.parse is None
+
+    def _settle(self) -> None:
+        """Step agents that have ended, whom PettingZoo wants to be stepped with None."""
+        while self.world.agents and (
+            self.world.terminations[self.world.agent_selection] or self.world.truncations[self.world.agent_selection]
+        ):
+            self.world.step(None)
+            self._owe(self.world.rewards)
+
+    def _owe(self, rewards: dict[str, Any]) -> None:
+        for name, reward in rewards.items():
+            player = self.names.index(name)
+            self.owed[player] = self.owed.get(player, 0.0) + float(reward)
+            self.total[player] += float(reward)
+
+    def _observation(self, player: int) -> Any:
+        name = self.names[player]
+        return self.seen[name] if self.api == "parallel" else self.world.observe(name)
+
+    def _legal(self, player: int) -> dict[str, Any] | None:
+        name = self.names[player]
+        infos = self.infos if self.api == "parallel" else self.world.infos
+        mask = mask_of(self._observation(player), infos.get(name))
+        space = self.world.action_space(name)
+        if self._parse is not None and type(space).__name__ not in ("Discrete", "Text"):
+            return None
+        return legal_moves(space, mask, self.actions, f"game pettingzoo: {self.env}")
+
+    def _action(self, player: int, text: str) -> Any:
+        """Return the action that ``text`` means.
+
+        Raises:
+            IllegalMove: the user's ``parse`` refuses it.
+        """
+        legal = self._legal(player)
+        if self._parse is None:
+            return text if legal is None else legal[text]
+        try:
+            return self._parse(text, legal)
+        except ValueError as error:
+            raise IllegalMove(str(error)) from None
+        except Exception as error:  # the user's code
+            raise ConfigError(f"game pettingzoo: parse: {self.parse} failed: {told(error)}") from error
+
+
+def _made(api: str, env: str, options: dict[str, Any]) -> Any:
+    """Return PettingZoo's environment.
+
+    Raises:
+        ConfigError: the package is not installed, or it has no such environment.
+    """
+    if find_spec("pettingzoo") is None:
+        raise ConfigError(
+            f"game pettingzoo: the package pettingzoo is not installed; install it with: {install_command('games')}"
+        )
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    import pettingzoo
+
+    try:
+        return pettingzoo.make(api, env, **options)
+    except Exception as error:  # each environment raises its own kinds
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise ConfigError(
+            f"game pettingzoo: options.env: {env!r:.80} cannot be made with api {api}: {type(error).__name__}: {said}; give one of "
+            f"PettingZoo's, such as {DEFAULT}"
+        ) from error
