@@ -104,7 +104,7 @@ def _made(env: str, options: dict[str, Any]) -> Any:
 
     try:
         modes = gymnasium.make(env, **options).metadata.get("render_modes", [])
-        drawn = {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in options else {}
+        drawn: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in options else {}
         return gymnasium.make(env, **drawn, **options)
     except Exception as error:  # each environment raises its own kinds
         said = " ".join(str(error).split())[:200].rstrip(".")
