@@ -156,9 +156,9 @@ def alone(tmp_path_factory, module):
 
 def test_calls_happen_and_every_environment_is_closed(alone):
     rows = [row for row in metrics(alone) if "env/dice/opened" in row]
-    assert len(rows) == 3 and [row["env/dice/opened"] for row in rows[1:]] == [4.0, 4.0]
-    for row in rows:
-        assert row["env/dice/opened"] == row["env/dice/closed"] >= 4.0
+    assert len(rows) == 3
+    for row in rows:  # those of evaluations are not counted
+        assert row["env/dice/opened"] == row["env/dice/closed"] == 4.0
         assert min(row[f"tools/{name}/calls"] for name in ("double", "fail", "roll")) > 0
         assert row["tools/fail/failed"] == row["tools/fail/calls"]
 
