@@ -301,6 +301,11 @@ def test_runs_that_cannot_play_together_are_refused_before_a_model_loads(runs, t
         "protocol": ({"protocol": short | {"turns": 3}}, "other: protocol is .*'turns': 3.*of one task and one protocol"),
         "names": ({"agents": {"ann": agents["ann"], "eve": agents["bob"]}}, r"the list of agents is \['ann', 'eve'\], but in seed1 it is \['ann', 'bob'\]"),
         "length": ({"ppo": {"response_length": 6}}, "ppo.response_length is 6, but in seed1 it is 4; give ppo.response_length=VALUE after the runs"),
+        "tools": ({"tools": {"calculator": {"use": "calculator"}}}, r"other: tools\.calculator is ToolSection\(use='calculator'.*but in seed1 it is None"),
+        "called": ({"tools": {"calculator": {"use": "calculator"}}, "agents": agents | {"ann": agents["ann"] | {"tools": ["calculator"], "call_format": "json"}}}, r"other: tools\.calculator is"),
+        "limits": ({"agents": agents | {"bob": agents["bob"] | {"limits": {"calls": 2}}}}, r"other: agents\.bob\.limits is CallLimits\(calls=2"),
+        "sampling": ({"agents": agents | {"bob": agents["bob"] | {"sampling": {"temperature": 0.5}}}}, r"other: agents\.bob\.sampling is .*temperature=0.5.*but in seed1 it is None; give agents\.bob\.sampling=VALUE"),
+        "judged": ({"evaluation": {"questions": 12, "sampling": {"ann": {"temperature": 0.5}}}}, r"other: evaluation\.sampling\.ann is .*temperature=0.5"),
         "questions": ({"evaluation": {"questions": 9}}, "evaluation.questions is 9, but in seed1 it is 12; give"),
     }  # fmt: skip
     for name, (changes, message) in others.items():

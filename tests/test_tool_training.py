@@ -95,9 +95,10 @@ AGENT = {
 @pytest.fixture(scope="module", autouse=True)
 def worldly(tmp_path_factory):
     """A folder with the user's module, which a process imports once."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "worldly.py").write_text(MODULE)
-    FOLDERS[:] = [str(folder)]
+    if not FOLDERS:  # another file of tests may have written it
+        folder = tmp_path_factory.mktemp("own")
+        (folder / "worldly.py").write_text(MODULE)
+        FOLDERS[:] = [str(folder)]
 
 
 FOLDERS: list[str] = []

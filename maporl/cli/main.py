@@ -23,6 +23,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Train": {
         "train": train.train,
         "check": train.check,
+        "tools": train.tools,
         "sft": train.sft,
         "verifier": verifier.app,
         "recipes": recipes.app,

@@ -77,6 +77,23 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
 
 
 @command
+def tools(
+    *,
+    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="The agent.")],
+    values: Values = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Show what an agent may call: its tools, its first prompt and what follows a call, without loading a model."""
+    settings = load_config(values, config, set_)
+    quiet_libraries()
+    from maporl.validation.shown_tools import shown_tools
+
+    for line in shown_tools(settings, agent):
+        echo(line)
+
+
+@command
 def sft(
     *,
     output: Annotated[Path, typer.Option("--output", help="Folder for the trained policies; must be new.")],

@@ -206,6 +206,9 @@ class TypedFormat(PlainFormat):
             return [Written(name, error=f"write its arguments as JSON: {', '.join(known) or 'it has none'}")]
         return [Written(name, {next(iter(known)): rest} if rest else {})]
 
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        return f"/{name} {json.dumps(arguments)}"
+
 
 def _placed_blocks(text: str, opening: str, closing: str) -> list[tuple[int, str, bool]]:
     """Return where each block begins, what stands in it, and whether it is closed."""

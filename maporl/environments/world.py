@@ -10,7 +10,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -411,6 +412,15 @@ class World:
         """Return what was counted since the last call of this, as metrics."""
         counts, self.counts = self.counts, Counter()
         return {name: float(count) for name, count in counts.items()}
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave what happens inside out of the counts. Metrics of an update are then those of its own dialogues."""
+        kept = Counter(self.counts)
+        try:
+            yield
+        finally:
+            self.counts = kept
 
     def _alone(self, world: Environment, run: Callable[[], Any]) -> Any:
         """Run code of an environment. Instances that share hidden state take turns, and leave global state as it was."""

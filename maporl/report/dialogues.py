@@ -29,6 +29,7 @@ FLAGS = {
     "cut off": "an answer was cut off at the length limit",
     "illegal": "an illegal move ended the game",
     "called": "an agent called a tool",
+    "no call": "agents could call tools, and nobody did",
     "call failed": "a call of a tool failed",
     "call unread": "a call of a tool could not be read",
     "no calls left": "an agent had no calls left",
@@ -173,6 +174,8 @@ def flags_of(dialogue: Dialogue) -> list[str]:
         found |= {"call failed"} if any(errors) else set()
         found |= {"call unread"} if "unread" in errors else set()
         found |= {"no calls left"} if u.turn_end is TurnEnd.LIMIT else set()
+    if "called" not in found and any(u.turn_end is not None for u in dialogue.utterances):
+        found.add("no call")
     found |= {"lost"} if dialogue.lost else set()
     if game_of(dialogue) is not None:
         found -= set(UNGRADED)

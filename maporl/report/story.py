@@ -3,6 +3,7 @@
 from typing import Any
 
 from maporl.evaluation.metrics import Difference, Evaluation, Share
+from maporl.report.calling import calling
 from maporl.report.charts import compared_names, finite
 from maporl.report.crossplay import told
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
@@ -29,6 +30,7 @@ def story(run: Run) -> list[dict[str, str]]:
         ("Who knows what?", "" if game else knowledge(run)),
         ("Does talking help?", "" if game else _talking(run)),
         ("When do they listen?", "" if game else listening(run)),
+        ("How do they use tools?", calling(run)),
         ("Do the agents work with others?", told(run.crossplay) if run.crossplay else ""),
     ]
     return [{"title": title, "text": visible(text)} for title, text in parts if text]

@@ -294,7 +294,7 @@ class Player:
         if not numbers:
             raise ValueError("evaluate: eval_questions is 0; set it to the number of questions to evaluate on")
         self.inform_engines()
-        with forked_rng():
+        with forked_rng(), self.world.uncounted():
             torch.manual_seed(seed)
             rank, size = distributed.rank(), distributed.size()
             first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size

@@ -11,6 +11,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import set_seed
 
+from maporl.config.call_options import CallLimits
 from maporl.config.schema import AgentSection, Config, RewardSection
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.crossplay import CrossPlay, CrossTeam, Right, final_right, seatings
@@ -41,6 +42,12 @@ ALIKE: dict[str, Callable[[Config], Any]] = {
     "evaluation.temperature": lambda config: config.evaluation.temperature,
     "evaluation.top_p": lambda config: config.evaluation.top_p,
     "evaluation.top_k": lambda config: config.evaluation.top_k,
+    "evaluation.sampling": lambda config: config.evaluation.sampling,
+    "tools": lambda config: config.tools,
+    "environments": lambda config: config.environments,
+    "agents.AGENT.tools": lambda config: {name: agent.tools for name, agent in config.agents.items()},
+    "agents.AGENT.limits": lambda config: {name: agent.limits or CallLimits() for name, agent in config.agents.items()},
+    "agents.AGENT.sampling": lambda config: {name: agent.sampling for name, agent in config.agents.items()},
 }
 """The options that decide how an evaluation is played. They must be the same in every run."""
 
@@ -153,7 +160,7 @@ def _check_alike(first: Entrant, other: Entrant) -> None:
         raise differ("protocol", one.protocol, two.protocol, alike)
     for key, value in ALIKE.items():
         if value(one) != value(two):
-            raise differ(key, value(one), value(two), f"give {key}=VALUE after the runs, which sets it for all of them")
+            raise _differ_in(key, value(one), value(two), differ)
     if not one.evaluation.questions:
         raise ConfigError("evaluation.questions is 0; give evaluation.questions=NUMBER after the runs")
     if (protocol.between_turns() or protocol.score_between_turns) and one.reward != two.reward:
@@ -161,6 +168,15 @@ def _check_alike(first: Entrant, other: Entrant) -> None:
             f"{other.name}: its reward section is not that of {first.name}, and protocol {protocol.label} shows agents their "
             "scores or decides by them; give runs with the same rewards"
         )
+
+
+def _differ_in(key: str, mine: Any, theirs: Any, differ: Callable[..., ConfigError]) -> ConfigError:
+    """Return the error for runs that differ in the option ``key``. Of options with names, it shows those that differ."""
+    if isinstance(mine, dict):
+        name = next(one for one in [*mine, *theirs] if mine.get(one) != theirs.get(one))
+        key = key.replace("AGENT", name) if "AGENT" in key else f"{key}.{name}"
+        mine, theirs = mine.get(name), theirs.get(name)
+    return differ(key, mine, theirs, f"give {key}=VALUE after the runs, which sets it for all of them")
 
 
 def _task(config: Config, split: str, seed: int | None = None) -> Task:
@@ -200,7 +216,7 @@ def play_crossplay(entrants: Sequence[Entrant], most: int, quiet: bool = False) 
     """Evaluate the teams that :func:`maporl.evaluation.crossplay.seatings` names.
 
     All teams answer the same questions, with the same seed and at the same temperature. An agent keeps its model, its
-    tokenizer, its chat template and its system prompt. Agents with weights answer by the ``transformers`` engine.
+    tokenizer, its chat template, its system prompt and its call format. Agents with weights answer by the ``transformers`` engine.
 
     Args:
         entrants: the runs, as :func:`read_entrants` returns them.

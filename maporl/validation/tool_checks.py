@@ -9,7 +9,7 @@ from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
-from maporl.rollout.agent_tools import agent_tools
+from maporl.rollout.agent_tools import agent_tools, typed
 from maporl.team.agents import Voice
 from maporl.team.loading import context_length
 from maporl.team.sampling import team_sampling
@@ -47,6 +47,8 @@ def check_tools(
         voice = Voice(agent, tokenizer, context_length(agent, config.agents[agent])) if tokenizer is not None else None
         longest = team_sampling(config).longest(agent, config.ppo.response_length)
         found[agent] = agent_tools(agent, grant, world, voice, longest, handed)
+        if config.agents[agent].engine == "human":
+            found[agent] = typed(found[agent])
         cost = "" if tokenizer is None else f", {_tokens(found[agent], tokenizer)} tokens of its first prompt"
         names = ", ".join(found[agent].checks)
         lines.append(f"tools: {agent} may call {names} ({found[agent].format.name}{cost})")

@@ -1,0 +1,136 @@
+"""What an agent with tools is shown: its first prompt, and what follows one example call. ``maporl tools`` prints it."""
+
+import textwrap
+from typing import Any
+
+from maporl.config.imports import unknown
+from maporl.config.schema import Config
+from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.transcript import Transcript
+from maporl.environments.base import Tool
+from maporl.environments.turns import AgentTools
+from maporl.errors import ConfigError
+from maporl.protocols import build_protocol, speakers
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
+from maporl.tasks import build_task
+from maporl.team.loading import load_tokenizers
+from maporl.validation.tool_checks import check_tools
+from trl_ext.chat import Tokenizer
+from trl_ext.plain_text import encode_text
+from trl_ext.ppo_options import GREEDY, Decoding
+
+WIDTH = 78
+RESULT = "RESULT"
+"""Stands for what the tool returns."""
+EXAMPLES: dict[str, Any] = {"string": "TEXT", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+"""An argument of each type of a JSON schema."""
+
+
+def shown_tools(config: Config, agent: str) -> list[str]:
+    """Return what ``agent`` may call and what it is shown of that, as lines of at most 78 columns.
+
+    This builds all tools and environments, and asks the first question of the training split. It loads no model, and
+    calls no tool. Every line of the prompts says whether it is ``context`` or the agent's ``own`` words, which are what
+    is trained on.
+
+    Raises:
+        ConfigError: the agent does not exist, does not play or may call nothing, or as for
+            :func:`maporl.validation.tool_checks.check_tools`.
+    """
+    playing = speakers(config.protocol, tuple(config.agents))
+    if agent not in playing:
+        raise ConfigError(f"--agent: {unknown(agent, playing)}")
+    task, tokenizers = build_task(config.task, "train", config.seed), load_tokenizers(config)
+    world, tools, lines = check_tools(config, tokenizers, task[0])
+    if agent not in tools:
+        raise ConfigError(
+            f"--agent: {agent} may call nothing; list tools under agents.{agent}.tools, or name one of {sorted(tools)}"
+        )
+    recorder = _First(agent)
+    sections = {name: config.agents[name] for name in playing}
+    specs = {
+        name: SpeakerSpec("first", (name,), system=own.system, role=own.role, tools=tools.get(name))
+        for name, own in sections.items()
+    }
+    protocol = build_protocol(config.protocol, tuple(config.agents))
+    try:
+        RolloutDriver(task, protocol, specs, {"first": recorder}, GREEDY, world=world).play([task[0]])
+    finally:
+        world.close()
+    if recorder.request is None:
+        raise ConfigError(
+            f"--agent: {agent} is asked nothing in a dialogue on the first question in which all are silent"
+        )
+    summary = next(line for line in lines if line.startswith(f"tools: {agent} may call "))
+    own = tools[agent]
+    signatures = [part for tool in own.format.tools.values() for part in _wrapped(tool.line(), "  ")]
+    return [*_wrapped(summary, ""), *signatures, *_conversation(recorder.request, own, tokenizers.get(agent))]
+
+
+class _First(Engine):
+    """An engine that says nothing, and keeps the first request of one agent."""
+
+    def __init__(self, agent: str):
+        self.agent = agent
+        self.request: Request | None = None
+
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
+        """Return an empty answer for each request."""
+        mine = [request for request in requests if request.ask.agent == self.agent]
+        self.request = self.request or next(iter(mine), None)
+        return [Reply("") for _ in requests]
+
+
+def _conversation(request: Request, tools: AgentTools, tokenizer: Tokenizer | None) -> list[str]:
+    """Return the first prompt, an example call and what follows it, with the number of tokens of each."""
+    tool = next(iter(tools.format.tools.values()))
+    call = _example(tools, tool)
+    results = tools.format.heard([{"role": "tool", "name": tool.name, "content": RESULT}])
+    if tokenizer is None:  # an agent behind an API, or a person
+        parts = [(False, "\n".join(str(m["content"]) for m in shown), None) for shown in (request.messages, results)]
+        return _told([parts[0], (True, call, None), parts[1]])
+    transcript, stop_ids = Transcript(tools=request.transcript.tools), frozenset([tokenizer.eos_token_id])
+    first = transcript.add_messages(request.messages, tokenizer, stop_ids)
+    native = tools.format.schemas() is not None
+    written = [] if native else encode_text(tokenizer, call)
+    transcript.add_completion(request.utterance, written, ended=native)  # a plain format stops at its closing mark
+    whole = transcript.add_messages(results, tokenizer, stop_ids)
+    after = whole[len(first) + len(written) :]
+    return _told(
+        [
+            (False, tokenizer.decode(first), len(first)),
+            (True, call, sum(transcript.sampled_mask) or None),
+            (False, tokenizer.decode(after), len(after)),
+        ]
+    )
+
+
+def _example(tools: AgentTools, tool: Tool) -> str:
+    """Return how the agent writes a call of ``tool``, with made-up arguments."""
+    if tools.format.schemas() is not None:
+        return f"(a call of {tool.name}, as the model has learned to write it)"
+    properties = tool.parameters.get("properties", {})
+    arguments = {
+        name: kind["enum"][0] if "enum" in kind else EXAMPLES.get(kind.get("type"), "TEXT")
+        for name, kind in properties.items()
+        if name in tool.parameters.get("required", [])
+    }
+    return tools.format.write(tool.name, arguments)
+
+
+def _told(parts: list[tuple[bool, str, int | None]]) -> list[str]:
+    titles = ("first prompt", "an example call", f"what follows it, where {RESULT} is what the tool returns")
+    lines = []
+    for title, (own, text, tokens) in zip(titles, parts, strict=True):
+        count = "" if tokens is None else f" ({tokens} tokens)"
+        lines.append(f"{title}{count}:")
+        mark = "own    " if own else "context"
+        lines += [shown for line in text.split("\n") for shown in _wrapped(line, f"  {mark} | ")]
+    return lines
+
+
+def _wrapped(text: str, before: str) -> list[str]:
+    """Return ``text`` in lines that fit the width, each after ``before``."""
+    parts = textwrap.wrap(text, WIDTH - len(before), drop_whitespace=False, replace_whitespace=False) or [""]
+    return [before + part for part in parts]
