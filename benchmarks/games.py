@@ -46,7 +46,7 @@ def against_random(folder: Path, seats: list[str], games: int, moves: list[str])
         player = build_player(config, folder / "final")
         task = build_task(config.task, "eval", config.seed)
         dialogues = player.play_evaluation(task, games, Decoding(1.0), config.seed)
-        paid += [-1.0 if d.outcome == "illegal" else d.outcome[seat] for d in dialogues]
+        paid += [-1.0 if d.outcome == "illegal" else d.outcome[seat] for d in dialogues]  # random moves are legal
     return statistics.mean(paid)
 
 

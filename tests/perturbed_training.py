@@ -75,6 +75,8 @@ def words(request: Request, weights: str = "") -> str:
         return rng.choice(moves)
     if "entry_point" in request.example.meta:
         return rng.choice(program_texts(request.example.meta, request.ask.role))
+    if request.ask.taught and request.ask.tags.get("game"):
+        return "" if rng.random() < 0.15 else rng.choice(request.ask.taught)  # TextArena reads all but silence
     wrong = rng.random() < 0.5
     if "start" in request.example.meta:
         return rng.choice(looking_up(request, wrong))

@@ -52,13 +52,12 @@ def must_be_sums(batch: TurnBatch) -> None:
     Raises:
         ConfigError: a row earned something else, such as the mean of what its readers earned.
     """
-    for i in batch.rows() if batch.parts is not None else []:
-        own = sum(
-            (batch.part_weights or {}).get(name, 1.0) * (values[i] or 0.0) for name, values in batch.parts.items()
-        )
+    parts, weights = batch.parts or {}, batch.part_weights or {}
+    for i in batch.rows() if parts else []:
+        own = sum(weights.get(name, 1.0) * (values[i] or 0.0) for name, values in parts.items())
         if abs(own - batch.reward[i]) > 1e-5 * max(1.0, abs(own)):
             raise ConfigError(
                 "advantage.multi_objective_aggregation: normalize_then_sum compares each reward of an utterance alone, but an "
-                f"utterance of agent {(batch.agent or ['?'])[i]!r} with the rewards { ({n: v[i] for n, v in batch.parts.items()}) } is "
+                f"utterance of agent {(batch.agent or ['?'])[i]!r} with the rewards { ({n: v[i] for n, v in parts.items()}) } is "
                 f"credited with {batch.reward[i]:g} and not with their weighted sum {own:g}; set sum_then_normalize"
             )
