@@ -268,8 +268,11 @@ class PenaltySection:
         no_final_answer: what an answer costs in which no final answer is found.
         repetition: what an answer costs that repeats itself.
         no_eos: what an answer costs that does not end by itself.
+        call: what each call of a tool costs the completion that made it.
+        call_unread: what a completion costs with a call that cannot be read.
+        call_failed: what a completion costs with a call that was read and failed.
         mode: ``subtract`` subtracts the amounts from the author's own credit. ``replace`` replaces the score by minus
-            the largest amount before it is shared, as the published MAPoRL code did (with 10).
+            the largest amount before it is shared, as the published MAPoRL code did (with 10). Calls are always subtracted.
     """
 
     too_short: NotNegative = 0.1
@@ -278,6 +281,9 @@ class PenaltySection:
     repetition: NotNegative = 0.1
     no_eos: NotNegative = 0.1
     mode: Literal["subtract", "replace"] = "subtract"
+    call: NotNegative = 0.0
+    call_unread: NotNegative = 0.0
+    call_failed: NotNegative = 0.0
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -30,7 +30,7 @@ def assign_credit(
     Then the penalties of answers are subtracted. An utterance by which an agent declined (``protocol.pass``) gets the mean
     credit of the answers of its turn. An utterance that has no credit after this, such as a summary, gets the
     mean credit of the utterances whose speakers were shown it, and of those that it settled. Without them it has
-    no credit and is not trained on.
+    no credit and is not trained on. In the end the penalties of calls are subtracted.
 
     ``digits`` lists, for each policy, the token ids that may repeat. The parts of a credit keep their names: ``bonus``,
     and ``penalty/NAME``, which is negative.
@@ -55,6 +55,8 @@ def assign_credit(
     for dialogue in dialogues:
         credit_passes(dialogue)
         credit_by_readers(dialogue)
+    if penalties is not None:
+        penalise_calls([u for d in dialogues for u in d.utterances if u.calls], penalties)
 
 
 def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
@@ -155,6 +157,26 @@ def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[
         for name, applies in earned.items():
             if applies and getattr(section, name):
                 u.rewards[f"penalty/{name}"] = -getattr(section, name)
+
+
+def penalise_calls(calling: list[Utterance], section: PenaltySection) -> None:
+    """Subtract what calls cost from the credit of the completions that made them, and of no others.
+
+    It is recorded as ``rewards["penalty/NAME"]``: ``call`` for each call, ``call_unread`` once if one cannot be read, and
+    ``call_failed`` once if one was read and failed. A call into an environment that was lost is nobody's fault.
+    """
+    for u in calling:
+        errors = [c.result.error for c in u.calls if c.result is not None and c.result.error not in (None, "lost")]
+        earned = {
+            "call": len(u.calls),
+            "call_unread": int("unread" in errors),
+            "call_failed": int(any(error != "unread" for error in errors)),
+        }
+        for name, times in earned.items():
+            if cost := times * getattr(section, name):
+                u.rewards[f"penalty/{name}"] = -cost
+                if "credit" in u.rewards:
+                    u.rewards["credit"] -= cost
 
 
 def _penalties(utterance: Utterance) -> list[float]:
