@@ -312,6 +312,14 @@ class TestPlainTools:
         time.sleep(0.2)
         assert cancelled == [True]
 
+    def test_a_plain_tool_without_memory_is_told(self):
+        def much() -> str:
+            """Take much."""
+            raise MemoryError
+
+        (result,) = self.play(much, [call("much"), "4"])
+        assert (result.error, result.text) == ("raised", "MemoryError:")
+
     def test_a_large_result_is_cut(self):
         def much() -> str:
             """Return much."""
@@ -349,6 +357,27 @@ class TestALostEnvironment:
             driver.play(EXAMPLES[:1])
         world.drop_all()
         time.sleep(1.1)
+
+    @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+    def test_out_of_memory_loses_it_and_ctrl_c_ends_the_run(self, error):
+        def fall() -> str:
+            """Fall."""
+            raise error
+
+        class Falling(Shop):
+            def tools(self, agent):
+                return [Tool.of(fall)]
+
+        world = World(environments={"shop": spec(Falling)})
+        driver = driver_of(by_turns(ann=[call("fall"), "4"], bob=["4"]), world, Chain(turns=1))
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                driver.play(EXAMPLES[:1])
+            world.drop_all()
+            return
+        (dialogue,) = driver.play(EXAMPLES[:1])
+        assert dialogue.lost == ("shop",)
+        assert [c.result.error for c in dialogue.utterances[0].calls] == ["lost"]
 
 
 class TestFaultsOfEnvironments:

@@ -307,8 +307,11 @@ class World:
             self._lose(rooms, room, f"{act.name} did not answer within {outcome.seconds:g} s")
             return Result("it does not answer any more", error="lost", seconds=outcome.seconds)
         if outcome.error is not None:
-            if isinstance(outcome.error, KeyboardInterrupt | MemoryError):
+            if isinstance(outcome.error, KeyboardInterrupt):
                 raise outcome.error
+            if isinstance(outcome.error, MemoryError) and room is not None:  # nobody knows what state it is in
+                self._lose(rooms, room, f"{act.name} ran out of memory")
+                return Result("it does not answer any more", error="lost", seconds=outcome.seconds)
             text = " ".join(f"{type(outcome.error).__name__}: {outcome.error}".split())[:300]
             if room is not None:
                 room.log.append((step, act.agent, act.name, act.arguments, text))
