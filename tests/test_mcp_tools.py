@@ -59,7 +59,8 @@ def call(owner, name, seconds=5.0, **arguments):
 
 
 def children():
-    return [child for child in psutil.Process().children() if COMMAND[1] in " ".join(child.cmdline())]
+    running = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
+    return [child for child in running if COMMAND[1] in " ".join(child.cmdline())]
 
 
 class TestOfACommand:

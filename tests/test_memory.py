@@ -39,7 +39,8 @@ def config_of(folder, **training):
 OTHERS = [{"critic": "model"}, {"gradient_checkpointing": True}]
 
 
-@pytest.mark.parametrize("training", [{}, *(pytest.param(t, marks=pytest.mark.slow) for t in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [{}, *OTHERS])
 def test_the_estimate_is_within_a_quarter_of_the_peak(tmp_path, training):
     config = config_of(tmp_path / "run", **training)
     file = tmp_path / "config.yaml"

@@ -234,6 +234,7 @@ class TestCallsThatNobodyCanWrite:
         self.checked(tmp_path, {"calls": 0.0})
 
 
+@pytest.mark.slow
 def test_a_protocol_that_searches_itself_can_have_a_warm_start(tmp_path):
     pytest.importorskip("bm25s", reason="needs the extra search")
     from maporl.runs.train import train

@@ -41,7 +41,13 @@ BRIEF = {"steps": 15, "batch_size": 8, "learning_rate": 1e-2}
 LONGER = {"g_ra": {"steps": 40}, "spa_rl": {"steps": 40}, "turn_ppo": {"steps": 40}, "at_grpo_code": {"steps": 80}}
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+LONG = {"spiral_textarena", "at_grpo_code"}
+"""Recipes whose prompts or programs are long even in a tiny version."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in sorted(METHODS)]
+)
 def test_a_recipe_trains_three_updates_with_tiny_models(name, tmp_path):
     brief = {"warm_start": BRIEF | LONGER.get(name, {})}
     config = from_dict(tiny_version(name, str(tmp_path / "run")) | brief, name)

@@ -32,6 +32,7 @@ def test_two_updates_with_tiny_stand_ins(path, tmp_path, monkeypatch):
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_two_updates_of_maporl_with_a_tiny_verifier(stand_ins, tmp_path):  # noqa: F811
     train(small(FOLDER / "maporl_gsm8k.yaml", stand_ins, tmp_path), resume=False, quiet=True)
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2

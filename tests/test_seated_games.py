@@ -380,8 +380,8 @@ def test_a_trained_player_meets_random_moves(tmp_path):
         "agents": {"first": {"policy": "shared"}, "second": {"policy": "shared"}},
         "agent_defaults": {"tiny": {"alphabet": "XO_/ 0123456789", "hidden_size": 32, "layers": 1}},
         "protocol": {"name": "game", "game": "pettingzoo", "options": {"show": "board"}, "prompt": "{observation} "},
-        "reward": {"sources": {"env": 1.0}, "rules": ["own"]}, "warm_start": {"steps": 40}, "ppo": {"response_length": 2},
-        "training": {"per_device_train_batch_size": 4, "use_cpu": True, "save_steps": 0}, "evaluation": {"questions": 8},
+        "reward": {"sources": {"env": 1.0}, "rules": ["own"]}, "warm_start": {"steps": 10}, "ppo": {"response_length": 2},
+        "training": {"per_device_train_batch_size": 4, "use_cpu": True, "save_steps": 0}, "evaluation": {"questions": 4},
     }  # fmt: skip
     train(from_dict(values), resume=False, quiet=True)
     path = tmp_path / "run/config.yaml"
@@ -389,5 +389,5 @@ def test_a_trained_player_meets_random_moves(tmp_path):
     for seat in ("first", "second"):
         against = load(str(path), [f"agents.{seat}.engine=random", f"agents.{seat}.policy=null"])
         found[seat] = evaluate(against, tmp_path / "run/final")
-        assert found[seat].questions == 8 and not found[seat].baselines
+        assert found[seat].questions == 4 and not found[seat].baselines
     assert found["first"] != found["second"]

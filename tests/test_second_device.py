@@ -19,6 +19,7 @@ def run(marked: str) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_training_on_a_second_device():
     run("not slow")
 

@@ -170,6 +170,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_is_not(alone, tmp_pat
     while not (tmp_path / "run/checkpoint-1").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     process.kill()
+    process.wait()
     assert (tmp_path / "run/checkpoint-1").exists() and not (tmp_path / "run/final").exists()
     run([path, "--resume"], {"OMP_NUM_THREADS": "1"})
     assert records(tmp_path) == records(alone)

@@ -66,6 +66,7 @@ def killed_at_the_end(*processes):
             process.kill()
 
 
+@pytest.mark.slow
 def test_two_machines_end_with_the_weights_of_one_process(hosts, tmp_path):
     assert launch(tmp_path / "alone", 1).returncode == 0
     args = ARGS | {"output_dir": str(tmp_path / "run"), "per_device_train_batch_size": 4}

@@ -86,12 +86,16 @@ def named_imports(config: Config) -> dict[str, str]:
     ]
     named += [(f"protocol.{key}", config.protocol.get(key)) for key in ("name", "game")]
     options = config.protocol.get("options")
-    named += [(f"protocol.options.{key}", dict(options or {}).get(key)) for key in ("show", "parse")]
+    if isinstance(options, Mapping):  # the protocol checks them later
+        named += [(f"protocol.options.{key}", options.get(key)) for key in ("show", "parse")]
     named += [("reward.sources", name) for name in config.reward.sources]
     for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
         named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
     slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
     named += [(f"advantage.{key}", name) for key, name in slots.items()]
+    for number, term in enumerate(config.advantage.plus):
+        own = {key: getattr(term, key) for key in ("returns", "baseline", "scale")}
+        named += [(f"advantage.plus.{number}.{key}", name) for key, name in own.items()]
     named += [("ppo.objective", config.ppo.objective)]
     named += [(f"tools.{name}.use", tool.use) for name, tool in config.tools.items()]
     named += [(f"environments.{name}.use", section.use) for name, section in config.environments.items()]
