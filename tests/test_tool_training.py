@@ -188,6 +188,20 @@ def test_two_updates(tmp_path, monkeypatch):
     assert bobs[0].rewards["credit"] == bobs[-1].rewards["credit"]
 
 
+def test_agents_that_call_nothing_are_named_once(tmp_path, monkeypatch, caplog):
+    build_trainer(load(written(tmp_path)), quiet=True).train()
+    (said,) = [r.getMessage() for r in caplog.records if "called none of them" in r.getMessage()]
+    assert said.startswith("agents with tools that called none of them in the first update: ann, bob; perhaps")
+    caplog.clear()
+    names = {True: "up", False: "fail"}
+    calls_of(monkeypatch, lambda form: f'<call>{{"name": "{names["up" in form.tools]}"}}</call>')
+    _ends_by_itself(monkeypatch)
+    other = tmp_path / "other"
+    other.mkdir()
+    build_trainer(load(written(other, updates=1)), quiet=True).train()
+    assert not [r for r in caplog.records if "called none of them" in r.getMessage()]
+
+
 def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
     """Five lines of YAML give two policies tools and an environment: two under agents, and these three."""
     uses = {name: {"use": f"worldly:{name}"} for name in ("double", "add", "fail")}

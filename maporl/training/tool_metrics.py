@@ -1,11 +1,29 @@
 """What an update's dialogues show of tools: how often agents call, how calls and turns end. Imports no torch."""
 
+import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from maporl.environments.world import World
 from maporl.types import Dialogue
 from trl_ext import distributed
+
+logger = logging.getLogger(__name__)
+
+
+def mention_no_calls(agents: Iterable[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:
+    """Warn of ``agents`` with tools that spoke in an update and called none of them.
+
+    ``metrics`` are those of :func:`tool_metrics`, over all processes.
+    """
+    spoke = {utterance.agent for dialogue in dialogues for utterance in dialogue.utterances}
+    silent = [agent for agent in agents if agent in spoke and not metrics.get(f"calls/{agent}")]
+    if silent:
+        logger.warning(
+            "agents with tools that called none of them in the first update: %s; perhaps the model does not know how: show it an "
+            "example in agents.NAME.system, set call_format: json, teach it by warm_start.calls, or train it first with maporl sft",
+            ", ".join(silent),
+        )
 
 
 def tool_metrics(dialogues: Sequence[Dialogue], world: World) -> dict[str, float]:

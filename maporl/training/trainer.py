@@ -49,7 +49,7 @@ from maporl.training.rewards_apart import check_rewards_apart
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
 from maporl.training.token_traces import trace
-from maporl.training.tool_metrics import tool_metrics
+from maporl.training.tool_metrics import mention_no_calls, tool_metrics
 from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Example
@@ -402,6 +402,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
         batch.metrics |= tool_metrics(batch.dialogues, self.player.world)
+        if batch.number == 1 and distributed.is_main():
+            mention_no_calls(self.player.tools, batch.dialogues, batch.metrics)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):
             with self._whole_policy(self.past_policies.policy.name):
                 self.past_policies.take_snapshot()
