@@ -26,9 +26,9 @@ from maporl.validation.load import load
 from trl_ext.ppo_options import Decoding
 
 
-def train(config: str, folder: Path, seed: int, *values: str) -> None:
+def train(config: Path, folder: Path, seed: int, *values: str) -> None:
     """Train in another process."""
-    command = [sys.executable, "-m", "maporl", "train", config, f"seed={seed}", f"output_dir={folder}", *values, "-q"]
+    command = [sys.executable, "-m", "maporl", "train", str(config), f"seed={seed}", f"output_dir={folder}", *values, "-q"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -52,7 +52,7 @@ def against_random(folder: Path, seats: list[str], games: int, moves: list[str])
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config")
+    parser.add_argument("config", type=Path)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--games", type=int, default=256)
     parser.add_argument(
@@ -84,7 +84,7 @@ def main() -> None:
         )
         if options.output:
             options.output.write_text(
-                json.dumps({"config": options.config, "games": options.games, "seeds": rows}, indent=1)
+                json.dumps({"config": str(options.config), "games": options.games, "seeds": rows}, indent=1)
             )
     gains = [row["gain"] for row in rows]
     if len(gains) > 1:
