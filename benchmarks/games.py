@@ -28,7 +28,17 @@ from trl_ext.ppo_options import Decoding
 
 def train(config: Path, folder: Path, seed: int, *values: str) -> None:
     """Train in another process."""
-    command = [sys.executable, "-m", "maporl", "train", str(config), f"seed={seed}", f"output_dir={folder}", *values, "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "maporl",
+        "train",
+        str(config),
+        f"seed={seed}",
+        f"output_dir={folder}",
+        *values,
+        "-q",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

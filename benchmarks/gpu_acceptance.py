@@ -49,7 +49,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from trl_ext import PPOv2Config, PPOv2Trainer, devices, learner, maths
 from trl_ext.learning import Learning
 from trl_ext.lora_merge import merged
-from trl_ext.sampling import Sampling, sample
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampling
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
 

@@ -110,8 +110,8 @@ GROUPS: list[tuple[str, str, str]] = [
         "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "
         "trl_ext.maths.masked_var trl_ext.maths.masked_whiten trl_ext.maths.gae trl_ext.maths.clipped_policy_loss "
         "trl_ext.maths.clipped_value_loss trl_ext.maths.kl_estimate trl_ext.maths.token_logprobs "
-        "trl_ext.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling.Sampling "
-        "trl_ext.sampling.Sampled trl_ext.token_batch.Completion",
+        "trl_ext.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling_options.Sampling "
+        "trl_ext.sampling_options.Sampled trl_ext.token_batch.Completion",
     ),
 ]
 """The groups of the page: a heading, what it is for, and its names. A name without a dot is one of ``maporl``."""

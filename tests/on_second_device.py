@@ -30,7 +30,8 @@ from trl_ext.devices import forked_rng, process_device
 from trl_ext.learner import Learner
 from trl_ext.metrics import peak_memory
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.sampling import Sampling, sample
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampling
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, build_token_batch
 

@@ -18,7 +18,7 @@ from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Utterance
 from maporl.validation.load import from_dict
 from trl_ext.ppo_options import Decoding
-from trl_ext.sampling import Sampled
+from trl_ext.sampling_options import Sampled
 
 
 class TokenScript(Engine):

@@ -10,9 +10,11 @@ from tiny_models import build, lively
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
+from trl_ext.drawing import inverse_cdf
 from trl_ext.kv_cache import KVCache, RoomyLayer, plain_states
 from trl_ext.lora_merge import merged, merges
-from trl_ext.sampling import Sampling, _inverse_cdf, generate, sample
+from trl_ext.sampling import generate, sample
+from trl_ext.sampling_options import Sampling
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
 STOP = frozenset({2, 9, 11})
@@ -181,16 +183,17 @@ def test_a_step_of_decoding_copies_its_own_keys_only_and_equals_the_library_cach
     """Keys go into memory with room, which is moved once in 64 steps. The cache of transformers copies all in each step."""
     torch.manual_seed(0)
     plain, roomy = DynamicLayer(), RoomyLayer()
-    places, rows = [], 3
+    seen, rows = [], 3
     for step in range(140):
         new = [torch.randn(rows, 2, 5 if step == 0 else 1, 4) for _ in range(2)]
         for expected, found in zip(plain.update(*new), roomy.update(*new), strict=True):
             assert torch.equal(expected, found)
-        places.append(roomy.keys.data_ptr())
+        seen.append(roomy.keys)  # which keeps its memory, so that no later one gets the same place
         if step == 100:  # a row ends and leaves the batch
             for layer in (plain, roomy):
                 layer.batch_select_indices(torch.tensor([0, 2]))
             rows = 2
+    places = [keys.data_ptr() for keys in seen]
     moved = [step for step in range(1, 140) if places[step] != places[step - 1]]
     assert moved == [65, 101], "after 64 tokens, and after the batch got smaller, whose memory has room for 64 more"
 
@@ -272,8 +275,8 @@ def test_a_draw_that_rounds_to_one_never_takes_a_token_of_probability_zero():
     probabilities = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75], [1.0, 0.0, 0.0]])
     draw = torch.full((3,), 1 - 2**-25, dtype=torch.float64)
     assert float(draw[0]) < 1.0 and float(draw[0].float()) == 1.0
-    assert _inverse_cdf(probabilities, draw).tolist() == [1, 2, 0]
-    assert _inverse_cdf(probabilities, torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
+    assert inverse_cdf(probabilities, draw).tolist() == [1, 2, 0]
+    assert inverse_cdf(probabilities, torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
 
 
 def test_sums_that_rounding_makes_grow_never_take_a_token_of_probability_zero(monkeypatch):
@@ -283,7 +286,7 @@ def test_sums_that_rounding_makes_grow_never_take_a_token_of_probability_zero(mo
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda values, dim: sums)
     draw = torch.tensor([0.50003, 0.30002], dtype=torch.float64)
     assert torch.searchsorted(sums, (draw * 1.0001).float().unsqueeze(1), right=True).tolist() == [[1], [2]]
-    assert _inverse_cdf(probabilities, draw).tolist() == [0, 3]
+    assert inverse_cdf(probabilities, draw).tolist() == [0, 3]
 
 
 def test_the_output_head_reads_one_whole_row_for_each_prompt(tiny):

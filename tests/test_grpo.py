@@ -32,7 +32,7 @@ from maporl.config.parse import parse_config
 from maporl.config.schema import AdvantageConfig
 from maporl.report.metric_panels import bar_text
 from maporl.rewards.base import RewardFailure
-from maporl.rollout.driver import opening
+from maporl.rollout.requests import opening
 from maporl.tasks import TaskError
 from trl_ext.chat import CONCATENATION_TEMPLATE, encode_prompt
 from trl_ext.scoring import RewardError, call_reward_functions

@@ -8,7 +8,8 @@ from tiny_models import build, lively
 
 from maporl.engines.transformers import TransformersEngine
 from trl_ext.mixed_adapters import mixed, mixes
-from trl_ext.sampling import Sampling, sample
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampling
 
 PROMPTS = [[3, 4, 5], [3, 4, 6, 7], [3, 4, 5], [8, 9], [3, 4, 6, 7], [5, 5, 5, 5, 5]]
 NAMES = ["ann", "bob", "cyd", "bob", "ann", "cyd"]

@@ -18,7 +18,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Processor
 from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.sampler import Sampler
-from trl_ext.sampling import Sampled
+from trl_ext.sampling_options import Sampled
 from trl_ext.token_batch import Completion
 
 

@@ -22,7 +22,7 @@ from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.training.samples import _critic_prompt
 from maporl.types import Dialogue, Example, Utterance
-from trl_ext import sampling
+from trl_ext import sampling_options
 from trl_ext.chat import encode_continuation, encode_prompt
 from trl_ext.plain_text import ControlTokenError, control_tokens, encode_text
 from trl_ext.ppo_options import GREEDY
@@ -209,7 +209,7 @@ class Sampled(Engine):
         for request in requests:
             policy = self.policies[request.policy]
             prompt = request.transcript.add_messages(request.ask.messages, policy.tokenizer, policy.stop_ids)
-            replies.append(reply_of(request, policy, prompt, sampling.Sampled(next(self.said), None)))
+            replies.append(reply_of(request, policy, prompt, sampling_options.Sampled(next(self.said), None)))
         return replies
 
 

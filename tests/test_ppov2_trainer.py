@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaCon
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
 from trl_ext.learner import NonFiniteError
 from trl_ext.manifest import CheckpointError
-from trl_ext.sampling import Sampling, generate, stop_ids_of
+from trl_ext.sampling import generate
+from trl_ext.sampling_options import Sampling, stop_ids_of
 from trl_ext.scoring import RewardError
 from trl_ext.token_batch import Completion, build_token_batch
 

@@ -15,7 +15,8 @@ from maporl.engines.transformers import TransformersEngine
 from maporl.types import Ask, Example, Stop
 from trl_ext.kv_cache import KVCache
 from trl_ext.ppo_options import Decoding
-from trl_ext.sampling import Sampling, sample
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampling
 from trl_ext.stop_strings import StopStrings
 
 
@@ -75,10 +76,10 @@ def test_a_longer_limit_draws_the_same_first_tokens(tiny):
 
 def test_batches_hold_the_longest_rows_that_are_in_them(tiny, monkeypatch):
     """20 tokens: 2 rows of 5 + 5, or 4 rows of 3 + 2."""
-    from trl_ext import sampling as module
+    from trl_ext import sampling_batch as module
 
     sizes = []
-    monkeypatch.setattr(module._Batch, "run", lambda self: sizes.append(len(self.rows)))
+    monkeypatch.setattr(module.Batch, "run", lambda self: sizes.append(len(self.rows)))
     long, short = Sampling(5, 1.0, batch_tokens=20), Sampling(2, 1.0, batch_tokens=20)
     model, _ = tiny()
     sample(model, [[3] * 5] * 2 + [[3] * 3] * 4, long, own=[long] * 2 + [short] * 4)

@@ -22,7 +22,8 @@ from maporl.types import Ask, Example, Stop
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Trainer
 from trl_ext.ppo_options import Decoding, PPOOptions
-from trl_ext.sampling import Sampled, Sampling, sample
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampled, Sampling
 from trl_ext.stop_strings import StopStrings
 
 

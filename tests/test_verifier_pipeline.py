@@ -32,7 +32,8 @@ from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOption
 from maporl.verifier.sampling import Speaker, label
 from maporl.verifier.train import answer_loss, train_verifier
 from trl_ext.chat import FALLBACK_TEMPLATE
-from trl_ext.sampling import Sampling, generate
+from trl_ext.sampling import generate
+from trl_ext.sampling_options import Sampling
 
 ALPHABET = "0123456789+=*:;?-#.,()<>'\n ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TINY = {"alphabet": ALPHABET, "hidden_size": 32, "layers": 1, "heads": 2, "context": 1024}

@@ -15,7 +15,9 @@ from maporl import ConfigError, VLLMSampler
 from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.server import VLLMFailure
 from trl_ext import PPOv2Trainer
-from trl_ext.sampling import Sampling, number_of, sample
+from trl_ext.drawing import number_of
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampling
 
 
 class SamplingServer(FakeVLLM):

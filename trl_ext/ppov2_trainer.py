@@ -36,7 +36,7 @@ from trl_ext.prompts import (
 )
 from trl_ext.reward_sources import RewardSources
 from trl_ext.sampler import OwnWeights, Sampler
-from trl_ext.sampling import Sampling, stop_ids_of
+from trl_ext.sampling_options import Sampling, stop_ids_of
 from trl_ext.scoring import RESERVED, RewardFunction, check_parameters
 from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages

@@ -5,7 +5,8 @@ from typing import Any
 
 from trl_ext.learner import Learner
 from trl_ext.lora_merge import merged, merges
-from trl_ext.sampling import Sampled, Sampling, sample
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampled, Sampling
 
 
 class Sampler:

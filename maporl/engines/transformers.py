@@ -14,7 +14,8 @@ from trl_ext.kv_cache import KVCache
 from trl_ext.lora_merge import merged, merges
 from trl_ext.mixed_adapters import mixes
 from trl_ext.ppo_options import Decoding
-from trl_ext.sampling import Sampled, Sampling, sample
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampled, Sampling
 from trl_ext.stop_strings import StopStrings, ended
 
 
@@ -23,9 +24,9 @@ class TransformersEngine(Engine):
 
     Args:
         policies: the team's policies by name.
-        max_new_tokens: see :class:`trl_ext.sampling.Sampling`.
-        batch_size: see :class:`trl_ext.sampling.Sampling`.
-        batch_tokens: see :class:`trl_ext.sampling.Sampling`.
+        max_new_tokens: see :class:`trl_ext.sampling_options.Sampling`.
+        batch_size: see :class:`trl_ext.sampling_options.Sampling`.
+        batch_tokens: see :class:`trl_ext.sampling_options.Sampling`.
         keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`sync` or
             :meth:`release`.
         keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.kv_cache.KVCache`).

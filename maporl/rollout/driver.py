@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
-from maporl.engines.base import Engine, Reply, Request, wait_for
-from maporl.engines.transcript import Transcript
+from maporl.engines.base import Engine, wait_for
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
 from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
-from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step
+from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step, record_call, recorded_results
 from maporl.rollout.referee import Referee
+from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
-from maporl.types import Act, Ask, Call, Dialogue, Example, Message, Result, Utterance
+from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance
 from trl_ext.ppo_options import Decoding
 
 
@@ -65,6 +65,7 @@ class RolloutDriver:
     ):
         self.task, self.protocol, self.specs, self.engines = task, protocol, specs, engines
         self.decoding, self.common_seed, self.rng_key, self.first = decoding, common_seed, rng_key, first
+        self.builder = RequestBuilder(task, specs, decoding, rng_key)
         self.referee = referee or Referee()
         self.world = world or World()
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
@@ -105,7 +106,7 @@ class RolloutDriver:
             copies = [self._shared_copy(u, episode.dialogue.rollout) for u in utterances]
             dialogue.utterances += copies
             fork.sent.append(copies)
-            self._go_on([(fork, copies)], partial(_recorded, episode.dialogue), judged=True)
+            self._go_on([(fork, copies)], partial(recorded_results, episode.dialogue), judged=True)
         for agent in {u.agent for u in dialogue.utterances if not u.fresh}:
             fork.transcripts[agent] = episode.transcripts[agent].after(
                 [u for u in dialogue.utterances if u.agent == agent and not u.fresh]
@@ -217,7 +218,7 @@ class RolloutDriver:
             episode.acts = list(moves)
         else:
             episode.step = play_step(list(moves), self.tools, episode.open_turns)
-            _take_moves(episode, next(episode.step))
+            episode.take(next(episode.step))
 
     def _check(self, move: Ask | Act, said: int) -> None:
         """Check that ``move`` names a speaker and utterances that were ``said``."""
@@ -259,7 +260,7 @@ class RolloutDriver:
                     self.protocol.mark_passes(end.value)
                     ended.append((episode, end.value))
                     continue
-                _take_moves(episode, moves)
+                episode.take(moves)
             if not judged:
                 for episode, last in ended:
                     self.referee.see(replace(episode.dialogue, utterances=last))
@@ -282,7 +283,7 @@ class RolloutDriver:
         for episode in episodes:
             own = [next(results) for _ in episode.acts]
             for act, result in zip(episode.acts, own, strict=True):
-                _record(episode.dialogue, act, result)
+                record_call(episode.dialogue, act, result)
             sent.append((episode, own))
         for episode in episodes:
             if episode.step is None and episode.rooms.lost:
@@ -303,61 +304,10 @@ class RolloutDriver:
                     last.rewards[name] = last.rewards.get(name, 0.0) + amount
         episode.dialogue.lost = tuple(episode.rooms.lost)
 
-    def _requests(self, episode: Episode) -> list[Request]:
-        requests = []
-        dialogue = episode.dialogue
-        speaking: set[str] = set()
-        for offset, ask in enumerate(episode.asks):
-            spec = self.specs[ask.agent]
-            if not ask.fresh and ask.agent in speaking:
-                raise ConfigError(
-                    f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it in two "
-                    "steps, or with fresh=True"
-                )
-            speaking |= set() if ask.fresh else {ask.agent}
-            if ask.continues is None:
-                turn = _next_turn(episode, ask)
-                episode.turns[ask.agent] = turn + 1
-                ask, transcript = self._begun(episode, ask, spec)
-            else:
-                turn = dialogue.utterances[ask.continues].turn
-                transcript = episode.apart[ask.continues] if ask.fresh else episode.transcripts[ask.agent]
-            messages = ask.messages if spec.tools is None else spec.tools.format.heard(ask.messages)
-            transcript.messages += messages
-            label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
-            number = len(dialogue.utterances) + offset
-            key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
-            heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
-            policy = spec.policy(turn)
-            sampling = spec.row_sampling(ask, turn, self.decoding)
-            requests.append(
-                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages, sampling)
-            )
-        return requests
-
-    def _begun(self, episode: Episode, ask: Ask, spec: SpeakerSpec) -> tuple[Ask, Transcript]:
-        """Return what an agent is asked at the beginning of a turn, and the conversation in which it answers."""
-        messages = ask.messages
-        if news := episode.rooms.news(ask.agent):
-            messages = with_news(messages, news)
-        begins = ask.fresh or ask.agent not in episode.transcripts
-        transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
-        if begins:
-            before = [] if ask.fresh else self.task.before_question(episode.dialogue.example)
-            system = spec.system
-            if spec.tools is not None:
-                transcript.tools = spec.tools.format.schemas()
-                system = "\n\n".join(part for part in (spec.system, spec.tools.format.intro()) if part)
-            messages = [*opening(system, before), *messages]
-        tags = ask.tags
-        if "state" not in tags and (state := episode.rooms.state()) is not None:
-            tags = {**tags, "state": state}
-        return replace(ask, messages=messages, tags=tags), transcript
-
     def _ask(self, episodes: list[Episode]) -> list[Step]:
         """Submit what the episodes ask for. Each engine is called once."""
         self.world.begin([episode.rooms for episode in episodes])
-        steps = [Step(episode, self._requests(episode), []) for episode in episodes]
+        steps = [Step(episode, self.builder.requests(episode), []) for episode in episodes]
         requests = [request for step in steps for request in step.requests]
         pending: list[Any] = [None] * len(requests)
         names = dict.fromkeys(self.specs[r.ask.agent].engine for r in requests)
@@ -395,18 +345,7 @@ class RolloutDriver:
         new = []
         for step in steps:
             episode = step.episode
-            replies = [one.reply() for one in step.pending]
-            utterances = [
-                self._utterance(request, reply, len(episode.sent))
-                for request, reply in zip(step.requests, replies, strict=True)
-            ]
-            for request, u in zip(step.requests, utterances, strict=True):
-                if request.ask.continues is not None:
-                    u.part = episode.dialogue.utterances[request.ask.continues].part + 1
-                if u.fresh and u.agent in self.tools:
-                    episode.apart[u.id] = request.transcript
-                if episode.state is not None:
-                    u.tags.setdefault("state", episode.state)
+            utterances = self.builder.utterances(step)
             episode.state = None
             episode.dialogue.utterances += utterances
             episode.sent.append(utterances)
@@ -427,90 +366,3 @@ class RolloutDriver:
         paid = self.world.rewards()
         rewards = {name: value for name, value in utterance.rewards.items() if name not in paid}
         return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=[], turn_end=None)
-
-    def _utterance(self, request: Request, reply: Reply, step: int) -> Utterance:
-        ask = request.ask
-        spec = self.specs[ask.agent]
-        request.transcript.add_words(request.utterance, reply.text)
-        return Utterance(
-            id=request.utterance,
-            agent=ask.agent,
-            policy=request.policy,
-            turn=request.turn,
-            order=step,
-            messages=list(ask.messages),
-            text=reply.text,
-            role=ask.role or spec.role,
-            parents=ask.parents,
-            caller=ask.caller,
-            prompt_ids=reply.prompt_ids,
-            response_ids=reply.response_ids,
-            logprobs=reply.logprobs,
-            stop=reply.stop,
-            trainable=request.policy in spec.learning and bool(reply.response_ids),
-            answers=ask.answers,
-            fresh=ask.fresh,
-            tags=dict(ask.tags),
-            temperature=request.temperature,
-        )
-
-
-def opening(system: str | None, before: list[Message]) -> list[Message]:
-    """Return how a conversation begins: an agent's ``system`` prompt, and the messages ``before`` the question.
-
-    A chat template takes one system prompt, so an agent's own stands above that of the messages.
-    """
-    if not system:
-        return before
-    if before and before[0]["role"] == "system":
-        return [{"role": "system", "content": f"{system}\n\n{before[0]['content']}"}, *before[1:]]
-    return [{"role": "system", "content": system}, *before]
-
-
-def with_news(messages: list[Message], news: str) -> list[Message]:
-    """Return ``messages`` with ``news`` at the end of the last user message, or as a user message of their own."""
-    places = [number for number, message in enumerate(messages) if message["role"] == "user"]
-    if not places:
-        return [*messages, {"role": "user", "content": news}]
-    last = messages[places[-1]]
-    return [*messages[: places[-1]], {**last, "content": last["content"] + news}, *messages[places[-1] + 1 :]]
-
-
-def _next_turn(episode: Episode, ask: Ask) -> int:
-    """Return the number of the turn that ``ask`` begins."""
-    least = episode.turns.get(ask.agent, 0)
-    if ask.turn is None:
-        return least
-    if ask.turn < least:
-        raise ConfigError(
-            f"the protocol asks agent {ask.agent!r} for turn={ask.turn}, but its next turn is {least} or later, counted from 0; "
-            "leave out turn, or let it rise"
-        )
-    return ask.turn
-
-
-def _take_moves(episode: Episode, moves: list[Ask] | list[Act]) -> None:
-    episode.asks = [move for move in moves if isinstance(move, Ask)]
-    episode.acts = [move for move in moves if isinstance(move, Act)]
-
-
-def _record(dialogue: Dialogue, act: Act, result: Result) -> None:
-    """Record a call that a protocol made itself. A turn records those of its agent."""
-    if act.call is None:
-        calls = dialogue.utterances[act.of].calls
-        calls.append(Call(f"{act.of}.{len(calls)}", act.name, act.arguments, act.place, result))
-
-
-def _recorded(dialogue: Dialogue, episodes: list[Episode]) -> list[Sent]:
-    """Return the results that the acts of episodes had in the ``dialogue`` of which they are forks."""
-    sent: list[Sent] = []
-    for episode in episodes:
-        results = []
-        for act in episode.acts:
-            name = act.call or f"{act.of}.{len(episode.dialogue.utterances[act.of].calls)}"
-            found = next(call.result for call in dialogue.utterances[act.of].calls if call.id == name)
-            assert found is not None  # the dialogue has gone on after it
-            _record(episode.dialogue, act, found)
-            results.append(found)
-        sent.append((episode, results))
-    return sent

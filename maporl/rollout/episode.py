@@ -10,7 +10,7 @@ from maporl.environments.turns import AgentTools, Turn
 from maporl.environments.turns import Step as TurnStep
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play
-from maporl.types import Act, Ask, Dialogue, Result, Utterance
+from maporl.types import Act, Ask, Call, Dialogue, Result, Utterance
 from trl_ext.ppo_options import Decoding
 
 
@@ -98,6 +98,11 @@ class Episode:
     over: bool = False
     state: str | None = None
 
+    def take(self, moves: list[Ask] | list[Act]) -> None:
+        """Take what is asked or called next."""
+        self.asks = [move for move in moves if isinstance(move, Ask)]
+        self.acts = [move for move in moves if isinstance(move, Act)]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -110,3 +115,25 @@ class Step:
 
 Sent = tuple[Episode, list[Utterance] | list[Result]]
 """An episode, and what it is sent: what was said, or what calls returned."""
+
+
+def record_call(dialogue: Dialogue, act: Act, result: Result) -> None:
+    """Record a call that a protocol made itself. A turn records those of its agent."""
+    if act.call is None:
+        calls = dialogue.utterances[act.of].calls
+        calls.append(Call(f"{act.of}.{len(calls)}", act.name, act.arguments, act.place, result))
+
+
+def recorded_results(dialogue: Dialogue, episodes: list[Episode]) -> list[Sent]:
+    """Return the results that the acts of episodes had in the ``dialogue`` of which they are forks."""
+    sent: list[Sent] = []
+    for episode in episodes:
+        results = []
+        for act in episode.acts:
+            name = act.call or f"{act.of}.{len(episode.dialogue.utterances[act.of].calls)}"
+            found = next(call.result for call in dialogue.utterances[act.of].calls if call.id == name)
+            assert found is not None  # the dialogue has gone on after it
+            record_call(episode.dialogue, act, found)
+            results.append(found)
+        sent.append((episode, results))
+    return sent

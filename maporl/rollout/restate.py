@@ -17,7 +17,8 @@ from maporl.types import Dialogue, Message
 from trl_ext.chat import encode_prompt
 from trl_ext.forward import base_of
 from trl_ext.learner import starting_point
-from trl_ext.sampling import Sampling, generate
+from trl_ext.sampling import generate
+from trl_ext.sampling_options import Sampling
 
 Say = Callable[[str, list[list[Message]], int], list[str]]
 """(policy, conversations, most tokens) -> the greedy answer of the policy's untrained weights to each conversation."""

@@ -22,7 +22,7 @@ from trl_ext.learner import Learner, starting_point
 from trl_ext.model_checks import check_apart, check_policy_model
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.sampling import stop_ids_of
+from trl_ext.sampling_options import stop_ids_of
 from trl_ext.stop_strings import StopStrings
 
 

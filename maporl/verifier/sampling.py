@@ -17,7 +17,8 @@ from maporl.types import Example
 from trl_ext.chat import PromptTooLong, encode_prompt
 from trl_ext.devices import forked_rng
 from trl_ext.forward import base_of
-from trl_ext.sampling import Sampling, generate, stop_ids_of
+from trl_ext.sampling import generate
+from trl_ext.sampling_options import Sampling, stop_ids_of
 from trl_ext.stop_strings import StopStrings
 
 JUDGE_PROMPT = (

@@ -23,7 +23,7 @@ from maporl.errors import ConfigError, install_command
 from maporl.team.team import Policy
 from trl_ext import distributed
 from trl_ext.forward import base_of
-from trl_ext.sampling import Sampled
+from trl_ext.sampling_options import Sampled
 from trl_ext.weights import plain_state
 
 HERE = "vLLM in this process"

@@ -32,9 +32,10 @@ from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
 from trl_ext import distributed
 from trl_ext.checkpoint import save_policy_weights
+from trl_ext.drawing import number_of
 from trl_ext.forward import base_of
 from trl_ext.ppo_options import Decoding
-from trl_ext.sampling import Sampled, number_of
+from trl_ext.sampling_options import Sampled
 from trl_ext.stop_strings import StopStrings
 
 FIRST_GROUP_PORT = 51216

@@ -13,7 +13,7 @@ from trl_ext.forward import base_of
 from trl_ext.learner import Learner
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampler import Sampler
-from trl_ext.sampling import Sampled, Sampling
+from trl_ext.sampling_options import Sampled, Sampling
 
 
 class VLLMSampler(Sampler):

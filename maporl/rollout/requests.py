@@ -1,0 +1,158 @@
+"""What agents are asked, as requests to engines, and engines' replies as utterances. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from maporl.engines.base import Reply, Request
+from maporl.engines.transcript import Transcript
+from maporl.errors import ConfigError
+from maporl.rollout.episode import Episode, SpeakerSpec, Step
+from maporl.tasks.base import Task
+from maporl.types import Ask, Message, Utterance
+from trl_ext.ppo_options import Decoding
+
+
+class RequestBuilder:
+    """Makes the requests of a step, and the utterances of their replies.
+
+    Args:
+        task: says what stands before a question.
+        specs: the agents by name.
+        decoding: how answers are sampled.
+        rng_key: the key of all random numbers (:class:`maporl.rollout.driver.RolloutDriver`).
+    """
+
+    def __init__(self, task: Task, specs: Mapping[str, SpeakerSpec], decoding: Decoding, rng_key: tuple | None):
+        self.task, self.specs, self.decoding, self.rng_key = task, specs, decoding, rng_key
+
+    def requests(self, episode: Episode) -> list[Request]:
+        """Return a request for each agent that ``episode`` asks.
+
+        Raises:
+            ConfigError: an agent is asked twice in one conversation, for a turn that it has had, or for a greedy answer
+                on which it is trained.
+        """
+        requests = []
+        dialogue = episode.dialogue
+        speaking: set[str] = set()
+        for offset, ask in enumerate(episode.asks):
+            spec = self.specs[ask.agent]
+            if not ask.fresh and ask.agent in speaking:
+                raise ConfigError(
+                    f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it in two "
+                    "steps, or with fresh=True"
+                )
+            speaking |= set() if ask.fresh else {ask.agent}
+            if ask.continues is None:
+                turn = _next_turn(episode, ask)
+                episode.turns[ask.agent] = turn + 1
+                ask, transcript = self._begun(episode, ask, spec)
+            else:
+                turn = dialogue.utterances[ask.continues].turn
+                transcript = episode.apart[ask.continues] if ask.fresh else episode.transcripts[ask.agent]
+            messages = ask.messages if spec.tools is None else spec.tools.format.heard(ask.messages)
+            transcript.messages += messages
+            label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
+            number = len(dialogue.utterances) + offset
+            key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
+            heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
+            policy = spec.policy(turn)
+            sampling = spec.row_sampling(ask, turn, self.decoding)
+            requests.append(
+                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages, sampling)
+            )
+        return requests
+
+    def _begun(self, episode: Episode, ask: Ask, spec: SpeakerSpec) -> tuple[Ask, Transcript]:
+        """Return what an agent is asked at the beginning of a turn, and the conversation in which it answers."""
+        messages = ask.messages
+        if news := episode.rooms.news(ask.agent):
+            messages = with_news(messages, news)
+        begins = ask.fresh or ask.agent not in episode.transcripts
+        transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
+        if begins:
+            before = [] if ask.fresh else self.task.before_question(episode.dialogue.example)
+            system = spec.system
+            if spec.tools is not None:
+                transcript.tools = spec.tools.format.schemas()
+                system = "\n\n".join(part for part in (spec.system, spec.tools.format.intro()) if part)
+            messages = [*opening(system, before), *messages]
+        tags = ask.tags
+        if "state" not in tags and (state := episode.rooms.state()) is not None:
+            tags = {**tags, "state": state}
+        return replace(ask, messages=messages, tags=tags), transcript
+
+    def utterances(self, step: Step) -> list[Utterance]:
+        """Return the utterances of a step whose replies are all there."""
+        episode = step.episode
+        made = []
+        for request, pending in zip(step.requests, step.pending, strict=True):
+            u = self._utterance(request, pending.reply(), len(episode.sent))
+            if request.ask.continues is not None:
+                u.part = episode.dialogue.utterances[request.ask.continues].part + 1
+            if u.fresh and self.specs[u.agent].tools is not None:
+                episode.apart[u.id] = request.transcript
+            if episode.state is not None:
+                u.tags.setdefault("state", episode.state)
+            made.append(u)
+        return made
+
+    def _utterance(self, request: Request, reply: Reply, step: int) -> Utterance:
+        ask = request.ask
+        spec = self.specs[ask.agent]
+        request.transcript.add_words(request.utterance, reply.text)
+        return Utterance(
+            id=request.utterance,
+            agent=ask.agent,
+            policy=request.policy,
+            turn=request.turn,
+            order=step,
+            messages=list(ask.messages),
+            text=reply.text,
+            role=ask.role or spec.role,
+            parents=ask.parents,
+            caller=ask.caller,
+            prompt_ids=reply.prompt_ids,
+            response_ids=reply.response_ids,
+            logprobs=reply.logprobs,
+            stop=reply.stop,
+            trainable=request.policy in spec.learning and bool(reply.response_ids),
+            answers=ask.answers,
+            fresh=ask.fresh,
+            tags=dict(ask.tags),
+            temperature=request.temperature,
+        )
+
+
+def opening(system: str | None, before: list[Message]) -> list[Message]:
+    """Return how a conversation begins: an agent's ``system`` prompt, and the messages ``before`` the question.
+
+    A chat template takes one system prompt, so an agent's own stands above that of the messages.
+    """
+    if not system:
+        return before
+    if before and before[0]["role"] == "system":
+        return [{"role": "system", "content": f"{system}\n\n{before[0]['content']}"}, *before[1:]]
+    return [{"role": "system", "content": system}, *before]
+
+
+def with_news(messages: list[Message], news: str) -> list[Message]:
+    """Return ``messages`` with ``news`` at the end of the last user message, or as a user message of their own."""
+    places = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    if not places:
+        return [*messages, {"role": "user", "content": news}]
+    last = messages[places[-1]]
+    return [*messages[: places[-1]], {**last, "content": last["content"] + news}, *messages[places[-1] + 1 :]]
+
+
+def _next_turn(episode: Episode, ask: Ask) -> int:
+    """Return the number of the turn that ``ask`` begins."""
+    least = episode.turns.get(ask.agent, 0)
+    if ask.turn is None:
+        return least
+    if ask.turn < least:
+        raise ConfigError(
+            f"the protocol asks agent {ask.agent!r} for turn={ask.turn}, but its next turn is {least} or later, counted from 0; "
+            "leave out turn, or let it rise"
+        )
+    return ask.turn
