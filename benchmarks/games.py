@@ -3,9 +3,8 @@
     python benchmarks/games.py configs/ppo/learning/tictactoe.yaml --seeds 0 1 2 3 4 --output tictactoe.json
     python benchmarks/games.py configs/ppo/learning/dilemma.yaml --seeds 0 1 2 3 4 --output dilemma.json
 
-For each seed a team is trained twice: for all its updates, and for one that changes nothing, which is the warm start alone. Then
-each seat in turn keeps its policy, and the others make random moves (``engine: random``), or those of ``--moves``. All teams play
-the same games. The table has the mean payment of the seats that keep their policy, and the difference with its 95% t interval over the seeds.
+For each seed a team is trained. Before is its warm start. Each seat in turn keeps its policy, and the others make random moves
+(``engine: random``), or those of ``--moves``. All teams play the same games. The table has the mean payment of the seats that keep their policy, and the difference with its 95% t interval over the seeds.
 """
 
 import argparse
@@ -26,24 +25,14 @@ from maporl.validation.load import load
 from trl_ext.ppo_options import Decoding
 
 
-def train(config: Path, folder: Path, seed: int, *values: str) -> None:
+def train(config: Path, folder: Path, seed: int) -> None:
     """Train in another process."""
-    command = [
-        sys.executable,
-        "-m",
-        "maporl",
-        "train",
-        str(config),
-        f"seed={seed}",
-        f"output_dir={folder}",
-        *values,
-        "-q",
-    ]
+    command = [sys.executable, "-m", "maporl", "train", str(config), f"seed={seed}", f"output_dir={folder}", "-q"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def against_random(folder: Path, seats: list[str], games: int, moves: list[str]) -> float:
-    """Return the mean payment of a run's players, each in its own seat among players that move at random.
+def against_random(folder: Path, weights: str, seats: list[str], games: int, moves: list[str]) -> float:
+    """Return the mean payment of a run's players with its ``weights``, each in its own seat among random players.
 
     A game that an illegal move ended pays its author -1 and counts so.
     """
@@ -53,7 +42,7 @@ def against_random(folder: Path, seats: list[str], games: int, moves: list[str])
         changes = [f"agents.{name}.{key}" for name in others for key in ("engine=random", "policy=null")]
         changes += [f"agents.{name}.engine_options={{moves: {json.dumps(moves)}}}" for name in others if moves]
         config = load(str(folder / "config.yaml"), changes)
-        player = build_player(config, folder / "final")
+        player = build_player(config, folder / weights)
         task = build_task(config.task, "eval", config.seed)
         dialogues = player.play_evaluation(task, games, Decoding(1.0), config.seed)
         paid += [-1.0 if d.outcome == "illegal" else d.outcome[seat] for d in dialogues]  # random moves are legal
@@ -79,12 +68,11 @@ def main() -> None:
     for seed in options.seeds:
         since = time.perf_counter()
         with tempfile.TemporaryDirectory() as root:
-            folders = {"before": Path(root) / "before", "after": Path(root) / "after"}
-            still = ["updates=1", "training.learning_rate=1e-12"]
-            for when, folder in folders.items():
-                train(options.config, folder, seed, *(still if when == "before" else []))
+            run = Path(root) / "run"
+            train(options.config, run, seed)
             found = {
-                when: against_random(folder, seats, options.games, options.moves) for when, folder in folders.items()
+                when: against_random(run, weights, seats, options.games, options.moves)
+                for when, weights in {"before": "initial", "after": "final"}.items()
             }
         rows.append({"seed": seed, **found, "gain": found["after"] - found["before"]})
         print(
