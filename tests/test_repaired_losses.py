@@ -14,7 +14,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from maporl.config.recipes import card_of, recipe_files
 from maporl.errors import ConfigError
 from maporl.validation.load import from_dict, load
-from maporl.validation.preflight import method_warnings
+from maporl.validation.method_warnings import method_warnings
 from trl_ext.losses import Totals, micro_batch_loss
 
 

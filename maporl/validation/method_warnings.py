@@ -1,0 +1,105 @@
+"""Choices of a method that work but hardly ever are what was meant, and sampling that is not what is trained."""
+
+from maporl.advantages.baselines import baseline_of
+from maporl.advantages.scales import scale_of
+from maporl.config.engines import ENGINES
+from maporl.config.schema import Config, RewardSection
+from maporl.protocols import build_protocol, speakers
+from maporl.team.sampling import team_sampling
+from trl_ext.ppo_options import GREEDY, Decoding
+
+LARGE_RATE = 0.1
+"""A learning rate above it is a slip: no language model learns with it."""
+
+
+def learners(config: Config) -> list[str]:
+    """Return the agents that play and are trained."""
+    playing = speakers(config.protocol, tuple(config.agents))
+    return [name for name in playing if config.agents[name].trainable and config.agents[name].weights]
+
+
+def narrow_sampling(config: Config) -> list[str]:
+    """Return a line if training samples from less than the whole distribution, which is the one that is trained."""
+    ppo = config.ppo
+    own = [line for agent in learners(config) if (line := _narrow_agent(config, agent))]
+    if ppo.decoding == Decoding(ppo.temperature):
+        return own
+    line = (
+        f"sampling: ppo.top_p={ppo.top_p:g} and ppo.top_k={ppo.top_k} narrow what answers are sampled from. PPO trains the "
+        f"whole distribution at temperature {ppo.temperature:g}: old, new and reference log-probabilities are all taken there, "
+        "so ratios begin at 1"
+    )
+    if ppo.engine_tis_cap is None:
+        line += "; ppo.engine_tis_cap would weigh each token by its whole probability over that of sampling it"
+    without = [name for name, agent in config.agents.items() if not ENGINES[agent.engine].top_k]
+    uncut = f"; agents {', '.join(without)}: their engines have no top_k" if ppo.top_k and without else ""
+    return [line + uncut, *own]
+
+
+def _narrow_agent(config: Config, agent: str) -> str:
+    """Return a line if the own sampling of ``agent``, or that of its role, is narrower than what is trained, or ""."""
+    sampling = team_sampling(config)
+    places = {f"agents.{agent}.sampling": sampling.agents.get(agent)}
+    role = config.agents[agent].role
+    if role is not None:
+        places[f"protocol.sampling.{role}"] = sampling.roles.get(role)
+    narrow = [
+        f"{place}.{key}={value:g}"
+        for place, own in places.items()
+        for key, full in (("top_p", 1), ("top_k", 0))
+        for value in (own.every(key) if own is not None else [])
+        if value != full
+    ]
+    if not narrow:
+        return ""
+    line = (
+        f"sampling: {', '.join(dict.fromkeys(narrow))}: agent {agent} samples from a narrower distribution than the one that "
+        "is trained"
+    )
+    corrects = f"ppo.engine_tis_cap={config.ppo.engine_tis_cap} corrects for it"
+    return f"{line}; {'ppo.engine_tis_cap would correct for it' if config.ppo.engine_tis_cap is None else corrects}"
+
+
+def method_warnings(config: Config) -> list[str]:
+    """Return a warning for each choice that works but hardly ever is what was meant."""
+    advantage, ppo = config.advantage, config.ppo
+    baseline = baseline_of(advantage)
+    found = []
+    if baseline.scales_mean and scale_of(advantage).over != "nothing":
+        found.append(
+            f"warning: advantage: baseline {advantage.baseline} with scale {advantage.scale} is baseline mean, times n / (n - 1) "
+            "for groups of n rows; set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)"
+        )
+    if ppo.ratio != "token" and ppo.aggregation == "token_mean":
+        found.append(
+            f"warning: ppo: ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its "
+            "tokens have one ratio; set ppo.aggregation: sequence_mean"
+        )
+    evaluation = config.evaluation
+    if evaluation.temperature == 0 and evaluation.decoding != GREEDY:
+        found.append(
+            "warning: evaluation: top_p and top_k change nothing at temperature 0, which always takes the likeliest token; set "
+            "evaluation.temperature above 0, or remove them"
+        )
+    if config.training.learning_rate > LARGE_RATE:
+        found.append(
+            f"warning: training.learning_rate: AdamW moves each weight by up to {config.training.learning_rate:g} in one step; "
+            "1e-6 to 1e-3 is usual"
+        )
+    if config.reward.sources.get("label", 1.0) < 0:
+        found.append(
+            f"warning: reward.sources: label has the weight {config.reward.sources['label']:g}, so right answers cost"
+        )
+    plain = RewardSection()
+    inert = [n for n in ("horizon", "share", "discount") if getattr(config.reward, n) != getattr(plain, n)]
+    if config.reward.rules and inert:
+        found.append(
+            f"warning: reward: {' and '.join(inert)} change nothing beside reward.rules; remove one or the other"
+        )
+    hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
+    if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:
+        found.append(
+            "warning: training.critic_context: joint lets the critic read what all agents said before, but in this protocol "
+            "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
+        )
+    return found
