@@ -56,6 +56,9 @@ def check_lengths(
     Returns:
         Warnings for prompts that do not fit if answers are as long as possible, the length of the longest conversation
         then, in tokens, the number of utterances of each step of the longest dialogue, and the dialogues.
+
+    Raises:
+        ConfigError: a prompt does not fit, or is empty.
     """
     names = tuple(config.agents)
     players = speakers(config.protocol, names)
