@@ -494,9 +494,19 @@ def test_a_name_is_looked_up_anew_in_another_section(project, tmp_path):
         ["task.name=toy_sum", "schedule={}", "protocol={name: debate}", "agents.ann.tiny={}", "agents.bob.tiny={}"],
     )
     assert config.task == {"name": "toy_sum"} and config.protocol == {"name": "debate"}
-    for word in ("reward.sources={merge_i_task:half: 2.0}", "reward.sources.merge_i_task:half=2.0"):
-        sources = load_config([str(file), word], None, None).reward.sources
-        assert sources == {"merge_i_task:half": 2.0}
+    for words, expected in (
+        (["reward.sources={merge_i_task:half: 2.0}"], {"merge_i_task:half": 2.0}),
+        (["reward.sources.merge_i_task:half=2.0"], {"label": 1.0, "merge_i:Counting": 0.0, "merge_i_task:half": 2.0}),
+        (
+            ["reward.sources={label: 1.0}", "reward.sources.merge_i_task:half=2.0"],
+            {"label": 1.0, "merge_i_task:half": 2.0},
+        ),
+        (
+            ["reward.sources={label: 1.0, merge_i_task:half: 1.0}", "reward.sources.label=0.5"],
+            {"label": 0.5, "merge_i_task:half": 1.0},
+        ),
+    ):
+        assert load_config([str(file), *words], None, None).reward.sources == expected
     rules = load(file, ["reward.rules=[own]", "advantage={}"])
     assert rules.reward.rules == ("own",)
 

@@ -202,6 +202,25 @@ def test_agents_that_call_nothing_are_named_once(tmp_path, monkeypatch, caplog):
     assert not [r for r in caplog.records if "called none of them" in r.getMessage()]
 
 
+def test_calls_of_other_agents_are_counted(tmp_path, monkeypatch, caplog):
+    """An orchestrator's tools are the other agents. The run has neither tools nor environments of its own."""
+    calls_of(monkeypatch, lambda form: '<call>{"name": "ask_bob", "arguments": {"question": "1+2="}}</call>')
+    _ends_by_itself(monkeypatch)
+    changes = {
+        "agents": {"ann": AGENT, "bob": AGENT},
+        "tools": {},
+        "environments": {},
+        "updates": 1,
+        "dialogues_logged": 99,
+    }
+    changes |= {"protocol": {"name": "call_return", "call": "tool", "planner": "ann", "plan": "{question}"}}
+    build_trainer(load(written(tmp_path, reward={"sources": {"label": 1.0}}, **changes)), quiet=True).train()
+    assert not [r for r in caplog.records if "called none of them" in r.getMessage()]
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    played = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    assert first["calls/ann"] == sum(len(u["calls"]) for d in played for u in d["utterances"]) > 0
+
+
 def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
     """Five lines of YAML give two policies tools and an environment: two under agents, and these three."""
     uses = {name: {"use": f"worldly:{name}"} for name in ("double", "add", "fail")}

@@ -284,12 +284,12 @@ def _absolute(folders: Any, root: Path) -> Any:
     return [str((root / Path(folder).expanduser()).resolve()) for folder in listed]
 
 
-def _merge(under: dict, over: dict) -> dict:
+def _merge(under: dict, over: dict, one_source: bool = False) -> dict:
     """Return ``under`` with the values of ``over``.
 
-    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources. The
-    options of a game do not stay for another game (protocol.game). An agent's model takes the place of a tiny one, and a
-    tiny one that of a model.
+    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources, unless
+    ``over`` has ``one_source`` that joins the others. The options of a game do not stay for another game (protocol.game).
+    An agent's model takes the place of a tiny one, and a tiny one that of a model.
     """
     merged = dict(under)
     for given, other in (("model", "tiny"), ("tiny", "model")):
@@ -299,10 +299,12 @@ def _merge(under: dict, over: dict) -> dict:
         beneath = merged.get(key)
         if isinstance(value, dict) and isinstance(beneath, dict):
             name = beneath.get("name")
-            another = key == "sources" or (key in ("task", "protocol") and value.get("name", name) != name)
+            another = (key == "sources" and not one_source) or (
+                key in ("task", "protocol") and value.get("name", name) != name
+            )
             if key == "protocol" and value.get("game", beneath.get("game")) != beneath.get("game"):
                 beneath = {part: old for part, old in beneath.items() if part != "options"}
-            merged[key] = value if another else _merge(beneath, value)
+            merged[key] = value if another else _merge(beneath, value, one_source)
         else:
             merged[key] = value
     return merged
@@ -310,6 +312,8 @@ def _merge(under: dict, over: dict) -> dict:
 
 def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
     """Return ``values`` with the values of ``overrides``, which are ``a.b=c`` with YAML values.
+
+    ``reward.sources.x=1`` adds a source or changes its weight, and ``reward.sources={x: 1}`` replaces all of them.
 
     Raises:
         ConfigError: an override cannot be read.
@@ -330,7 +334,7 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
             ) from None
         for key in reversed(path.split(".")):
             nested = {key: nested}
-        values = _merge(values, nested)
+        values = _merge(values, nested, one_source="sources" in path.split(".")[:-1])
     return values
 
 

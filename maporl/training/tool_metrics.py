@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from maporl.environments.world import World
 from maporl.types import Dialogue
@@ -11,7 +11,7 @@ from trl_ext import distributed
 logger = logging.getLogger(__name__)
 
 
-def mention_no_calls(agents: Iterable[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:
+def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:
     """Warn of ``agents`` with tools that spoke in an update and called none of them.
 
     ``metrics`` are those of :func:`tool_metrics`, over all processes.
@@ -26,12 +26,13 @@ def mention_no_calls(agents: Iterable[str], dialogues: Sequence[Dialogue], metri
         )
 
 
-def tool_metrics(dialogues: Sequence[Dialogue], world: World) -> dict[str, float]:
+def tool_metrics(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> dict[str, float]:
     """Return the metrics of calls and environments, over all processes. All processes call this together.
 
-    Without tools and environments nothing is returned.
+    ``callers`` are the agents with tools, which may be other agents. Without these and without tools and environments that
+    a protocol uses nothing is returned.
     """
-    if not world.tools and not world.environments:
+    if not world.tools and not world.environments and not callers:
         return {}
     sums: dict[str, float] = defaultdict(float)
     for name, amount in world.take_counts().items():

@@ -401,7 +401,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
-        batch.metrics |= tool_metrics(batch.dialogues, self.player.world)
+        batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
         if batch.number == 1 and distributed.is_main():
             mention_no_calls(self.player.tools, batch.dialogues, batch.metrics)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):
