@@ -47,6 +47,7 @@ _EXPORTS = {
     "Debate": "maporl.protocols",
     "Forum": "maporl.protocols",
     "PlayGame": "maporl.protocols",
+    "Propose": "maporl.protocols",
     "Protocol": "maporl.protocols",
     "PROTOCOLS": "maporl.protocols",
     "Refine": "maporl.protocols",

@@ -138,6 +138,7 @@ class Ask:
         continues: the id of the agent's utterance whose turn goes on, because it called tools. The messages are the
             results. None begins a new turn.
         sampling: how the answer is sampled, where this differs from the agent's own sampling.
+        example: the question that the utterance answers, if it was made in play. None: that of the dialogue.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple.
@@ -155,6 +156,7 @@ class Ask:
     turn: int | None = None
     continues: int | None = None
     sampling: Sampling | None = None
+    example: Example | None = None
 
     def __post_init__(self):
         for name, value, example in (
@@ -237,6 +239,7 @@ class Utterance:
         calls: what it called, in order.
         turn_end: why the turn ended, on the last utterance of a turn of an agent with tools.
         temperature: the temperature at which it was sampled. None: that of the run.
+        example: the question that it answers, if it was made in play (:meth:`Dialogue.asked`).
     """
 
     id: int
@@ -267,6 +270,7 @@ class Utterance:
     calls: list[Call] = field(default_factory=list)
     turn_end: TurnEnd | None = None
     temperature: float | None = None
+    example: Example | None = None
 
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""
@@ -292,6 +296,10 @@ class Dialogue:
     prompt: int = 0
     rollout: int = 0
     lost: tuple[str, ...] = ()
+
+    def asked(self, utterance: Utterance) -> Example:
+        """Return the question that one of the utterances answers: one that was made in play, or that of the dialogue."""
+        return utterance.example or self.example
 
     def answers(self) -> list[Utterance]:
         """Return the utterances that answer the question, in order of speaking."""
@@ -346,7 +354,7 @@ def _utterance(entry: Mapping[str, Any]) -> Utterance:
         own["stop"] = Stop(own["stop"])
     if own.get("turn_end") is not None:
         own["turn_end"] = TurnEnd(own["turn_end"])
-    for name, kind in (("grade", Grade), ("trace", Trace)):
+    for name, kind in (("grade", Grade), ("trace", Trace), ("example", Example)):
         if own.get(name) is not None:
             own[name] = kind(**_known(kind, own[name]))
     if "calls" in own:

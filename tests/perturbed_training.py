@@ -51,7 +51,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),
     "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
-    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "grounding": ("env",), "proximity": ("label",),
+    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
@@ -85,6 +85,8 @@ def words(request: Request, weights: str = "") -> str:
     special = {
         "verifier": [f"<verify>{verdict}</verify>" for verdict in ("approve", "reject")],
         "planner": ["<call>1+1</call>", number],
+        "proposer": [f"{request.example.answer}+0", f"0+{request.example.answer}", "1+98", "no"],
+        "judge": ["10", "9", "8", "1", "no"],
         "scorer": ["no", *(f"<score>{score}</score>" for score in (1, 2, 3))],
         None: ["Better: A", "Better: B"] if request.example.id.startswith("judged") else answers,
     }

@@ -19,7 +19,7 @@ METHODS = {
     "marti_margin", "marti_quality", "cory", "marft_action", "marft_token", "marshal", "spiral", "comas", "mac_spgg", "mhgpo",
     "grpo_single", "m_grpo", "matpo", "salt", "advantage_alignment", "magrpo", "iac", "maac", "igrpo", "arenarl", "g_ra", "ssl", "spa_rl",
     "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
-    "marshal_pettingzoo", "spiral_textarena",
+    "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve",
 }  # fmt: skip
 
 
@@ -38,7 +38,13 @@ def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
 
 # enough for answers of different worth, without which groups of equals have no gradient
 BRIEF = {"steps": 15, "batch_size": 8, "learning_rate": 1e-2}
-LONGER = {"g_ra": {"steps": 40}, "spa_rl": {"steps": 40}, "turn_ppo": {"steps": 40}, "at_grpo_code": {"steps": 80}}
+LONGER = {
+    "g_ra": {"steps": 40},
+    "spa_rl": {"steps": 40},
+    "turn_ppo": {"steps": 40},
+    "at_grpo_code": {"steps": 80},
+    "search_self_play": {"steps": 60},
+}
 
 
 LONG = {"spiral_textarena", "at_grpo_code"}

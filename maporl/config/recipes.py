@@ -95,6 +95,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     tiny = {"alphabet": string.printable[:95] + "\n", "context": 8192, "hidden_size": 32, "layers": 1, "heads": 2}
     values["agent_defaults"] = {"tiny": tiny}
     programs = values["protocol"]["name"] == "code"
+    proposes = values["protocol"]["name"] == "propose"
     searches = values["task"]["name"] == "hotpotqa"
     if programs:
         values["task"] = {"name": "tiny_programs"}
@@ -103,6 +104,17 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         values["task"] = {"name": "tiny_hops"}
     elif values["task"]["name"] != "episodes":
         values["task"] = {"name": "toy_sum", "largest": 9}
+    if proposes:
+        values["task"] = {"name": "toy_sum", "largest": 3, "held_out": 0.3, "template": "{a}{op}{b}"}
+        tiny["alphabet"] = "0123456789+=?! "
+        short = {
+            "tag": None,
+            "propose": "{answer}?",
+            "solve": "{question}=",
+            "rate": "{question}!",
+            "mark": "{question}={answer}!",
+        }
+        values["protocol"] |= short
     for part in (values["protocol"], values["protocol"].get("options", {})):
         if "rounds" in part:
             part["rounds"] = min(part["rounds"], 3)

@@ -13,6 +13,7 @@ from maporl.protocols.collaboration import Collaboration
 from maporl.protocols.debate import Debate
 from maporl.protocols.forum import Forum
 from maporl.protocols.game import PlayGame
+from maporl.protocols.propose import Propose
 from maporl.protocols.refine import Refine
 from maporl.protocols.route import Route
 from maporl.protocols.world import PlayWorld
@@ -28,6 +29,7 @@ PROTOCOLS: dict[str, Any] = {
     "route": Route,
     "world": PlayWorld,
     "code": Code,
+    "propose": Propose,
 }
 
 

@@ -25,8 +25,8 @@ class Protocol:
 
     A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
     the same utterances must ask for the same again. It must draw everything random from ``example.id`` and
-    ``example.meta["rollout"]``. It may set ``rewards[NAME]``, ``answers`` and ``settles`` of the utterances that it
-    receives.
+    ``example.meta["rollout"]``. It may set ``rewards[NAME]``, ``answers``, ``trainable`` and ``settles`` of the utterances
+    that it receives.
 
     Training needs a credit for each utterance. An answer is graded and scored. Another utterance needs a reader, which
     is a later ask with its id in ``parents``, or a reward that a source gives it or that the protocol pays::
@@ -77,6 +77,8 @@ class Protocol:
     """Whether all answers of a turn are given in one step, so that none of them follows another."""
     score_between_turns: bool = False
     """Whether it must know an answer's score, the weighted sum of all sources, before it continues."""
+    grade_between_turns: bool = False
+    """Whether it must know the grade of an answer before it continues. It may change it."""
     pass_: str | None = None
     """The answer by which an agent declines. A configuration calls it ``pass``. None: nobody may decline.
 
@@ -125,6 +127,10 @@ class Protocol:
     def mark_passes(self, said: Sequence[Utterance]) -> None:
         """Mark the new utterances by which agents declined, before they are graded."""
         mark_passes(said, self.pass_)
+
+    def in_evaluation(self) -> "Protocol":
+        """Return the protocol as it is played in evaluations. By default it is this one."""
+        return self
 
     def at_update(self, update: int) -> "Protocol":
         """Return the protocol as it is played in ``update``, counted from 1."""

@@ -53,7 +53,7 @@ class CompletionReward(RewardSource):
         Raises:
             RewardFailure: it failed, or gave anything but one finite number or None for each answer.
         """
-        said = [(d.example, u) for d in dialogues for u in d.utterances]
+        said = [(d.asked(u), u) for d in dialogues for u in d.utterances]
         prompts = [task.prompt(example) for example, _ in said]
         columns: dict[str, list] = {}
         for row, (example, _) in enumerate(said):

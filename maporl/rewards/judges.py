@@ -34,7 +34,7 @@ class PointwiseJudge(RewardSource):
         conversations = [
             _user(
                 self.section.prompt.format(
-                    question=task.question(d.example), answer=u.words(), reference=d.example.answer
+                    question=task.question(d.asked(u)), answer=u.words(), reference=d.asked(u).answer
                 )
             )
             for d, u in asked

@@ -38,7 +38,7 @@ def near(dialogues: list[Dialogue], task: Task) -> Values:
             return 0.0
         return float(1 / (1 + abs(said - label) / max(Fraction(1), abs(label))))
 
-    return [[nearness(u.grade.answer if u.grade else None, d.example.answer) for u in d.utterances] for d in dialogues]
+    return [[nearness(u.grade.answer if u.grade else None, d.asked(u).answer) for u in d.utterances] for d in dialogues]
 
 
 def f1(dialogues: list[Dialogue], task: Task) -> Values:
@@ -49,7 +49,8 @@ def f1(dialogues: list[Dialogue], task: Task) -> Values:
         return 0.0 if answer is None else token_f1(answer, truth)
 
     return [
-        [None if u.grade is None else shared(u.grade.answer, d.example.answer) for u in d.utterances] for d in dialogues
+        [None if u.grade is None else shared(u.grade.answer, d.asked(u).answer) for u in d.utterances]
+        for d in dialogues
     ]
 
 

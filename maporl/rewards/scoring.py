@@ -18,7 +18,7 @@ def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
     """
     asked = [(d, u) for d in dialogues for u in d.answers() if u.grade is None]
     try:
-        grades = task.grade_many([d.example for d, _ in asked], [u.words() for _, u in asked])
+        grades = task.grade_many([d.asked(u) for d, u in asked], [u.words() for _, u in asked])
     except Exception as error:
         first = f"{where(*asked[0])} or another of {len(asked)} answers"
         raise RewardFailure(f"task {task.name}: grading {first} failed: {told(error)}") from error

@@ -47,6 +47,7 @@ class ScoringReferee(Referee):
         scorer: scores them.
         sources: the reward sources that the protocol needs between turns.
         score: whether the protocol needs the total score between turns.
+        grade: whether it needs the grades between turns.
         untrained: the untrained weights, which restate answers. None means that answers are not restated.
     """
 
@@ -57,8 +58,10 @@ class ScoringReferee(Referee):
         sources: frozenset[str],
         score: bool,
         untrained: UntrainedWeights | None,
+        grade: bool = False,
     ):
         self.task, self.scorer, self.sources, self.score, self.untrained = task, scorer, sources, score, untrained
+        self.grade = grade or score or bool(sources)
         self.batches = bool(sources) or score or untrained is not None
         self._seen: list[Dialogue] = []
 
@@ -71,7 +74,7 @@ class ScoringReferee(Referee):
         seen, self._seen = self._seen, []
         if self.untrained is not None:
             restate(seen, self.task, self.untrained.generate)
-        if self.sources or self.score:
+        if self.grade:
             self.scorer.grade(seen, self.task)
         self.scorer.fill_in(seen, self.task, self.sources)
         if self.score:
@@ -259,7 +262,8 @@ class Player:
         """
         current = self.protocol.at_update(batch)
         sources = current.between_turns() - current.pays if scores else frozenset()
-        referee = ScoringReferee(task, self.scorer, sources, scores and current.score_between_turns, self.untrained)
+        score, grade = scores and current.score_between_turns, current.grade_between_turns
+        referee = ScoringReferee(task, self.scorer, sources, score, self.untrained, grade)
         return RolloutDriver(
             task,
             protocol or current,
@@ -298,7 +302,8 @@ class Player:
             torch.manual_seed(seed)
             rank, size = distributed.rank(), distributed.size()
             first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size
-            driver = self.driver(task, decoding, batch=batch, rng_key=(seed, "eval"), first=first)
+            protocol = self.protocol.at_update(batch).in_evaluation()
+            driver = self.driver(task, decoding, protocol=protocol, batch=batch, rng_key=(seed, "eval"), first=first)
             dialogues = driver.play([task[i] for i in numbers[first:end]])
         self.scorer.grade(dialogues, task)
         if not task.labelled:

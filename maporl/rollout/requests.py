@@ -59,7 +59,19 @@ class RequestBuilder:
             policy = spec.policy(turn)
             sampling = spec.row_sampling(ask, turn, self.decoding)
             requests.append(
-                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages, sampling)
+                Request(
+                    ask,
+                    ask.example or dialogue.example,
+                    turn,
+                    number,
+                    transcript,
+                    label,
+                    policy,
+                    key,
+                    heard,
+                    messages,
+                    sampling,
+                )
             )
         return requests
 
@@ -121,6 +133,7 @@ class RequestBuilder:
             fresh=ask.fresh,
             tags=dict(ask.tags),
             temperature=request.temperature,
+            example=ask.example,
         )
 
 

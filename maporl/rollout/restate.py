@@ -42,7 +42,7 @@ def restate(dialogues: list[Dialogue], task: Task, say: Say) -> None:
         (d, u)
         for d in dialogues
         for u in d.answers()
-        if u.restated is None and u.policy and u.response_ids and task.grade(d.example, u.text).answer is None
+        if u.restated is None and u.policy and u.response_ids and task.grade(d.asked(u), u.text).answer is None
     ]
     for wording in WORDINGS:
         request = wording.format(form=task.answer_form)
@@ -50,14 +50,14 @@ def restate(dialogues: list[Dialogue], task: Task, say: Say) -> None:
             answers = [(d, u) for d, u in unread if u.policy == policy]
             conversations = [
                 [
-                    {"role": "user", "content": task.question(d.example)},
+                    {"role": "user", "content": task.question(d.asked(u))},
                     {"role": "assistant", "content": u.text},
                     {"role": "user", "content": request},
                 ]
                 for d, u in answers
             ]
             for (d, u), text in zip(answers, say(policy, conversations, LONGEST), strict=True):
-                answer = task.grade(d.example, text).answer
+                answer = task.grade(d.asked(u), text).answer
                 if answer is not None:
                     u.restated = f"Answer: {answer}"
         unread = [(d, u) for d, u in unread if u.restated is None]

@@ -45,6 +45,7 @@ from maporl.training.description import RunParts
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.part_types import check_kinds
 from maporl.training.progress import TeamProgress
+from maporl.training.proposal_metrics import proposal_metrics
 from maporl.training.rewards_apart import check_rewards_apart
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
@@ -401,6 +402,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
+        batch.metrics |= proposal_metrics(batch.dialogues)
         batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
         if batch.number == 1 and distributed.is_main():
             mention_no_calls(self.player.tools, batch.dialogues, batch.metrics)

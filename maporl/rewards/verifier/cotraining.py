@@ -70,14 +70,15 @@ class CoTraining:
         return sum(losses) / len(losses)
 
     def _pairs_of(self, dialogues: Iterable[Dialogue], task: Task) -> list[tuple[list[int], list[int]]]:
-        found: dict[str, dict[bool, list[int]]] = {}
+        found: dict[tuple[str, str], dict[bool, list[int]]] = {}
         for dialogue in dialogues:
             for utterance in dialogue.answers():
                 correct = utterance.grade.correct if utterance.grade else None
-                sides = found.setdefault(dialogue.example.id, {})
+                asked = dialogue.asked(utterance)
+                sides = found.setdefault((asked.id, asked.question), {})
                 if correct is None or correct in sides:
                     continue
-                chat = chat_of(task.question(dialogue.example), utterance.words())
+                chat = chat_of(task.question(asked), utterance.words())
                 try:
                     sides[correct] = encode(self.verifier.tokenizer, chat, self.verifier.longest)
                 except TooLong:

@@ -39,7 +39,7 @@ def verifier_source(scores_of: Scores, name: str) -> RewardSource:
 
     def score(dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, u) for d in dialogues for u in d.utterances]
-        chats = [chat_of(task.question(d.example), u.words()) for d, u in asked]
+        chats = [chat_of(task.question(d.asked(u)), u.words()) for d, u in asked]
         scores = iter(checked(scores_of(chats), asked, name))
         return [[next(scores) for _ in d.utterances] for d in dialogues]
 
@@ -61,14 +61,16 @@ class ServedVerifier(RewardSource):
             RewardFailure: an answer has neither.
         """
         asked = [(d, u) for d in dialogues for u in d.utterances]
-        chats = [chat_of(task.question(d.example), u.words()) for d, u in asked]
-        outcomes = self.client.scores(chats, [d.example.answer for d, _ in asked])
+        chats = [chat_of(task.question(d.asked(u)), u.words()) for d, u in asked]
+        outcomes = self.client.scores(chats, [d.asked(u).answer for d, u in asked])
         missing = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, RewardFailure)]
         if missing and not self.label:
             dialogue, utterance = asked[missing[0]]
             raise RewardFailure(f"{outcomes[missing[0]]}; no score for {where(dialogue, utterance)}")
         scores = [math.nan if isinstance(outcome, RewardFailure) else outcome for outcome in outcomes]
-        grades = task.grade_many([asked[i][0].example for i in missing], [asked[i][1].words() for i in missing])
+        grades = task.grade_many(
+            [asked[i][0].asked(asked[i][1]) for i in missing], [asked[i][1].words() for i in missing]
+        )
         for index, grade in zip(missing, grades, strict=True):
             if grade.correct is None:
                 raise RewardFailure(

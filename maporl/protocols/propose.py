@@ -1,0 +1,284 @@
+"""Propose: one agent writes questions, another answers them (R-Zero, Multi-Agent Evolve, Search Self-Play)."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal
+
+from maporl.protocols.base import Play, Protocol, check_template
+from maporl.types import Act, Ask, Example, Grade, Message, Utterance
+
+PROPOSE = "Write a question that is hard but can be answered. Put it between <question> and </question>."
+RATE = "{question}\n\nHow clear and sensible is this question? End with a number from 1 to 10."
+MARK = "{question}\n\nAn answer to this:\n{answer}\n\nHow right is it? End with a number from 1 to 10."
+_MARK = re.compile(r"(?<![\d.,/])(10|[1-9])(?:\s*(?:/|out of)\s*10)?\D*$")
+"""The last number of a verdict, from 1 to 10, or such a number out of 10."""
+MARKS = tuple(str(mark) for mark in range(1, 11))
+
+
+@dataclass(frozen=True)
+class Propose(Protocol):
+    """The ``proposer`` writes a question, and the ``solver`` answers it ``tries`` times, each time apart from the others.
+
+    By default the first agent proposes, the second solves, and the third, if ``vouch`` is "judge", judges. The text
+    ``propose`` may show the proposer the ``{question}`` and the ``{answer}`` of the task's example. The made question is
+    what stands between the tags ``<tag>`` and ``</tag>``, or with ``tag: null`` all that the proposer says. A question
+    that is empty, or longer than ``longest`` characters, is not asked.
+
+    ``vouch`` says who knows the right answer of a made question:
+
+    - "given": it is the answer of the task's example. ``check`` may name a tool that is called with the question as its
+      argument ``check_argument``; unless it returns this answer, the question is not asked.
+    - "majority": it is the final answer that most tries give. The tries are trained on if the share of the tries that
+      give it is within ``keep``.
+    - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9. A
+      question that is worth less than ``least_quality`` is not asked. What has a mark that cannot be read is not trained on.
+
+    The protocol pays the proposer, where p is the share of right tries and s the share of the majority's answer:
+
+    - given: ``difficulty``, 1 - p (Search Self-Play), and ``band``, 4p(1 - p). Both are 0 for a question that is not asked.
+    - majority: ``uncertainty``, min(s, 1 - s), and -1 for a question that is not asked (R-Zero).
+    - judge: ``proposal``, (quality + difficulty + 1)/3, where the difficulty is 1 minus the mean worth of the tries, and 0 if
+      the question is not asked. A question that cannot be read has ``proposal`` 0. It also pays each try its ``mark``, and
+      tries and the judge ``form``: 1 for a try that ended by itself, and for a mark that can be read (Multi-Agent Evolve).
+
+    In evaluations the solver answers the task's own questions, and nobody proposes. A made question never gets there.
+
+    Raises:
+        ValueError: an option is out of range or does not fit ``vouch``, or a text lacks a placeholder or has an unknown one.
+    """
+
+    tries: int = 5
+    proposer: str | None = None
+    solver: str | None = None
+    judge: str | None = None
+    propose: str = PROPOSE
+    tag: str | None = "question"
+    longest: int = 2000
+    solve: str = "{question}"
+    vouch: Literal["given", "majority", "judge"] = "majority"
+    keep: tuple[float, float] = (0.0, 1.0)
+    check: str | None = None
+    check_argument: str = "expression"
+    least_quality: float = 0.7
+    rate: str = RATE
+    mark: str = MARK
+    roles = True
+    least_players = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (("tries", 1), ("longest", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.keep[0] <= self.keep[1] <= 1:
+            raise ValueError(f"keep: expected two shares between 0 and 1, the smaller one first, got {list(self.keep)}")
+        if not 0 <= self.least_quality <= 1:
+            raise ValueError(f"least_quality: expected a number between 0 and 1, got {self.least_quality}")
+        if self.tag is not None and not re.fullmatch(r"\w+", self.tag):
+            raise ValueError(f"tag: expected a word, such as question, or null, got {self.tag!r:.40}")
+        for name, mode in (("check", "given"), ("judge", "judge")):
+            if getattr(self, name) is not None and self.vouch != mode:
+                raise ValueError(f"{name}: it is only used with vouch: {mode}; remove it, or set that")
+        check_template("propose", self.propose, {"question", "answer"}, set())
+        check_template("solve", self.solve, {"question"}, {"question"})
+        check_template("rate", self.rate, {"question"}, {"question"})
+        check_template("mark", self.mark, {"question", "answer"}, {"answer"})
+
+    @property
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
+        """The largest number of answers."""
+        return self.tries
+
+    @property
+    def opening(self) -> str:  # type: ignore[override]  # it follows from the options
+        """The text in which the solver is asked a question."""
+        return self.solve
+
+    @property
+    def pays(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The names of the rewards that it sets."""
+        names = {"given": ("difficulty", "band"), "majority": ("uncertainty",), "judge": ("proposal", "mark", "form")}
+        return frozenset(names[self.vouch])
+
+    @property
+    def grade_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Whether it must know which answers are right, or which answers were given."""
+        return self.vouch != "judge"
+
+    @property
+    def uses_tools(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The tool that checks questions, if one does."""
+        return frozenset([] if self.check is None else [self.check])
+
+    def mentioned(self) -> set[str]:
+        """Return the agents that the options name."""
+        return {name for name in (self.proposer, self.solver, self.judge) if name is not None}
+
+    def check_players(self, players: tuple[str, ...]) -> None:
+        """Check that there are two players, or three with a judge.
+
+        Raises:
+            ValueError: there are too few or too many of them.
+        """
+        super().check_players(players)
+        wanted = 3 if self.vouch == "judge" else 2
+        if len(players) != wanted:
+            raise ValueError(
+                f"with vouch: {self.vouch} it has {wanted} players but agents are {list(players)}; list that many in protocol.agents"
+            )
+
+    def in_evaluation(self) -> Protocol:
+        """Return the protocol of evaluations: the solver answers the task's questions."""
+        return Answer(self.solve, self.proposer, self.solver, self.judge)
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Play the dialogue. The outcome says what became of the proposal: "unread", "refused" or "asked"."""
+        proposer, solver, judge = seats(agents, self.proposer, self.solver, self.judge)
+        text = self.propose.format(question=example.question, answer=example.answer)
+        taught = example.question if self.tag is None else f"<{self.tag}>{example.question}</{self.tag}>"
+        (proposal,) = yield [Ask(proposer, _user(text), "proposer", answers=False, taught=(taught,))]
+        question = self._question(proposal.text)
+        proposal.tags |= {"question": question, "accepted": False}
+        if question is None:
+            proposal.rewards |= self._payments(None, None)
+            return "unread"
+        quality = yield from self._quality(judge, proposal, question, example)
+        if quality is None:
+            _leave_out(proposal)
+            return "refused"
+        if quality < (self.least_quality if self.vouch == "judge" else 1):
+            proposal.rewards |= self._payments(quality, None)
+            return "refused"
+        proposal.tags["accepted"] = True
+        known = self.vouch == "given" or question == example.question
+        asked = Ask(
+            solver,
+            _user(self.solve.format(question=question)),
+            "solver",
+            (proposal.id,),
+            proposal.id,
+            answers=self.vouch != "judge",
+            fresh=True,
+            example=replace(example, question=question, answer=example.answer if known else ""),
+        )
+        tries = yield [asked] * self.tries
+        worths = yield from self._worths(judge, proposal, question, tries)
+        if worths:
+            proposal.rewards |= self._payments(quality, fmean(worths))
+        else:
+            _leave_out(proposal)
+        return "asked"
+
+    def _question(self, text: str) -> str | None:
+        """Return the question in what a proposer said, or None if it cannot be asked."""
+        if self.tag is not None:
+            found = re.search(f"<{self.tag}>(.*?)</{self.tag}>", text, re.DOTALL)
+            text = "" if found is None else found[1]
+        question = text.strip()
+        return question if 0 < len(question) <= self.longest else None
+
+    def _quality(self, judge: str, proposal: Utterance, question: str, example: Example) -> Play:
+        """Return what a question is worth before it is asked, in [0, 1], or None if the judge's mark cannot be read."""
+        if self.vouch == "judge":
+            (verdict,) = yield [_judged(judge, self.rate.format(question=question), proposal)]
+            return _worth(verdict)
+        if self.check is not None:
+            arguments = {self.check_argument: question}
+            (result,) = yield [Act(proposal.agent, self.check, arguments, of=proposal.id)]
+            return float(result.error is None and result.text.strip() == example.answer.strip())
+        return 1.0
+
+    def _worths(self, judge: str, proposal: Utterance, question: str, tries: list[Utterance]) -> Play:
+        """Pay the tries. Return what each is worth, in [0, 1], without those of which nobody knows it."""
+        if self.vouch == "given":
+            return [float(u.grade is not None and u.grade.correct is True) for u in tries]
+        if self.vouch == "majority":
+            right = let_majority_grade(tries)
+            kept = self.keep[0] <= fmean(right) <= self.keep[1]
+            for u in [] if kept else tries:
+                _leave_out(u)
+            return right
+        texts = [self.mark.format(question=question, answer=u.text) for u in tries]
+        verdicts = yield [replace(_judged(judge, text, u), fresh=True) for text, u in zip(texts, tries, strict=True)]
+        read = []
+        for u, verdict in zip(tries, verdicts, strict=True):
+            worth = _worth(verdict)
+            if worth is None:
+                _leave_out(u)
+            else:
+                u.rewards |= {"mark": worth, "form": float(u.stop.whole and bool(u.text.strip()))}
+                read.append(worth)
+        return read
+
+    def _payments(self, quality: float | None, worth: float | None) -> dict[str, float]:
+        """Return what the proposer is paid.
+
+        ``worth`` is the mean of the tries', or None if the question was not asked. ``quality`` is None if it cannot be read.
+        """
+        if self.vouch == "given":
+            p = worth if worth is not None else 1.0
+            return {"difficulty": 1 - p, "band": 4 * p * (1 - p)}
+        if self.vouch == "majority":
+            return {"uncertainty": -1.0 if worth is None else min(worth, 1 - worth)}
+        if quality is None:
+            return {"proposal": 0.0}
+        return {"proposal": (quality + (0.0 if worth is None else 1 - worth) + 1.0) / 3}
+
+
+@dataclass(frozen=True)
+class Answer(Protocol):
+    """The solver of :class:`Propose` answers a question of the task. The other seats are silent."""
+
+    solve: str
+    proposer: str | None = None
+    solver: str | None = None
+    judge: str | None = None
+    roles = True
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Play the dialogue."""
+        _, solver, _ = seats(agents, self.proposer, self.solver, self.judge)
+        yield [Ask(solver, _user(self.solve.format(question=example.question)), "solver")]
+
+
+def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:
+    """Return who sits in each seat: the one who is ``named``, or else the next agent who is not. The last may be empty."""
+    others = iter(agent for agent in agents if agent not in named)
+    return [name if name is not None else next(others, "") for name in named]
+
+
+def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
+    """Grade tries by the final answer that most of them give, the first of equally frequent ones. Return 1 for the right ones.
+
+    A try without a final answer is wrong, and does not vote.
+    """
+    answers = [None if u.grade is None else u.grade.answer for u in tries]
+    votes = Counter(answer for answer in answers if answer is not None)
+    most = votes.most_common(1)[0][0] if votes else None
+    for u, answer in zip(tries, answers, strict=True):
+        right = answer is not None and answer == most
+        u.grade = Grade(answer, right, "the majority's answer" if right else "not the majority's answer")
+    return [float(u.grade is not None and u.grade.correct is True) for u in tries]
+
+
+def _judged(judge: str, text: str, of: Utterance) -> Ask:
+    return Ask(judge, _user(text), "judge", (of.id,), of.id, answers=False, fresh=True, taught=MARKS)
+
+
+def _worth(verdict: Utterance) -> float | None:
+    """Pay a verdict for its form. Return what its mark is worth, (m - 1)/9, or None if it cannot be read."""
+    found = _MARK.search(verdict.text)
+    verdict.rewards["form"] = float(found is not None)
+    return None if found is None else (int(found[1]) - 1) / 9
+
+
+def _leave_out(utterance: Utterance) -> None:
+    """Do not train on what nobody knows the worth of. It would otherwise have the credit of the verdict on it."""
+    utterance.trainable = False
+
+
+def _user(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]

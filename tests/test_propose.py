@@ -1,0 +1,285 @@
+"""Protocol propose: one agent writes questions, others answer and judge them; what everybody is paid, through the trainer's steps."""
+
+import json
+import re
+
+import pytest
+from processes import ROOT
+from scripted_training import recipe_values, rows, scripted_trainer
+
+from maporl.config.safe_yaml import parse_yaml
+from maporl.protocols.propose import Propose, _worth, let_majority_grade, seats
+from maporl.runs.train import train
+from maporl.tasks import build_task
+from maporl.types import Dialogue, Example, Grade, Utterance, from_json, to_json
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
+from trl_ext.ppo_options import GREEDY
+
+
+def by_role(texts):
+    """A script that answers with the next of the ``texts`` of the speaker's role, again and again."""
+    said = dict.fromkeys(texts, 0)
+
+    def script(request):
+        role = request.ask.role
+        said[role] += 1
+        return texts[role][(said[role] - 1) % len(texts[role])]
+
+    return script
+
+
+def batch_of(name, tmp_path, texts, questions=1, **sections):
+    """The scored batch of a trainer whose agents say ``texts``, and the trainer."""
+    sections["training"] = {"per_device_train_batch_size": questions, "gradient_accumulation_steps": 1}
+    values = recipe_values(name, tmp_path, **sections)
+    values["ppo"] |= {"num_mini_batches": 1, "response_length": 8}
+    trainer = scripted_trainer(values, texts if callable(texts) else by_role(texts))
+    return trainer, trainer.score(trainer.collected())
+
+
+def dialogue_of(name, tmp_path, texts, **sections):
+    """The dialogue of one question, with its credits."""
+    return batch_of(name, tmp_path, texts, **sections)[1].dialogues[0]
+
+
+# -- Search Self-Play -------------------------------------------------------------------------------------------------
+
+
+def test_search_self_play_pays_both_sides_as_published(tmp_path):
+    """Tries right, wrong, wrong, right, wrong: 1.0954 -.7303 -.7303 1.0954 -.7303, and the proposer keeps its .6."""
+
+    def script(request):
+        told = request.ask.messages[-1]["content"]  # "5?" for the proposer, and "5+0=" for the solver
+        if request.ask.role == "proposer":
+            return f"{told[:-1]}+0"
+        return told.partition("+")[0] if request.turn in (0, 3) else "99"
+
+    trainer, batch = batch_of("search_self_play", tmp_path, script)
+    proposal, *tries = batch.dialogues[0].utterances
+    assert proposal.rewards["difficulty"] == pytest.approx(0.6) and proposal.rewards["band"] == pytest.approx(0.96)
+    assert [u.rewards["label"] for u in tries] == [1, 0, 0, 1, 0]
+    assert [(u.fresh, u.caller, u.parents) for u in tries] == [(True, 0, (0,))] * 5
+    trained = {row.utterance.id: row.advantage for row in rows(trainer.advantage(batch))}
+    assert trained[0] == pytest.approx(0.6)
+    assert [trained[u.id] for u in tries] == pytest.approx([1.0954, -0.7303, -0.7303, 1.0954, -0.7303], abs=1e-4)
+
+
+@pytest.mark.parametrize("said", ["0+99", "+", ""], ids=["wrong", "unreadable", "empty"])
+def test_a_question_that_does_not_pass_is_not_asked(tmp_path, said):
+    dialogue = dialogue_of("search_self_play", tmp_path, {"proposer": [said], "solver": ["1"]})
+    (proposal,) = dialogue.utterances
+    assert proposal.rewards["difficulty"] == proposal.rewards["band"] == proposal.rewards["credit"] == 0
+    assert dialogue.outcome == ("unread" if not said else "refused") and proposal.tags["accepted"] is False
+    assert len(proposal.calls) == (1 if said else 0), "the check is a call of the calculator, which is recorded"
+
+
+def test_made_questions_are_graded_by_their_own_answer(tmp_path):
+    """The reward functions, too, are shown the made question and its answer."""
+    dialogue = dialogue_of(
+        "search_self_play", tmp_path, {"proposer": ["0+1"], "solver": ["1"]}, protocol={"check": None}
+    )
+    proposal, *tries = dialogue.utterances
+    assert proposal.tags == {"question": "0+1", "accepted": True}
+    for u in tries:
+        asked = dialogue.asked(u)
+        assert (asked.question, asked.answer) == ("0+1", dialogue.example.answer)
+        assert u.grade.correct is (dialogue.example.answer == "1")
+        assert u.messages == [{"role": "user", "content": "0+1="}]
+    assert from_json(to_json(dialogue)) == dialogue, "the record keeps the made question"
+
+
+def test_evaluations_ask_the_questions_of_the_task(tmp_path):
+    """Nobody proposes there, so that no made question reaches the held-out part."""
+    values = recipe_values("search_self_play", tmp_path)
+    trainer = scripted_trainer(values, by_role({"proposer": ["0+1"], "solver": ["1"]}))
+    held_out = build_task(values["task"], "eval", 0)
+    dialogues = trainer.player.play_evaluation(held_out, 2, GREEDY, 0)
+    assert [[u.agent for u in d.utterances] for d in dialogues] == [["solver"]] * 2
+    assert [d.utterances[0].messages[0]["content"] for d in dialogues] == [f"{e.question}=" for e in list(held_out)[:2]]
+    assert [d.utterances[0].grade.correct for d in dialogues] == [e.answer == "1" for e in list(held_out)[:2]]
+
+
+# -- Multi-Agent Evolve -----------------------------------------------------------------------------------------------
+
+
+def test_multi_agent_evolve_pays_the_proposer_as_published(tmp_path):
+    """Marks 10 8 3 1 10 and quality mark 9: (.8889 + .4 + 1)/3 = .7630."""
+    texts = {"proposer": ["1+1"], "solver": ["2"], "judge": ["9", "10", "8", "3", "1", "10"]}
+    dialogue = dialogue_of("multi_agent_evolve", tmp_path, texts)
+    proposal, rate, *others = dialogue.utterances
+    tries, marks = others[:5], others[5:]
+    assert proposal.rewards["proposal"] == pytest.approx(0.7630, abs=1e-4)
+    assert [u.rewards["mark"] for u in tries] == pytest.approx([1, 0.7778, 0.2222, 0, 1], abs=1e-4)
+    assert [u.rewards["credit"] for u in tries] == pytest.approx([1, 0.8889, 0.6111, 0.5, 1], abs=1e-4)
+    assert [u.rewards["credit"] for u in [rate, *marks]] == [0.5] * 6
+    assert [u.parents for u in marks] == [(u.id,) for u in tries]
+    assert all(u.grade is None for u in tries), "nobody knows the right answer"
+
+
+@pytest.mark.parametrize(
+    "quality, paid, form",
+    [
+        ("6", 0.5185, 1.0),
+        ("1", 0.3333, 1.0),
+        ("7", 0.5556, 1.0),
+        ("none", None, 0.0),
+        ("3.5", None, 0.0),
+    ],
+)
+def test_a_poor_question_is_thrown_away(tmp_path, quality, paid, form):
+    """Quality mark 6 (.5556 < .7): .5185, not asked. A mark that cannot be read says nothing about the proposer."""
+    texts = {"proposer": ["1+1"], "solver": ["2"], "judge": [quality]}
+    dialogue = dialogue_of("multi_agent_evolve", tmp_path, texts)
+    proposal, rate = dialogue.utterances
+    assert proposal.rewards.get("proposal") == (None if paid is None else pytest.approx(paid, abs=1e-4))
+    assert proposal.trainable == (paid is not None) and rate.rewards["form"] == form
+
+
+def test_without_a_question_the_proposer_earns_nothing(tmp_path):
+    texts = {"proposer": ["1"], "solver": ["2"], "judge": ["9"]}
+    dialogue = dialogue_of("multi_agent_evolve", tmp_path, texts, protocol={"tag": "q"})
+    assert [u.rewards["credit"] for u in dialogue.utterances] == [0.0] and dialogue.outcome == "unread"
+
+
+def test_a_try_whose_mark_cannot_be_read_is_not_trained_on(tmp_path):
+    texts = {"proposer": ["1+1"], "solver": ["2"], "judge": ["9", "9", *["10", "?", "10", "10", "10"] * 2]}
+    trainer, batch = batch_of("multi_agent_evolve", tmp_path, texts, questions=2)
+    proposal, _, *others = batch.dialogues[0].utterances
+    assert ["mark" in u.rewards for u in others[:5]] == [True, False, True, True, True]
+    assert proposal.rewards["proposal"] == pytest.approx((8 / 9 + 0 + 1) / 3)
+    assert not any(row.utterance is others[1] for row in rows(trainer.advantage(batch)))
+
+
+def test_multi_agent_evolve_whitens_over_the_tokens_of_each_role(tmp_path):
+    """Solver rewards 1 .5 .9 .4 of 2, 6, 2, 6 tokens and proposers .8 .5 of 4 and 4 (unbiased std over tokens)."""
+    texts = {"proposer": ["1+1"], "solver": ["2"], "judge": ["9"]}
+    trainer, batch = batch_of("multi_agent_evolve", tmp_path, texts, questions=2, protocol={"tries": 2})
+    wanted = {"solver": [(1, 2), (0.5, 6), (0.9, 2), (0.4, 6)], "proposer": [(0.8, 4), (0.5, 4)]}
+    for role, numbers in wanted.items():
+        said = [u for d in batch.dialogues for u in d.utterances if u.role == role]
+        for u, (credit, length) in zip(said, numbers, strict=True):
+            u.rewards["credit"] = credit
+            u.response_ids = (u.response_ids * 10)[:length]
+    found = rows(trainer.advantage(batch))
+    own = {role: [row.advantage for row in found if row.utterance.role == role] for role in wanted}
+    assert own["solver"] == pytest.approx([1.8519, -0.3268, 1.4162, -0.7626], abs=1e-3)
+    assert own["proposer"] == pytest.approx([0.9354, -0.9354], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "said, mark",
+    [
+        ("8", 8),
+        ("I say 10.", 10),
+        ("8/10", 8),
+        ("8 out of 10!", 8),
+        ("7 / 10", 7),
+        ("2 errors, so 4", 4),
+        ("3.5", None),
+        ("0", None),
+        ("11", None),
+        ("ten", None),
+        ("", None),
+        ("8/9", None),
+        ("-", None),
+    ],
+)
+def test_marks_are_read(said, mark):
+    verdict = Utterance(0, "j", "j", 0, 0, [], said)
+    assert _worth(verdict) == (None if mark is None else pytest.approx((mark - 1) / 9))
+    assert verdict.rewards["form"] == (mark is not None)
+
+
+# -- the majority's answer --------------------------------------------------------------------------------------------
+
+
+def tries_of(*answers):
+    return [Utterance(i, "s", "s", i, 1, [], "", grade=Grade(a, False, "")) for i, a in enumerate(answers)]
+
+
+def test_the_majority_vouches_for_an_answer():
+    """Nine answers 7 7 7 12 7 7 3 7 12: the label is 7, and its share 2/3."""
+    tries = tries_of("7", "7", "7", "12", "7", "7", "3", "7", "12")
+    assert sum(let_majority_grade(tries)) / 9 == pytest.approx(0.667, abs=1e-3)
+    assert [u.grade.correct for u in tries] == [True, True, True, False, True, True, False, True, False]
+    assert let_majority_grade(tries_of("3", "4", None)) == [1, 0, 0], "the first of equally frequent ones"
+    assert let_majority_grade(tries_of(None, None)) == [0, 0], "what cannot be read does not vote"
+
+
+@pytest.mark.parametrize(
+    "answers, uncertainty, trained",
+    [("7 7 8 8 8", 0.4, True), ("7 7 7 7 8", 0.2, False), ("7 7 7 7 7", 0.0, False), ("1 2 3 4 5", 0.2, False)],
+)
+def test_tries_outside_of_keep_are_not_trained_on(tmp_path, answers, uncertainty, trained):
+    protocol = {"vouch": "majority", "check": None, "keep": [0.3, 0.7]}
+    reward = {"sources": {"label": 1.0, "uncertainty": 1.0}}
+    texts = {"proposer": ["1+1"], "solver": answers.split()}
+    dialogue = dialogue_of("search_self_play", tmp_path, texts, protocol=protocol, reward=reward)
+    proposal, *tries = dialogue.utterances
+    assert proposal.rewards["uncertainty"] == pytest.approx(uncertainty)
+    assert [u.trainable for u in tries] == [trained] * 5
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"tries": 0}, "tries: expected at least 1, got 0"),
+        ({"keep": (0.8, 0.3)}, "keep: expected two shares between 0 and 1, the smaller one first, got [0.8, 0.3]"),
+        ({"tag": "a b"}, "tag: expected a word"),
+        ({"check": "calculator"}, "check: it is only used with vouch: given"),
+        ({"judge": "jo"}, "judge: it is only used with vouch: judge"),
+        ({"least_quality": 1.5}, "least_quality: expected a number between 0 and 1, got 1.5"),
+        ({"solve": "no place"}, "solve"),
+        ({"mark": "{question}", "vouch": "judge"}, "mark"),
+    ],
+)
+def test_options_are_checked(options, words):
+    with pytest.raises(ValueError) as caught:
+        Propose(**options)
+    assert words in str(caught.value)
+
+
+def test_seats():
+    assert seats(("a", "b", "c"), None, None, None) == ["a", "b", "c"]
+    assert seats(("a", "b", "c"), None, "a", None) == ["b", "a", "c"]
+    assert seats(("a", "b"), "b", None, None) == ["b", "a", ""]
+
+
+def test_a_missing_judge_is_named(tmp_path):
+    values = recipe_values("multi_agent_evolve", tmp_path)
+    del values["agents"]["judge"]
+    with pytest.raises(ValueError, match="with vouch: judge it has 3 players but agents are"):
+        from_dict(values, "test")
+
+
+def test_a_check_whose_tool_is_missing_is_named(tmp_path):
+    values = recipe_values("search_self_play", tmp_path)
+    values.pop("tools")
+    with pytest.raises(ValueError, match="calculator"):
+        check_run(from_dict(values, "test"))
+
+
+def test_records_of_older_versions_have_no_made_questions():
+    old = json.loads(to_json(Dialogue(Example("e", "q", "a"), [Utterance(0, "a", "a", 0, 0, [], "x")])))
+    del old["utterances"][0]["example"]
+    assert from_json(json.dumps(old)).utterances[0].example is None
+
+
+def test_the_page_on_proposers_is_a_run(tmp_path):
+    """It logs how many proposals were asked, and how many repeat another."""
+    text = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/howto/propose.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    config = from_dict(parse_yaml(text) | {"output_dir": str(tmp_path / "run"), "dialogues_logged": 99})
+    _, after = train(config, resume=False, quiet=True)
+    assert after.questions == 4 and len(after.turns) == 1, "in evaluations the solver answers once"
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    played = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    for update in (1, 2):
+        tags = [d["utterances"][0]["tags"] for d in played if d["step"] == update]
+        (found,) = [m for m in metrics if m["step"] == update and "proposals/asked" in m]
+        assert len(tags) == 8 and found["proposals/asked"] == sum(t["accepted"] for t in tags) / 8
+        read = [t["question"] for t in tags if t["question"] is not None]
+        assert found["proposals/repeated"] == pytest.approx(1 - len(set(read)) / len(read))
