@@ -78,6 +78,8 @@ def words(request: Request, weights: str = "") -> str:
     if request.ask.taught and request.ask.tags.get("game"):
         return "" if rng.random() < 0.15 else rng.choice(request.ask.taught)  # TextArena reads all but silence
     wrong = rng.random() < 0.5
+    if request.ask.example is not None and request.example.question.startswith("0+"):
+        return "1"  # all tries of such a proposal agree
     if "start" in request.example.meta:
         return rng.choice(looking_up(request, wrong))
     number = str(int(request.example.answer or 0) + wrong * rng.randint(1, 5))

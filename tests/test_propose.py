@@ -9,6 +9,7 @@ from scripted_training import recipe_values, rows, scripted_trainer
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.protocols.propose import Propose, _worth, let_majority_grade, seats
+from maporl.rewards.repeats import Repeats, cluster_shares
 from maporl.runs.train import train
 from maporl.tasks import build_task
 from maporl.types import Dialogue, Example, Grade, Utterance, from_json, to_json
@@ -211,14 +212,77 @@ def test_the_majority_vouches_for_an_answer():
     "answers, uncertainty, trained",
     [("7 7 8 8 8", 0.4, True), ("7 7 7 7 8", 0.2, False), ("7 7 7 7 7", 0.0, False), ("1 2 3 4 5", 0.2, False)],
 )
-def test_tries_outside_of_keep_are_not_trained_on(tmp_path, answers, uncertainty, trained):
-    protocol = {"vouch": "majority", "check": None, "keep": [0.3, 0.7]}
+def test_tries_outside_of_the_shares_are_not_trained_on(tmp_path, answers, uncertainty, trained):
+    protocol = {"vouch": "majority", "check": None, "least_share": 0.3, "most_share": 0.7}
     reward = {"sources": {"label": 1.0, "uncertainty": 1.0}}
     texts = {"proposer": ["1+1"], "solver": answers.split()}
     dialogue = dialogue_of("search_self_play", tmp_path, texts, protocol=protocol, reward=reward)
     proposal, *tries = dialogue.utterances
     assert proposal.rewards["uncertainty"] == pytest.approx(uncertainty)
     assert [u.trainable for u in tries] == [trained] * 5
+
+
+def test_r_zero_pays_for_uncertainty_without_repeats(tmp_path):
+    """Four questions, s .5 .9 .3 .6, of which the first two are alike: r 0 -.4 .05 .15; A .207 -1.4491 .414 .8281."""
+    questions = ["1+1", "1+1", "123=", "4 ! 5"]
+    votes = {0: "1" * 5 + "2" * 5, 1: "1" * 9 + "2", 2: "1112345678", 3: "1" * 6 + "2" * 4}
+    proposed = iter(questions)
+
+    def script(request):
+        if request.ask.role == "proposer":
+            return next(proposed)
+        rollout = int(request.label.rpartition(".")[2])
+        return votes[rollout][request.turn]
+
+    trainer, batch = batch_of(
+        "r_zero", tmp_path, script, branching={"group": 4}, schedule={"round_robin": {"every": 9}}
+    )
+    said = [d.utterances[0] for d in batch.dialogues]
+    assert [u.rewards["uncertainty"] for u in said] == pytest.approx([0.5, 0.1, 0.3, 0.4])
+    assert [u.rewards["repeats"] for u in said] == [0.5, 0.5, 0.25, 0.25]
+    assert [u.rewards["credit"] for u in said] == pytest.approx([0, -0.4, 0.05, 0.15])
+    found = {id(row.utterance): row.advantage for row in rows(trainer.advantage(batch))}
+    assert [found[id(u)] for u in said] == pytest.approx([0.207, -1.4491, 0.414, 0.8281], abs=1e-3)
+
+
+def test_the_solver_of_r_zero_learns_from_questions_of_middling_difficulty(tmp_path):
+    """Each try is compared with the other tries of its question, and shares above .8 are left out."""
+    proposed = iter(["1+1", "1+2", "1+3"])
+    votes = {0: "1" * 5 + "2" * 5, 1: "1" * 9 + "2", 2: "1" * 8 + "22"}
+
+    def script(request):
+        rollout = int(request.label.rpartition(".")[2])
+        return next(proposed) if request.ask.role == "proposer" else votes[rollout][request.turn]
+
+    schedule = {"freeze": [{"agent": "challenger", "first": 1, "last": 9}], "round_robin": None}
+    trainer, batch = batch_of("r_zero", tmp_path, script, branching={"group": 3}, schedule=schedule)
+    found = [(row.utterance.grade.correct, row.advantage) for row in rows(trainer.advantage(batch))]
+    z = [(1 - 0.5) / (10 / 36) ** 0.5, (1 - 0.8) / (1.6 / 9) ** 0.5, -0.8 / (1.6 / 9) ** 0.5]
+    expected = [(True, z[0])] * 5 + [(False, -z[0])] * 5 + [(True, z[1])] * 8 + [(False, z[2])] * 2
+    assert [right for right, _ in found] == [right for right, _ in expected]
+    assert [a for _, a in found] == pytest.approx([a for _, a in expected], abs=1e-4)
+
+
+def test_a_proposal_without_a_question_costs_one_and_its_share(tmp_path):
+    """Unreadable and alone among four: -1.25."""
+    proposed = iter(["1+1", "22=?", "", "4 ! 5"])
+    script = by_role({"proposer": list(proposed), "solver": ["1"]})
+    _, batch = batch_of("r_zero", tmp_path, script, branching={"group": 4})
+    assert [d.utterances[0].rewards["credit"] for d in batch.dialogues][2] == pytest.approx(-1.25)
+
+
+def test_repeats_need_their_packages(monkeypatch):
+    monkeypatch.setattr("maporl.rewards.repeats.find_spec", lambda name: None if name == "scipy" else object())
+    with pytest.raises(
+        ValueError, match=r"repeats needs the package scipy; install it with: pip install .*\[novelty\]"
+    ):
+        Repeats()
+
+
+def test_alike_questions_share_a_cluster():
+    texts = ["What is 12 plus 30?", "What is 12 plus 31?", "Name a prime above 50.", "", ""]
+    assert cluster_shares(texts) == [0.4, 0.4, 0.2, 0.4, 0.4]
+    assert cluster_shares(["one"]) == [1.0] and cluster_shares([]) == []
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -228,7 +292,7 @@ def test_tries_outside_of_keep_are_not_trained_on(tmp_path, answers, uncertainty
     "options, words",
     [
         ({"tries": 0}, "tries: expected at least 1, got 0"),
-        ({"keep": (0.8, 0.3)}, "keep: expected two shares between 0 and 1, the smaller one first, got [0.8, 0.3]"),
+        ({"least_share": 0.8, "most_share": 0.3}, "the smaller one first, got 0.8 and 0.3"),
         ({"tag": "a b"}, "tag: expected a word"),
         ({"check": "calculator"}, "check: it is only used with vouch: given"),
         ({"judge": "jo"}, "judge: it is only used with vouch: judge"),

@@ -38,7 +38,8 @@ class TurnBatch:
         role: the role in which it spoke.
         turn: the number of the agent's own turn. ``order`` is the place in the dialogue.
         parent: the row number of the utterance after which this one was branched; None at a root.
-        caller: the row number of the utterance that called this one; None if no utterance called it.
+        caller: the row number of the utterance that called this one; None if no utterance called it. An utterance without a
+            row has a negative number.
         state: a name for the situation in which it was said. Equal names mean equal situations.
         action: a name for the action in that situation. Wordings of one move or of one answer have the same name.
         tokens: the number of the utterance's sampled tokens.

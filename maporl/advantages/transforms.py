@@ -125,7 +125,7 @@ class BroadcastToCallees(Transform):
     def weigh(self, batch: TurnBatch) -> Tensor:
         """Return 0 for utterances that were called, so that they count in no statistic."""
         callers = batch.column("caller", "post: broadcast_to_callees")
-        return torch.tensor([float(caller is None) for caller in callers], dtype=torch.float64)
+        return torch.tensor([float(caller is None or caller < 0) for caller in callers], dtype=torch.float64)
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
         """Give each called utterance the advantage of its caller, also through several calls.
@@ -137,7 +137,7 @@ class BroadcastToCallees(Transform):
         result = advantages.clone()
         for i in batch.rows():
             root = i
-            while callers[root] is not None:
+            while callers[root] is not None and callers[root] >= 0:
                 root = callers[root]
             result[i] = advantages[root]
         return result

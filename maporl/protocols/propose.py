@@ -32,7 +32,7 @@ class Propose(Protocol):
     - "given": it is the answer of the task's example. ``check`` may name a tool that is called with the question as its
       argument ``check_argument``; unless it returns this answer, the question is not asked.
     - "majority": it is the final answer that most tries give. The tries are trained on if the share of the tries that
-      give it is within ``keep``.
+      give it is from ``least_share`` to ``most_share``.
     - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9. A
       question that is worth less than ``least_quality`` is not asked. What has a mark that cannot be read is not trained on.
 
@@ -59,13 +59,15 @@ class Propose(Protocol):
     longest: int = 2000
     solve: str = "{question}"
     vouch: Literal["given", "majority", "judge"] = "majority"
-    keep: tuple[float, float] = (0.0, 1.0)
+    least_share: float = 0.0
+    most_share: float = 1.0
     check: str | None = None
     check_argument: str = "expression"
     least_quality: float = 0.7
     rate: str = RATE
     mark: str = MARK
     roles = True
+    records = frozenset({"caller"})
     least_players = 2
 
     def __post_init__(self):
@@ -73,8 +75,11 @@ class Propose(Protocol):
         for name, least in (("tries", 1), ("longest", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.keep[0] <= self.keep[1] <= 1:
-            raise ValueError(f"keep: expected two shares between 0 and 1, the smaller one first, got {list(self.keep)}")
+        if not 0 <= self.least_share <= self.most_share <= 1:
+            raise ValueError(
+                "least_share and most_share: expected shares between 0 and 1, the smaller one first, got "
+                f"{self.least_share} and {self.most_share}"
+            )
         if not 0 <= self.least_quality <= 1:
             raise ValueError(f"least_quality: expected a number between 0 and 1, got {self.least_quality}")
         if self.tag is not None and not re.fullmatch(r"\w+", self.tag):
@@ -197,7 +202,7 @@ class Propose(Protocol):
             return [float(u.grade is not None and u.grade.correct is True) for u in tries]
         if self.vouch == "majority":
             right = let_majority_grade(tries)
-            kept = self.keep[0] <= fmean(right) <= self.keep[1]
+            kept = self.least_share <= fmean(right) <= self.most_share
             for u in [] if kept else tries:
                 _leave_out(u)
             return right

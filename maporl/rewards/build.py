@@ -10,6 +10,7 @@ from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
 from maporl.rewards.labels import Brevity, critical_steps, f1, label, near, readable
+from maporl.rewards.repeats import Repeats
 
 
 def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
@@ -46,6 +47,7 @@ SOURCES: dict[str, Builder] = {
     "near": lambda section, speak: FunctionSource(near, answers_only=True),
     "f1": lambda section, speak: FunctionSource(f1, answers_only=True),
     "critical_steps": lambda section, speak: FunctionSource(critical_steps),
+    "repeats": lambda section, speak: Repeats(),
     "brevity": _brevity,
     "verifier": _verifier,
     "judge": _judge,

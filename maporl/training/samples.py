@@ -166,6 +166,10 @@ def turn_batch(
     rewards that the batch has apart, too.
     """
     number = {entry.name: i for i, entry in enumerate(columns)}
+    callers = dict(number)
+    for entry in columns:  # callers without a row, on which nobody is trained, still tell groups apart
+        if entry.caller is not None:
+            callers.setdefault(entry.caller, len(number) - len(callers) - 1)
 
     def recorded(name: str) -> list | None:
         column = [getattr(entry, name) for entry in columns]
@@ -181,7 +185,7 @@ def turn_batch(
         turn=[entry.turn for entry in columns],
         order=[entry.order for entry in columns],
         parent=[_parent(entry, number) for entry in columns],
-        caller=[None if entry.caller is None else number.get(entry.caller) for entry in columns],
+        caller=[None if entry.caller is None else callers[entry.caller] for entry in columns],
         action=[entry.action for entry in columns],
         tokens=[entry.tokens for entry in columns],
         game=recorded("game"),
