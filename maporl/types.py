@@ -288,6 +288,8 @@ class Dialogue:
         prompt: the number of the question in its batch.
         rollout: the number of the dialogue among those on the same question.
         lost: the environments that did not answer in time. The dialogue ended there, and nobody is trained on it.
+        environments: the opened environments by name, which reward functions may read
+            (:class:`maporl.environments.rooms.Room`). The record leaves them out.
     """
 
     example: Example
@@ -296,6 +298,10 @@ class Dialogue:
     prompt: int = 0
     rollout: int = 0
     lost: tuple[str, ...] = ()
+    environments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "environments": {}}  # another process cannot use them
 
     def asked(self, utterance: Utterance) -> Example:
         """Return the question that one of the utterances answers: one that was made in play, or that of the dialogue."""
@@ -322,7 +328,8 @@ def without_tokens(dialogue: Dialogue) -> Dialogue:
 
 def to_record(dialogue: Dialogue) -> dict[str, Any]:
     """Return ``dialogue`` as plain values for JSON. :func:`from_record` turns them into an equal dialogue."""
-    record = asdict(dialogue)
+    record = asdict(replace(dialogue, environments={}))
+    del record["environments"]
     for utterance in record["utterances"]:
         for name in ("stop", "turn_end"):
             utterance[name] = utterance[name] and utterance[name].value

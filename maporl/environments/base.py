@@ -154,6 +154,11 @@ class Environment:
     forks: Literal["copy", "replay", "no"] = "no"
     concurrent: bool = True
 
+    @property
+    def instance(self) -> Any:
+        """What reward functions get as the environment: this object, or the one of another library that it wraps."""
+        return self
+
     def reset(self, seed: int, row: Mapping[str, Any]) -> str | dict[str, str] | None:
         """Begin. Return the text that is appended to the first message of those who act here, or the text by agent.
 

@@ -72,7 +72,10 @@ class World:
         self.seconds, self.groups = dict(seconds or {}), dict(groups or {})
         self.counts: Counter[str] = Counter()
         """What happened since :meth:`take_counts`: calls, failures, environments opened, closed and lost."""
+        self.keeps_until_scored = False
+        """Whether environments stay open after their dialogue's end until :meth:`drop_scored`, because rewards read them."""
         self._open: list[Rooms] = []
+        self._ended: dict[int, Rooms] = {}
         self._locks: dict[type, threading.Lock] = {}
         self._offered: dict[str, dict[str, list[Tool]]] = {}
         _worlds.add(self)
@@ -174,7 +177,8 @@ class World:
     def finish(self, rooms: Rooms) -> dict[str, dict[str, float]]:
         """Return what the environments of a dialogue pay at its end, by environment and agent, and close them.
 
-        One that cannot answer any more pays nothing and is lost (:attr:`Rooms.lost`).
+        One that cannot answer any more pays nothing and is lost (:attr:`Rooms.lost`). If rewards read environments, they
+        are closed after scoring (:meth:`drop_scored`).
 
         Raises:
             EnvironmentFailure: a reward cannot be computed, or is not a finite number.
@@ -186,9 +190,22 @@ class World:
                     where = f"environment {name!r}, question {rooms.example.id}, seed {room.seed}: reward()"
                     value = guarded(partial(self._reward, rooms, room), where)
                     paid[name] = payments(value, room.spec, where)
-        finally:
+        except BaseException:
+            self.drop(rooms)
+            raise
+        if self.keeps_until_scored and rooms.open:
+            self._open = [r for r in self._open if r is not rooms]
+            self._ended[id(rooms.open)] = rooms
+        else:
             self.drop(rooms)
         return paid
+
+    def drop_scored(self, dialogues: Sequence[Dialogue]) -> None:
+        """Close the environments of dialogues that have their rewards, if they stayed open for these."""
+        for dialogue in dialogues:
+            rooms = self._ended.pop(id(dialogue.environments), None)
+            if rooms is not None:
+                self.drop(rooms)
 
     def _reward(self, rooms: Rooms, room: Room) -> Any:
         try:
@@ -224,6 +241,9 @@ class World:
     def close(self) -> None:
         """Close everything. The run is over."""
         self.drop_all()
+        for rooms in list(self._ended.values()):
+            self.drop(rooms)
+        self._ended = {}
         toolboxes, self.toolboxes = self.toolboxes, []
         for toolbox in toolboxes:
             toolbox.close()

@@ -1,10 +1,10 @@
 """The contract of a reward source, and the error of one that fails. Imports no torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maporl.errors import UserError
+from maporl.errors import ConfigError, UserError
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 
@@ -28,6 +28,8 @@ class RewardSource:
     of one's own is shown whole dialogues, and returns None for an utterance that it does not score."""
     agents: tuple[str, ...] = ()
     """The agents of the team that it asks, such as a judge."""
+    reads_environments: bool = False
+    """Whether it reads the environments of dialogues, which then stay open until they are scored."""
     learns: bool = False
     """Whether it changes while a team is trained: then :meth:`save` and :meth:`load` make it part of checkpoints."""
 
@@ -47,6 +49,25 @@ class RewardSource:
 
     def load(self, folder: Path) -> None:
         """Inverse of :meth:`save`."""
+
+
+def check_environments(readers: Sequence[str], isolated: Mapping[str, bool]) -> None:
+    """Check that rewards that read environments can: ``isolated`` says of each environment whether it is in a process.
+
+    Raises:
+        ConfigError: the run has no environment, or one is in another process.
+    """
+    if readers and not isolated:
+        raise ConfigError(
+            f"reward {readers[0]!r} has the parameter environments, but the run has none; add one under environments:, or "
+            "remove the parameter"
+        )
+    apart = [name for name, is_apart in isolated.items() if is_apart]
+    if readers and apart:
+        raise ConfigError(
+            f"reward {readers[0]!r} reads environments, but environments.{apart[0]} is in a process of its own (isolate: process); "
+            "remove isolate, or let the environment pay the reward (get_reward)"
+        )
 
 
 class FunctionSource(RewardSource):

@@ -1,6 +1,7 @@
 """Reward functions with the signature of TRL's ``GRPOTrainer``, as reward sources of a team."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from trl_ext.scoring import (
     reward_name,
 )
 
-OF_A_TEAM = ("agents", "turns")
+OF_A_TEAM = ("agents", "turns", "environments")
 """The names of what reward functions get besides the columns, where a team is trained."""
 _ROWS = 1000
 """The rows whose columns are looked at, because rows in a list may have different columns."""
@@ -29,18 +30,26 @@ _ROWS = 1000
 class CompletionReward(RewardSource):
     """A function ``f(prompts, completions, **columns) -> list[float | None]`` as a reward source.
 
-    It is called once for all answers of all dialogues, with one row for each answer. ``prompts`` and the columns are
+    It is called once for all answers of all dialogues, with one row for each answer. What does not answer the question, such
+    as a plan or a call of a tool, is not shown to it. ``prompts`` and the columns are
     those of the data set (:class:`maporl.Prompts`), or the question and the ``answer`` of another task. A completion is a
     text, or ``[{"role": "assistant", "content": text}]`` if the prompt has messages. The function also gets
     ``completion_ids``, ``trainer_state``, and the lists ``agents`` and ``turns``, which say who gave each answer in which
     turn, counted from 1. It gets of these what it has parameters for, or all with ``**columns``.
 
+    A function with a parameter ``environments`` gets a list of the environments in which the agents acted, as TRL's reward
+    functions do: the instance of the user's class, or ``{name: instance}`` for an agent with several, or None. They stay open
+    until all rewards are there.
+
     Args:
         function: the function, plain or ``async``.
     """
 
+    answers_only = True
+
     def __init__(self, function: RewardFunction):
         self.function = function
+        self.reads_environments = takes_environments(function)
         self.state: Callable[[], Any] = lambda: None
 
     def follow(self, state: Callable[[], Any]) -> None:
@@ -59,7 +68,9 @@ class CompletionReward(RewardSource):
         for row, (example, _) in enumerate(said):
             for name, value in task.columns(example).items():
                 columns.setdefault(name, [None] * len(said))[row] = value
-        columns |= dict(zip(OF_A_TEAM, ([u.agent for _, u in said], [u.turn + 1 for _, u in said]), strict=True))
+        columns |= {"agents": [u.agent for _, u in said], "turns": [u.turn + 1 for _, u in said]}
+        if self.reads_environments:
+            columns["environments"] = [_instances(d, u.agent) for d in dialogues for u in d.utterances]
         completions = [_completion(prompt, u.text) for prompt, (_, u) in zip(prompts, said, strict=True)]
         ids = [u.response_ids for _, u in said]
         try:
@@ -129,6 +140,21 @@ def check_columns(functions: Sequence[RewardFunction], task: Task, where: str) -
         )
     for function in functions:
         check_parameters(function, sorted({*columns, *OF_A_TEAM}))
+
+
+def takes_environments(function: RewardFunction) -> bool:
+    """Return whether a reward function has a parameter ``environments``."""
+    try:
+        return "environments" in inspect.signature(function).parameters
+    except ValueError:  # some functions that are written in C do not say
+        return False
+
+
+def _instances(dialogue: Dialogue, agent: str) -> Any:
+    """Return the environment in which an agent acts: None, the only one, or all by name. A lost one is left out."""
+    rooms = {name: room for name, room in dialogue.environments.items() if agent in room.spec.agents and not room.lost}
+    found = {name: room.world.instance for name, room in rooms.items()}
+    return next(iter(found.values()), None) if len(found) < 2 else found
 
 
 def _completion(prompt: Any, text: str) -> Any:

@@ -85,6 +85,7 @@ class RolloutDriver:
             question = {"role": "user", "content": self.task.question(example)}
             prompt_messages = [*self.task.before_question(example), question]
         rooms = Rooms(example, key, prompt_messages)
+        dialogue.environments = rooms.open
         episode = Episode(dialogue, self._play(example, rollout), rooms, rollout)
         self._advance(episode, None)
         return episode
@@ -99,6 +100,7 @@ class RolloutDriver:
         dialogue = Dialogue(episode.dialogue.example, [], prompt=episode.dialogue.prompt, rollout=rollout)
         heard = {u.agent for utterances in episode.sent[:steps] for u in utterances}
         rooms = self.world.fork(episode.rooms, steps, now, heard)
+        dialogue.environments = rooms.open
         fork = Episode(dialogue, self._play(dialogue.example, episode.seed), rooms, episode.seed)
         self._advance(fork, None)
         for utterances in episode.sent[:steps]:

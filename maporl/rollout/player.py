@@ -20,7 +20,7 @@ from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
 from maporl.protocols.base import Protocol, must_be_protocol
-from maporl.rewards.base import RewardSource, as_source
+from maporl.rewards.base import RewardSource, as_source, check_environments
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.scorer import Scorer
@@ -171,6 +171,9 @@ class Player:
         )
         needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.rewards()
         scorer.sources |= build_sources(reward, needed, player.speak)
+        readers = [name for name, source in scorer.sources.items() if source.reads_environments]
+        check_environments(readers, {name: s.options.isolate == "process" for name, s in world.environments.items()})
+        world.keeps_until_scored = bool(readers)
         return player
 
     # -- who speaks ---------------------------------------------------------------------------------------------------
@@ -278,7 +281,10 @@ class Player:
         )
 
     def play(self, examples: list[Example], task: Task, decoding: Decoding, samples: int = 1) -> list[Dialogue]:
-        """Play ``samples`` independent dialogues on each example. Dialogues of one example stand together."""
+        """Play ``samples`` independent dialogues on each example. Dialogues of one example stand together.
+
+        If rewards read environments, call ``player.world.drop_scored(dialogues)`` after scoring.
+        """
         self.inform_engines()
         return self.driver(task, decoding).play(examples, samples)
 
@@ -305,9 +311,12 @@ class Player:
             protocol = self.protocol.at_update(batch).in_evaluation()
             driver = self.driver(task, decoding, protocol=protocol, batch=batch, rng_key=(seed, "eval"), first=first)
             dialogues = driver.play([task[i] for i in numbers[first:end]])
-        self.scorer.grade(dialogues, task)
-        if not task.labelled:
-            self.scorer.score(dialogues, task)
+        try:
+            self.scorer.grade(dialogues, task)
+            if not task.labelled:
+                self.scorer.score(dialogues, task)
+        finally:
+            self.world.drop_scored(dialogues)
         return dialogues
 
     def evaluate(self, task: Task, questions: int, decoding: Decoding, seed: int) -> Evaluation:

@@ -75,7 +75,10 @@ class Game:
 
     def _play_one(self, example: Example) -> Dialogue:
         [dialogue] = self.player.play([example], self.task, self.config.evaluation.decoding)
-        self.player.scorer.credit([dialogue], self.task)
+        try:
+            self.player.scorer.credit([dialogue], self.task)
+        finally:
+            self.player.world.drop_scored([dialogue])
         for utterance in dialogue.utterances:
             if utterance.agent == self.person:
                 utterance.tags["person"] = True

@@ -52,6 +52,7 @@ class Collector:
             self.player.scorer.credit(batch.dialogues, batch.task)
             varied = with_reward_variance(batch.dialogues)
             kept = [d for d in batch.dialogues if d.prompt in varied]
+            self.player.world.drop_scored([d for d in batch.dialogues if d.prompt not in varied])
             missing = len(batch.examples) - len({d.prompt for d in kept})
             if not missing:
                 return
@@ -99,4 +100,5 @@ class Collector:
         worth = self.player.scorer.worth
         dialogues = play_branched(driver, examples, self.branching, lambda dialogues: worth(dialogues, batch.task), rng)
         self.player.world.check_lost(dialogues)
+        self.player.world.drop_scored([dialogue for dialogue in dialogues if dialogue.lost])
         return [dialogue for dialogue in dialogues if not dialogue.lost]

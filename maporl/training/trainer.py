@@ -361,8 +361,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Grade and score every answer, and assign credit to the utterances."""
         asked = [agent for source in self.player.scorer.sources.values() for agent in source.agents]
         judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
-        with self.learning.whole_weights(judges):
-            self.player.scorer.credit(batch.dialogues, batch.task)
+        try:
+            with self.learning.whole_weights(judges):
+                self.player.scorer.credit(batch.dialogues, batch.task)
+        finally:
+            self.player.world.drop_scored(batch.dialogues)
         for engine in self.engines.values():
             engine.release()  # judges may have spoken, and the update needs the memory
         return batch

@@ -5,10 +5,11 @@ An agent whose utterances get no credit is never trained. A line before the run 
 
 from collections.abc import Iterable
 
+from maporl.config.imports import is_import, look_up
 from maporl.config.schema import RewardSection
 from maporl.protocols.base import Protocol
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.build import ANSWERS_ONLY
+from maporl.rewards.build import ANSWERS_ONLY, is_completion_reward
 from maporl.rewards.credit import credit_by_readers, credit_by_rules
 from maporl.rewards.scoring import weighted_scores
 from maporl.types import Dialogue, Utterance
@@ -35,7 +36,7 @@ def credit_lines(
     unlisted = (
         {name for d in dialogues for u in d.utterances for name in u.rewards} - protocol.pays - set(reward.sources)
     )
-    unsure = [name for name in reward.sources if name not in protocol.pays and name not in ANSWERS_ONLY]
+    unsure = [n for n in reward.sources if n not in protocol.pays and n not in ANSWERS_ONLY and not _is_completion(n)]
     for u in (u for d in dialogues for u in d.utterances if u.answers):
         u.rewards |= {name: 1.0 for name in reward.sources if name not in protocol.pays}
     try:
@@ -48,6 +49,11 @@ def credit_lines(
     told = {agent: [(role, parts) for (name, role), parts in sources.items() if name == agent] for agent in learners}
     line = "; ".join(f"{', '.join(names)}: {what}" for what, names in _grouped(told).items())
     return [f"credit: {line}", *_warnings(told, bool(reward.rules)), *_unlisted(protocol, sorted(unlisted))]
+
+
+def _is_completion(name: str) -> bool:
+    """Return whether a source is a function of completions, which scores answers only."""
+    return is_import(name) and is_completion_reward(look_up(name, {}, "reward.sources"))
 
 
 def _credited(reward: RewardSection, dialogues: list[Dialogue], unsure: list[str]) -> dict[Speaker, dict[str, None]]:

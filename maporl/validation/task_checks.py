@@ -10,6 +10,7 @@ from maporl.config.imports import is_import, look_up, told
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, UserError
 from maporl.protocols import speakers
+from maporl.rewards.base import check_environments
 from maporl.rewards.build import is_completion_reward
 from maporl.tasks import Task
 from maporl.types import Example, Grade
@@ -41,7 +42,10 @@ def check_reward_functions(config: Config, splits: Sequence[Task]) -> None:
     functions = [function for function in named if is_completion_reward(function)]
     if not functions:
         return
-    from maporl.rewards.functions import check_columns  # needs torch
+    from maporl.rewards.functions import check_columns, takes_environments  # needs torch
+
+    readers = [function.__name__ for function in functions if takes_environments(function)]
+    check_environments(readers, {name: own.isolate == "process" for name, own in config.environments.items()})
 
     for task in splits:
         try:

@@ -63,6 +63,11 @@ class TRLEnvironment(Environment):
         self._tools = _tools_of(made)
         self.forks: Literal["copy", "replay", "no"] = "copy" if hasattr(kind, "_fork") else "no"
 
+    @property
+    def instance(self) -> Any:
+        """The instance of the class, as TRL's reward functions get it."""
+        return self.made
+
     def reset(self, seed: int, row: Mapping[str, Any]) -> str | None:
         """Begin. ``reset`` of the class gets all columns, or of these what it has parameters for.
 
