@@ -28,6 +28,7 @@ _EXPORTS = {
     "GSM8K": "maporl.tasks",
     "HotpotQA": "maporl.tasks",
     "HumanEval": "maporl.tasks",
+    "Verifiers": "maporl.tasks",
     "MBPP": "maporl.tasks",
     "Mathematics": "maporl.tasks",
     "Parts": "maporl.tasks",

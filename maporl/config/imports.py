@@ -81,6 +81,7 @@ def import_folder(name: str) -> str | None:
 def named_imports(config: Config) -> dict[str, str]:
     """Return every ``MODULE:OBJECT`` in a configuration, by the key under which it stands."""
     named: list[tuple[str, Any]] = [("task.name", config.task.get("name"))]
+    named.append(("task.use", config.task.get("use")))
     named += [
         (f"schedule.curriculum, update {s.update}: task.name", s.task.get("name")) for s in config.schedule.curriculum
     ]

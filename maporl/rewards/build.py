@@ -11,6 +11,7 @@ from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
 from maporl.rewards.labels import Brevity, critical_steps, f1, label, near, readable
 from maporl.rewards.repeats import Repeats
+from maporl.rewards.verifiers_rewards import VerifiersReward
 
 
 def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
@@ -48,6 +49,7 @@ SOURCES: dict[str, Builder] = {
     "f1": lambda section, speak: FunctionSource(f1, answers_only=True),
     "critical_steps": lambda section, speak: FunctionSource(critical_steps),
     "repeats": lambda section, speak: Repeats(),
+    "verifiers": lambda section, speak: VerifiersReward(),
     "brevity": _brevity,
     "verifier": _verifier,
     "judge": _judge,
@@ -56,7 +58,7 @@ SOURCES: dict[str, Builder] = {
 """Builds each source: ``(reward section, speak) -> source``. ``speak`` lets agents of the team judge
 (:mod:`maporl.rewards.judges`)."""
 
-ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "judge", "arena"})
+ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "verifiers", "judge", "arena"})
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
 it without building them, because some load a model."""
 

@@ -21,6 +21,7 @@ from maporl.tasks.prompts import PromptDataset, Prompts
 from maporl.tasks.skills import Skills
 from maporl.tasks.tiny_programs import TinyPrograms
 from maporl.tasks.tinygsm import TinyGSM
+from maporl.tasks.verifiers import Verifiers
 
 TASKS: dict[str, Any] = {
     "toy_sum": Arithmetic,
@@ -38,6 +39,7 @@ TASKS: dict[str, Any] = {
     "mbpp": MBPP,
     "humaneval": HumanEval,
     "tiny_programs": TinyPrograms,
+    "verifiers": Verifiers,
     "prompts": PromptDataset,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
