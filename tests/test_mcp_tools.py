@@ -279,7 +279,7 @@ def test_in_a_run_a_late_tool_is_told_and_a_late_environment_is_lost():
     rooms = Rooms(Example("1", "?", ""), ("seed",), [])
     try:
         assert list(world.tools) == ["price", "slow"]
-        assert [tool.name for tool in world.offered("basket", "ann")] == ["buy", "hang"]
+        assert [tool.name for tool in world.offers.tools_of("basket", "ann")] == ["buy", "hang"]
         world.begin([rooms])
         acts = [Act("ann", "buy", {"count": 2}, 0, "basket"), Act("ann", "price", {"fruit": "fig"}, 0)]
         results = world.act([(rooms, 0, act) for act in acts], {"ann": 20.0})

@@ -197,7 +197,7 @@ def build_grants(
     grants = {}
     for agent, grant in agents.items():
         shared = [name for name, spec in world.environments.items() if name not in named and agent in spec.agents]
-        tools = (*grant.tools, *(name for name in shared if world.offered(name, agent)))
+        tools = (*grant.tools, *(name for name in shared if world.offers.tools_of(name, agent)))
         if tools:
             grants[agent] = replace(grant, tools=tools)
     return grants

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from maporl.config.call_options import CallLimits
-from maporl.config.imports import told, unknown
+from maporl.config.imports import told
 from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox
+from maporl.environments.offers import Offers
 from maporl.environments.rooms import (
     EnvironmentFailure,
     EnvironmentSpec,
@@ -28,13 +29,11 @@ from maporl.environments.rooms import (
     guarded,
     payments,
     readable,
-    shown,
     texts_by_agent,
 )
 from maporl.environments.workers import Job, Outcome, Workers
-from maporl.errors import ConfigError
 from maporl.text import printable
-from maporl.types import Act, Dialogue, Example, Result
+from maporl.types import Act, Dialogue, Result
 
 DEFAULT_SECONDS = CallLimits().seconds
 """The most seconds of a call that a protocol makes for an agent without tools of its own."""
@@ -77,53 +76,8 @@ class World:
         self._open: list[Rooms] = []
         self._ended: dict[int, Rooms] = {}
         self._locks: dict[type, threading.Lock] = {}
-        self._offered: dict[str, dict[str, list[Tool]]] = {}
+        self.offers = Offers(self.tools, self.environments)
         _worlds.add(self)
-
-    # -- what agents are offered --------------------------------------------------------------------------------------
-
-    def offered(self, environment: str, agent: str) -> list[Tool]:
-        """Return the tools that an environment gives ``agent``, of an instance that is never reset.
-
-        Raises:
-            EnvironmentFailure: it cannot be made, or its tools cannot be read.
-        """
-        known = self._offered.setdefault(environment, {})
-        if not known:
-            spec = self.environments[environment]
-            example = guarded(spec.make, f"environment {environment!r} cannot be made")
-            try:
-                for name in spec.agents:
-                    made = guarded(partial(_tools_of, example, name), f"environment {environment!r}: tools({name!r})")
-                    known[name] = made
-            finally:
-                guarded(example.close, f"environment {environment!r}: close() of one that never began")
-        return known.get(agent, [])
-
-    def forks(self, environment: str) -> str:
-        """Return how an environment can be forked: "copy", "replay" or "no"."""
-        spec = self.environments[environment]
-        made = guarded(spec.make, f"environment {environment!r} cannot be made")
-        guarded(made.close, f"environment {environment!r}: close() of one that never began")
-        return made.forks
-
-    def rewards(self) -> frozenset[str]:
-        """Return the names of the rewards that environments and tools may pay."""
-        return frozenset([*self.environments, *self.tools])
-
-    def must_have(self, act: Act) -> None:
-        """Check that the run has the tool of a protocol's act.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        known: list[str] = list(self.tools)
-        if act.place is not None:
-            if act.place not in self.environments:
-                raise ConfigError(f"the protocol acts in an environment: {unknown(act.place, self.environments)}")
-            known = [tool.name for tool in self.offered(act.place, act.agent)]
-        if act.name not in known:
-            raise ConfigError(f"the protocol calls a tool for agent {act.agent!r}: {unknown(act.name, known)}")
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
@@ -140,7 +94,7 @@ class World:
 
     def _open_batch(self, spec: EnvironmentSpec, rooms: Sequence[Rooms]) -> None:
         jobs = [
-            [Job(partial(self._opened, spec, r), spec.options.open_seconds, f"environment {spec.name!r}")]
+            [Job(partial(self.open_room, spec, r), spec.options.open_seconds, f"environment {spec.name!r}")]
             for r in rooms
         ]
         outcomes = self.workers.run(jobs)
@@ -158,7 +112,12 @@ class World:
             if outcome.error is not None:
                 raise failure(outcome.error, f"{where}: it cannot begin")
 
-    def _opened(self, spec: EnvironmentSpec, rooms: Rooms) -> Room:
+    def open_room(self, spec: EnvironmentSpec, rooms: Rooms) -> Room:
+        """Make an environment and begin it.
+
+        Raises:
+            TimeoutError: it was ready too late. What the environment itself raises is raised too.
+        """
         begun = time.monotonic()
         world = spec.make()
         seed = environment_seed(rooms.key, spec.name)
@@ -213,6 +172,10 @@ class World:
         except EnvironmentLost as error:
             self._lose(rooms, room, f"reward(): {error}")
             return None
+
+    def keep(self, rooms: Rooms) -> None:
+        """Own the environments of a dialogue that was forked."""
+        self._open.append(rooms)
 
     def drop(self, rooms: Rooms) -> None:
         """Close the environments of a dialogue that does not go on."""
@@ -273,7 +236,7 @@ class World:
         jobs = [[self._job(*acts[number], seconds) for number in row] for row in rows.values()]
         for row, outcomes in zip(rows.values(), self.workers.run(jobs), strict=True):
             for number, outcome in zip(row, outcomes, strict=True):
-                results[number] = self._result(*acts[number], outcome)
+                results[number] = self.result_of(*acts[number], outcome)
         for (_, _, act), result in zip(acts, results, strict=True):
             assert result is not None
             self.counts[f"tools/{act.name}/calls"] += 1
@@ -299,9 +262,9 @@ class World:
             return Job(lambda: tool.run(**act.arguments), most, f"tool {act.name}")
         room = rooms.open[act.place]
         most = min(seconds.get(act.agent, DEFAULT_SECONDS), room.spec.options.seconds)
-        return Job(lambda: self._called(room, step, act), most, f"environment {act.place!r}: {act.name}")
+        return Job(lambda: self.call(room, step, act), most, f"environment {act.place!r}: {act.name}")
 
-    def _called(self, room: Room, step: int, act: Act) -> Any:
+    def call(self, room: Room, step: int, act: Act) -> Any:
         """Call a tool of an environment and log what it returned. Coroutines are awaited by the workers."""
         value = self._alone(room.world, lambda: room.tool(act.agent, act.name).run(**act.arguments))
         if inspect.isawaitable(value):
@@ -317,7 +280,7 @@ class World:
         room.log.append((step, act.agent, act.name, act.arguments, result.text))
         return result
 
-    def _result(self, rooms: Rooms, step: int, act: Act, outcome: Outcome) -> Result:
+    def result_of(self, rooms: Rooms, step: int, act: Act, outcome: Outcome) -> Result:
         """Return the outcome of a call as a result. An environment that did not answer in time is lost."""
         room = None if act.place is None else rooms.open[act.place]
         if outcome.late or not outcome.started:
@@ -355,60 +318,6 @@ class World:
             raise EnvironmentFailure(
                 f"environment {name!r}, question {rooms.example.id}, seed {room.seed}: {why}; raise seconds, or set on_lost: drop"
             )
-
-    # -- forking ------------------------------------------------------------------------------------------------------
-
-    def fork(self, rooms: Rooms, steps: int, now: bool, heard: set[str]) -> Rooms:
-        """Return a fork of a dialogue's environments, as they were after ``steps`` steps. ``now`` is the present.
-
-        ``heard`` has the agents that had spoken by then.
-
-        Raises:
-            EnvironmentFailure: an environment cannot be forked there, or does not replay.
-        """
-        fork = Rooms(rooms.example, rooms.key, rooms.prompt, heard={(name, a) for name in rooms.open for a in heard})
-        for name, room in rooms.open.items():
-            log = [entry for entry in room.log if entry[0] < steps]
-            if now and log and not room.closed and room.world.forks == "copy":
-                copied = guarded(room.world.fork, f"environment {name!r}: fork()")
-                fork.open[name] = Room(room.spec, copied, room.seed, room.row, room.said, log=log)
-            else:
-                fork.open[name] = self._replayed(room, fork, log)
-            self.counts[f"env/{name}/opened"] += 1
-        if fork.open:
-            self._open.append(fork)
-        return fork
-
-    def _replayed(self, room: Room, rooms: Rooms, log: list[tuple]) -> Room:
-        name = room.spec.name
-        if log and room.world.forks == "no":
-            raise EnvironmentFailure(
-                f"environment {name!r}: it can be neither copied nor replayed, so a dialogue in it cannot be forked after its "
-                "first call; use branching.how: independent or fork_first, or set forks: replay if reset(seed) decides everything"
-            )
-        again = self._opened(room.spec, rooms)
-        try:
-            self._repeat(again, log)
-        except BaseException:
-            again.world.close()
-            raise
-        return again
-
-    def _repeat(self, room: Room, log: list[tuple]) -> None:
-        """Make the calls of ``log`` in a new environment, and check that they return the same."""
-        name, rooms = room.spec.name, Rooms(Example("", "", ""), (), [])
-        rooms.open[name] = room
-        for number, (step, agent, tool, arguments, text) in enumerate(log):
-            act = Act(agent, tool, arguments, 0, name)
-            ((outcome,),) = self.workers.run(
-                [[Job(partial(self._called, room, step, act), room.spec.options.seconds, name)]]
-            )
-            now = self._result(rooms, step, act, outcome).text
-            if now != text:
-                raise EnvironmentFailure(
-                    f"environment {name!r} does not replay: call {number + 1}, {tool}({shown(arguments)}), gave {now!r:.80} "
-                    f"after {text!r:.80}; set forks: no, or make reset(seed) decide everything"
-                )
 
     def renew(self) -> None:
         """Let toolboxes start again what has died. This is called before each update."""
@@ -457,7 +366,3 @@ class World:
             finally:
                 random.setstate(kept)
                 os.chdir(folder)
-
-
-def _tools_of(environment: Environment, agent: str) -> list[Tool]:
-    return list(environment.tools(agent))

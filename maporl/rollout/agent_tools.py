@@ -115,7 +115,7 @@ def _offered(agent: str, place: str, world: World) -> Sequence[Tool]:
             f"agents.{agent}.tools: environment {place!r} is for {list(world.environments[place].agents)}; add {agent!r} to "
             f"environments.{place}.agents"
         )
-    return world.offered(place, agent)
+    return world.offers.tools_of(place, agent)
 
 
 def typed(tools: AgentTools) -> AgentTools:

@@ -14,6 +14,7 @@ from typing import Any
 
 from maporl.config.imports import told
 from maporl.engines.base import Engine, wait_for
+from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
 from maporl.environments.world import World
@@ -99,7 +100,7 @@ class RolloutDriver:
         steps = len(episode.sent) if steps is None else steps
         dialogue = Dialogue(episode.dialogue.example, [], prompt=episode.dialogue.prompt, rollout=rollout)
         heard = {u.agent for utterances in episode.sent[:steps] for u in utterances}
-        rooms = self.world.fork(episode.rooms, steps, now, heard)
+        rooms = fork_rooms(self.world, episode.rooms, steps, now, heard)
         dialogue.environments = rooms.open
         fork = Episode(dialogue, self._play(dialogue.example, episode.seed), rooms, episode.seed)
         self._advance(fork, None)
@@ -235,7 +236,7 @@ class RolloutDriver:
                     f"the protocol calls {move.name!r} for utterance {move.of!r}, but {said} were said; give the id of the "
                     "utterance that the act carries out, as of=said.id"
                 )
-            self.world.must_have(move)
+            self.world.offers.must_have(move)
         elif move.parents and any(parent not in range(said) for parent in move.parents):
             raise ConfigError(
                 f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but only utterances 0 to "
@@ -365,6 +366,6 @@ class RolloutDriver:
         """
         if utterance.sample is None:
             utterance.sample = f"{rollout}.{utterance.id}"
-        paid = self.world.rewards()
+        paid = self.world.offers.rewards()
         rewards = {name: value for name, value in utterance.rewards.items() if name not in paid}
         return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=[], turn_end=None)

@@ -169,7 +169,7 @@ class Player:
         player = cls(
             team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained, world, may_call, sampling
         )
-        needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.rewards()
+        needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.offers.rewards()
         scorer.sources |= build_sources(reward, needed, player.speak)
         readers = [name for name, source in scorer.sources.items() if source.reads_environments]
         check_environments(readers, {name: s.options.isolate == "process" for name, s in world.environments.items()})

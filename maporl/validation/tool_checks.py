@@ -77,13 +77,13 @@ def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:
 
 def _check_forks(config: Config, world: World, name: str) -> None:
     """Check that an environment can be forked where the branching forks dialogues."""
-    if config.branching.how in LATER and world.forks(name) == "no":
+    if config.branching.how in LATER and world.offers.forks(name) == "no":
         raise ConfigError(
             f"branching.how: {config.branching.how} forks dialogues, and environment {name!r} can be neither copied nor replayed; "
             f"use how: independent or fork_first, or, if reset(seed) decides everything in it, set environments.{name}.forks: "
             "replay"
         )
-    if config.branching.how == "fork_random" and world.forks(name) == "copy":
+    if config.branching.how == "fork_random" and world.offers.forks(name) == "copy":
         raise ConfigError(
             f"branching.how: fork_random forks dialogues at earlier steps, and a copy of environment {name!r} is as it is now; set "
             f"environments.{name}.forks: replay if reset(seed) decides everything in it, or use fork_every"

@@ -1,0 +1,70 @@
+"""What the tools and environments of a run offer, before a dialogue begins. Imports no torch."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from maporl.config.imports import unknown
+from maporl.environments.base import Environment, Tool
+from maporl.environments.rooms import EnvironmentSpec, guarded
+from maporl.errors import ConfigError
+from maporl.types import Act
+
+
+class Offers:
+    """What agents may call, and what may be paid.
+
+    Args:
+        tools: the plain tools by name.
+        environments: the environments by name.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], environments: Mapping[str, EnvironmentSpec]):
+        self.tools, self.environments = tools, environments
+        self._known: dict[str, dict[str, list[Tool]]] = {}
+
+    def tools_of(self, environment: str, agent: str) -> list[Tool]:
+        """Return the tools that an environment gives ``agent``, of an instance that is never reset.
+
+        Raises:
+            EnvironmentFailure: it cannot be made, or its tools cannot be read.
+        """
+        known = self._known.setdefault(environment, {})
+        if not known:
+            spec = self.environments[environment]
+            example = guarded(spec.make, f"environment {environment!r} cannot be made")
+            try:
+                for name in spec.agents:
+                    made = guarded(partial(_tools_of, example, name), f"environment {environment!r}: tools({name!r})")
+                    known[name] = made
+            finally:
+                guarded(example.close, f"environment {environment!r}: close() of one that never began")
+        return known.get(agent, [])
+
+    def forks(self, environment: str) -> str:
+        """Return how an environment can be forked: "copy", "replay" or "no"."""
+        spec = self.environments[environment]
+        made = guarded(spec.make, f"environment {environment!r} cannot be made")
+        guarded(made.close, f"environment {environment!r}: close() of one that never began")
+        return made.forks
+
+    def rewards(self) -> frozenset[str]:
+        """Return the names of the rewards that environments and tools may pay."""
+        return frozenset([*self.environments, *self.tools])
+
+    def must_have(self, act: Act) -> None:
+        """Check that the run has the tool of a protocol's act.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        known: list[str] = list(self.tools)
+        if act.place is not None:
+            if act.place not in self.environments:
+                raise ConfigError(f"the protocol acts in an environment: {unknown(act.place, self.environments)}")
+            known = [tool.name for tool in self.tools_of(act.place, act.agent)]
+        if act.name not in known:
+            raise ConfigError(f"the protocol calls a tool for agent {act.agent!r}: {unknown(act.name, known)}")
+
+
+def _tools_of(environment: Environment, agent: str) -> list[Tool]:
+    return list(environment.tools(agent))
