@@ -330,8 +330,11 @@ class RolloutDriver:
             heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
             policy = spec.policy(turn)
             sampling = spec.row_sampling(ask, turn, self.decoding)
+            ends = () if spec.tools is None else spec.tools.format.stop_strings
             requests.append(
-                Request(ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages, sampling)
+                Request(
+                    ask, dialogue.example, turn, number, transcript, label, policy, key, heard, messages, sampling, ends
+                )
             )
         return requests
 
