@@ -110,7 +110,7 @@ def test_it_calls_and_is_told_the_result(play, api):
     assert [u.stop for u in (first, second, third)] == [Stop.STOP, Stop.STOP, Stop.EOS]
     assert third.turn_end is TurnEnd.ANSWER and third.answers and third.rewards["counter"] == 1.0
     assert not first.trainable and not first.response_ids
-    system, question, *rest = api.asked[-1]["messages"]
+    system, _, *rest = api.asked[-1]["messages"]
     assert "double(n: integer): Double a number." in system["content"] and "up(): Count up." in system["content"]
     assert rest == [
         {"role": "assistant", "content": DOUBLE},
