@@ -40,7 +40,7 @@ test-slow: $(VENV)/installed-dev
 # terminal has started (see the head of tests/test_vllm_engine.py)
 test-vllm: $(VENV)/installed-dev
 	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || $(BIN)/python -c "import vllm" || { echo "install vllm, or set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/test_vllm_engine.py says how to start a server"; exit 2; }
-	$(BIN)/python -m pytest -m vllm tests/test_vllm_engine.py tests/test_vllm_here.py
+	$(BIN)/python -m pytest -m vllm tests/test_vllm_engine.py tests/test_vllm_here.py tests/test_vllm_calling.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import processes
@@ -199,6 +201,34 @@ def test_two_processes_play_and_learn_as_one(alone, tmp_path, module):
         assert {name: mine.get(name) for name in names} == {name: theirs[name] for name in names}
         counted += len(names)
     assert counted > 20
+
+
+def test_accelerate_starts_two_processes_that_learn_to_call_as_one(tmp_path):
+    """``configs/ppo/calculator.yaml``, smaller, with a warm start that makes its agents call."""
+    launcher = [
+        "-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu_two_processes.yaml",
+        "--main_process_port", str(free_port()),
+    ]  # fmt: skip
+    for count, batch, words in ((1, 8, []), (2, 4, launcher)):
+        options = {
+            "output_dir": tmp_path / f"{count}/run", "updates": 2, "task.largest": 9, "warm_start.steps": 60,
+            "warm_start.calls": 0.9, "training.per_device_train_batch_size": batch, "evaluation.questions": 8,
+        }  # fmt: skip
+        changed = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+        command = [sys.executable, *words, "train_multi_agent.py", "--config", "configs/ppo/calculator.yaml", *changed]
+        variables = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=processes.ROOT, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    one, two = tmp_path / "1", tmp_path / "2"
+    own, expected = weights(two), weights(one)
+    for key, value in expected.items():
+        torch.testing.assert_close(own[key], value, atol=3e-5, rtol=0)  # a tenth of a step
+    for mine, theirs in zip(metrics(two), metrics(one), strict=True):
+        names = [
+            name for name in theirs if name.startswith(("tools/", "calls/", "turns/end/")) and "seconds" not in name
+        ]
+        assert {name: mine.get(name) for name in names} == {name: theirs[name] for name in names}
+    assert any(row.get("tools/calculator/calls", 0) > 0 for row in metrics(one))
 
 
 def test_one_thread_and_thirty_two_give_the_same_records(tmp_path, module, monkeypatch):

@@ -29,6 +29,8 @@ class Request:
         messages: the messages of ``ask`` as the engine reads them: results of calls as the agent's call format shows
             them. By default they are those of ``ask``.
         sampling: how the answer is sampled. None: as the whole run.
+        call_ends: the strings that complete a call, after which the answer ends. A policy and ``sampling`` have them
+            among their stop strings. An engine without a policy ends its answers there itself.
     """
 
     ask: Ask
@@ -42,6 +44,7 @@ class Request:
     heard: tuple[Utterance, ...] = ()
     messages: list[Message] = field(default_factory=list)
     sampling: RowSampling | None = None
+    call_ends: tuple[str, ...] = ()
 
     def __post_init__(self):
         self.messages = self.messages or self.ask.messages

@@ -43,7 +43,8 @@ class OpenAIEngine(Engine):
     Args:
         sections: the API options of each agent.
         max_new_tokens: the longest answer, unless an agent's section sets another length.
-        stop_strings: the strings at which an answer ends. An API leaves them out of the answer.
+        stop_strings: the strings at which an answer ends. An API leaves them out of the answer. The strings that
+            complete a call are not sent: the answer is cut after the first of them.
 
     Raises:
         ConfigError: an API key is missing, or an address is not one.
@@ -86,7 +87,8 @@ class OpenAIEngine(Engine):
     def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
         section, drawn = self.sections[request.ask.agent], request.drawn(decoding)
         own = None if request.sampling is None else request.sampling.stop
-        stop = self.stop_strings if own is None else list(own)
+        # an API leaves a stop string out, and some refuse them; where a call ends is found in the answer
+        stop = [s for s in (self.stop_strings if own is None else own) if s not in request.call_ends]
         return {
             "model": section.model,
             "messages": list(request.transcript.messages),
@@ -124,7 +126,17 @@ class OpenAIEngine(Engine):
         for what in _COUNTED:
             count(what, record[what] if fresh else 0)
         stop = {"length": Stop.LENGTH, "content_filter": Stop.FILTERED}.get(record["stop"], Stop.EOS)
-        return Reply(well_formed(record["text"]).strip(), stop)
+        text, called = up_to_call(well_formed(record["text"]), request.call_ends)
+        return Reply(text.strip(), Stop.STOP if called else stop)
+
+
+def up_to_call(text: str, call_ends: Sequence[str]) -> tuple[str, bool]:
+    """Return ``text`` up to the end of its first call, and whether it has one.
+
+    A model that does not stop there goes on with results that it has made up.
+    """
+    ends = [place + len(end) for end in call_ends if (place := text.find(end)) >= 0]
+    return (text[: min(ends)], True) if ends else (text, False)
 
 
 def client_of(name: str, section: ApiSection) -> HttpClient:

@@ -146,7 +146,6 @@ class Turn:
 
     def see(self, results: list[Result]) -> None:
         """Take the results of the acts, cut to what the agent is shown, and pay what they pay."""
-        assert self.tools is not None
         for call, result in zip(self._open, results, strict=True):
             self._take_result(call, result)
             if result.reward is not None:

@@ -58,20 +58,10 @@ class RequestBuilder:
             heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
             policy = spec.policy(turn)
             sampling = spec.row_sampling(ask, turn, self.decoding)
+            ends = () if spec.tools is None else spec.tools.format.stop_strings
+            asked = ask.example or dialogue.example
             requests.append(
-                Request(
-                    ask,
-                    ask.example or dialogue.example,
-                    turn,
-                    number,
-                    transcript,
-                    label,
-                    policy,
-                    key,
-                    heard,
-                    messages,
-                    sampling,
-                )
+                Request(ask, asked, turn, number, transcript, label, policy, key, heard, messages, sampling, ends)
             )
         return requests
 

@@ -1,0 +1,155 @@
+"""An agent behind an OpenAI-style API calls tools and acts in an environment. The API is a real server, and is scripted."""
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+import yaml
+
+from maporl.errors import ConfigError
+from maporl.runs.build import build_player
+from maporl.tasks import build_task
+from maporl.types import Stop, TurnEnd
+from maporl.validation.load import load
+from trl_ext.ppo_options import Decoding
+
+MODULE = '''
+from maporl import Environment, Tool
+
+
+def double(n: int) -> int:
+    """Double a number.
+
+    Args:
+        n: the number
+    """
+    return 2 * n
+
+
+class Counter(Environment):
+    def reset(self, seed, row):
+        self.count = 0
+
+    def tools(self, agent):
+        def up() -> int:
+            """Count up."""
+            self.count += 1
+            return self.count
+
+        return [Tool.of(up)]
+
+    def reward(self):
+        return float(self.count)
+'''
+DOUBLE, UP = '<call>{"name": "double", "arguments": {"n": 4}}</call>', '<call>{"name": "up"}</call>'
+
+
+@pytest.fixture
+def api():
+    """A server that answers with the next of ``says``, and keeps what it is asked in ``asked``."""
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self):
+            server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            content, reason = server.says.pop(0)
+            choice = {"finish_reason": reason, "message": {"role": "assistant", "content": content}}
+            body = json.dumps({"choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    server.asked, server.says = [], []
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def play(api, tmp_path, forgotten):
+    """``play(says, **agent)`` -> the utterances of a dialogue in which the API says ``says``."""
+    (tmp_path / "shelf_of_tools.py").write_text(MODULE)
+
+    def run(says, **agent):
+        api.says[:] = [one if isinstance(one, tuple) else (one, "stop") for one in says]
+        url = f"http://127.0.0.1:{api.server_port}/v1"
+        section = {"model": "m", "base_url": url, "cache": False, "retries": 0}
+        config = {
+            "output_dir": str(tmp_path / "run"),
+            "task": {"name": "toy_sum"},
+            "tools": {"double": {"use": "shelf_of_tools:double"}},
+            "environments": {"counter": {"use": "shelf_of_tools:Counter", "agents": ["ann"]}},
+            "agents": {
+                "ann": {"engine": "openai", "api": section, "tools": ["double", "counter"], **agent},
+                "bob": {"tiny": {}},
+            },
+            "protocol": {"name": "debate", "turns": 1, "opening": "{question}"},
+            "reward": {"sources": {"label": 1.0, "counter": 0.5}},
+            "ppo": {"response_length": 4},
+            "pythonpath": [str(tmp_path)],
+        }
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        player = build_player(load(tmp_path / "config.yaml"))
+        task = build_task({"name": "toy_sum"}, "train", 0)
+        [dialogue] = player.play([task[0]], task, Decoding(1.0))
+        assert not api.says
+        return [u for u in dialogue.utterances if u.agent == "ann"]
+
+    return run
+
+
+def test_it_calls_and_is_told_the_result(play, api):
+    first, second, third = play([DOUBLE, UP, "Answer: 8"])
+    assert [[call.result.text for call in u.calls] for u in (first, second, third)] == [["8"], ["1"], []]
+    assert [u.stop for u in (first, second, third)] == [Stop.STOP, Stop.STOP, Stop.EOS]
+    assert third.turn_end is TurnEnd.ANSWER and third.answers and third.rewards["counter"] == 1.0
+    assert not first.trainable and not first.response_ids
+    system, _, *rest = api.asked[-1]["messages"]
+    assert "double(n: integer): Double a number." in system["content"] and "up(): Count up." in system["content"]
+    assert rest == [
+        {"role": "assistant", "content": DOUBLE},
+        {"role": "user", "content": "double returned: 8"},
+        {"role": "assistant", "content": UP},
+        {"role": "user", "content": "up returned: 1"},
+    ]
+    assert not any("stop" in body or "tools" in body for body in api.asked)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_result_that_it_makes_up_is_left_out(play, api, reason):
+    """A completion of weights ends at the call's last tag. An API goes on, and then its answer is cut there."""
+    first, second = play([(f"{DOUBLE}\ndouble returned: 9\n{UP}", reason), "Answer: 8"])
+    assert first.text == DOUBLE and first.stop is Stop.STOP and [call.name for call in first.calls] == ["double"]
+    assert api.asked[1]["messages"][-2:] == [
+        {"role": "assistant", "content": DOUBLE},
+        {"role": "user", "content": "double returned: 8"},
+    ]
+    assert second.answers
+
+
+def test_a_call_that_is_cut_by_length_is_not_carried_out(play):
+    (only,) = play([(DOUBLE[:-8], "length")])
+    assert only.turn_end is TurnEnd.LENGTH and not only.calls
+
+
+def test_its_own_stop_strings_are_sent_and_those_of_calls_are_not(play, api):
+    first, second = play([DOUBLE, "Answer: 8"], sampling={"stop": ["END"]})
+    assert [body["stop"] for body in api.asked] == [["END"], ["END"]]
+    assert first.stop is Stop.STOP and first.calls[0].result.text == "8" and second.stop is Stop.EOS
+
+
+def test_several_calls_in_one_answer(play, api):
+    first, _ = play([f"{DOUBLE}{UP}", "Answer: 8"], limits={"parallel": True})
+    assert [call.result.text for call in first.calls] == ["8", "1"] and first.stop is Stop.EOS
+    assert api.asked[1]["messages"][-1]["content"] == "double returned: 8\nup returned: 1"
+
+
+def test_the_format_of_a_chat_template_is_refused(play):
+    with pytest.raises(ConfigError, match=r"agents\.ann\.call_format: native: .*; use auto, json or tags"):
+        play([], call_format="native")
