@@ -14,9 +14,10 @@ from tiny_run import config_of
 from maporl.config.loops import StageSection
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
+from maporl.loops import stages
 from maporl.loops.builders import BestOf, Siblings, Threshold, selected
 from maporl.loops.rows import Pair, Row, described
-from maporl.loops.stages import SampledDPOTrainer, completion_logprobs, dpo_rows, sft_rows, train_stage
+from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_stage
 from maporl.rewards.rules import build_rules
 from maporl.runs import loop as loops
 from maporl.runs.train import train
@@ -136,14 +137,14 @@ STAGES = [
 LORA = {"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"]}}
 
 
-def looped(folder, stages=None, rounds=1, questions=24, **sections):
+def looped(folder, trained=None, rounds=1, questions=12, **sections):
     sections = {
         "branching": {"how": "fork_every", "group": 2},
         "task": {"name": "toy_sum", "largest": 3},
         "reward": {"rules": ["tree_mean"]},
         "warm_start": {"steps": 150, "learning_rate": 1e-2},
         "evaluation": {"questions": 8},
-        "loop": {"rounds": rounds, "questions": questions, "stages": STAGES if stages is None else stages},
+        "loop": {"rounds": rounds, "questions": questions, "stages": STAGES if trained is None else trained},
         **sections,
     }
     return config_of(folder, sections=sections)
@@ -223,10 +224,18 @@ def test_the_reference_and_beta_decide_the_loss(tmp_path):
         assert loss == pytest.approx(-math.log(1 / (1 + math.exp(-beta * gap))), abs=1e-4)
 
 
-def test_the_published_dpo_loss_of_malt():
-    """Beta .2, log-ratio chosen .3, rejected -.4: .6256, as TRL's columns give it."""
-    assert -math.log(1 / (1 + math.exp(-0.2 * (0.3 + 0.4)))) == pytest.approx(0.6256, abs=1e-4)
-    assert issubclass(SampledDPOTrainer, object) and SampledDPOTrainer._prepare_dataset(None, [1]) == [1]
+def test_the_published_dpo_loss_of_malt(tmp_path, monkeypatch):
+    """Beta .2, log-ratio chosen .3, rejected -.4: .6256. The reference's columns are what says so."""
+    config, team = team_of(tmp_path)
+    shifts = iter([-0.3, 0.4, 0.0, 0.0])
+    monkeypatch.setattr(
+        stages,
+        "completion_logprobs",
+        lambda *given, shift=shifts: [x + next(shift) for x in completion_logprobs(*given)],
+    )
+    stage = StageSection(train="dpo", build="x", learning_rate=1e-12, beta=0.2)
+    loss = train_stage(config, stage, team.policies["ann"], rows_of("ann", 1), tmp_path, True)["loss"]
+    assert loss == pytest.approx(0.6256, abs=1e-4)
 
 
 # -- the loop ------------------------------------------------------------------------------------------------------------
@@ -248,7 +257,7 @@ def test_a_loop_samples_trains_evaluates_and_leaves_every_part_to_look_at(tmp_pa
     run = tmp_path / "run"
     assert [f["round"] for f in figures] == [1, 2] and figures[1]["evaluation"]
     dialogues = [from_json(line) for line in (run / "round-1/sample/dialogues.jsonl").read_text().splitlines()]
-    assert len(dialogues) == 24 * 4 and len({d.prompt for d in dialogues}) == 24
+    assert len(dialogues) == 12 * 4 and len({d.prompt for d in dialogues}) == 12
     sampled = {(tuple(u.prompt_ids), tuple(u.response_ids), u.stop) for d in dialogues for u in d.utterances}
     for file in sorted(run.glob("round-1/train-1/*.rows.jsonl")):
         for row in map(json.loads, file.read_text().splitlines()):
@@ -286,7 +295,6 @@ def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
         assert not (run / part).exists() and all((run / earlier).is_dir() for earlier in parts[:number])
     done = processes.run(["-m", "maporl", "loop", str(file), "-q", "--resume"])
     assert done.returncode == 0, done.stderr
-    assert "round 1, stage 1: ann:" in done.stdout
     assert weights(run / "final") == weights(tmp_path / "whole/final")
     assert records(run) == records(tmp_path / "whole")
 
@@ -296,7 +304,7 @@ def test_a_stage_without_rows_ends_the_loop_with_its_counts(tmp_path):
         tmp_path / "run", [{"train": "sft", "build": {"threshold": {"above": 2.0}}}], evaluation={"questions": 0}
     )
     with pytest.raises(
-        RunError, match=r"round 1, stage 1 .*96 dialogues, utterances: ann: 48 with values from .*no rows"
+        RunError, match=r"round 1, stage 1 .*48 dialogues, utterances: ann: 72 with values from .*no rows"
     ):
         loops.run_loop(config, False, True, lambda line: None)
     assert (tmp_path / "run/round-1/sample/dialogues.jsonl").exists() and not (

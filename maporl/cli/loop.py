@@ -27,7 +27,7 @@ def loop(
     stages_of(settings)
     checked = check_run(settings)
     use(threads_of(settings))
-    for line in () if quiet else checked:
+    for line in checked:
         echo(line)
     for figures in run_loop(settings, resume, quiet, lambda line: _tell(line, quiet)):
         for number, stage in enumerate(figures["stages"], 1):

@@ -150,7 +150,7 @@ def _train_dpo(
     reference = [[0.0] * len(pairs)] * 2 if stage.reference == "none" else before
     trainer = SampledDPOTrainer(
         model=policy.model,
-        ref_model=_NeverAsked(PretrainedConfig(attn_implementation="eager")),
+        ref_model=_NeverAsked(PretrainedConfig(attn_implementation="eager")),  # type: ignore[call-arg]  # it takes any
         args=DPOConfig(
             beta=0.1 if stage.beta is None else stage.beta,
             precompute_ref_log_probs=True,
