@@ -167,7 +167,7 @@ def rows_of(policy, count=6):
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_the_ids_that_reach_the_model_are_those_that_were_sampled(kind, tmp_path):
-    """The prompt [1, 9, 9, 4] is no rendering of the chat template, and three of the completions have no EOS."""
+    """The chat template would not write the prompt [1, 9, 9, 4], and half of the completions have no EOS."""
     config, team = team_of(tmp_path)
     policy, seen = team.policies["ann"], []
     # a template that drops every assistant message, so that nothing encoded by it could hold what was sampled
