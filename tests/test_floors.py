@@ -31,6 +31,7 @@ FLOORS = (  # from the ground up; rooms of one floor may import each other, but 
     {"maporl.engines"},
     {"maporl.rollout"},
     {"maporl.training"},
+    {"maporl.loops"},
     {"maporl.verifier"},
     {"maporl.validation"},
     {"maporl.runs"},

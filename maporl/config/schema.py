@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from maporl.config.call_options import CallLimits, CallTexts, Seconds
 from maporl.config.engines import ENGINES
+from maporl.config.loops import LoopSection
 from maporl.decoding import Sampling
 from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from maporl.text import check_pattern, check_placeholders
@@ -690,6 +691,7 @@ class Config(RunOptions):
     pythonpath: Annotated[list[str], BeforeValidator(_listed)] = dataclasses.field(default_factory=list)
     tools: dict[str, ToolSection] = dataclasses.field(default_factory=dict)
     environments: dict[str, EnvironmentSection] = dataclasses.field(default_factory=dict)
+    loop: LoopSection = dataclasses.field(default_factory=LoopSection)
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from maporl.config import Config
+from maporl.errors import ConfigError
 from maporl.evaluation.metrics import Evaluation
 from maporl.runs.build import build_player, build_trainer
 from maporl.runs.claim import claim, must_be_free, must_hold_run
@@ -31,6 +32,10 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         FolderInUse: another process trains in the output folder.
         ConfigError: the configuration cannot run.
     """
+    if config.loop.stages:
+        raise ConfigError(
+            "loop.stages: an outer loop is run by `maporl loop`; remove the section loop: to train by PPO"
+        )
     folder = Path(config.output_dir)
     if not distributed.is_main():
         return _train(config, folder, resume, quiet=True)

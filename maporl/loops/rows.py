@@ -1,0 +1,72 @@
+"""The rows of a loop's data sets: what a policy said as token ids, as they were sampled. No torch."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One utterance to learn from.
+
+    Args:
+        policy: the policy that said it, and is trained on it.
+        agent: the agent.
+        role: the role in which it spoke, or the agent's name.
+        question: the id of the question.
+        prompt_ids: the token ids of everything that the agent saw.
+        completion_ids: the sampled token ids. A completion that was cut off has no EOS.
+        value: the utterance's credit.
+        place: where it was said: the number of the question, of the dialogue, and of the utterance.
+        cut: whether the completion was cut off.
+    """
+
+    policy: str
+    agent: str
+    role: str
+    question: str
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    value: float
+    place: tuple[int, int, int]
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two utterances of one policy: the ``chosen`` one is preferred to the ``rejected`` one."""
+
+    chosen: Row
+    rejected: Row
+
+    @property
+    def policy(self) -> str:
+        """The policy that said both."""
+        return self.chosen.policy
+
+
+def written(rows: Sequence[Row | Pair]) -> str:
+    """Return the rows as lines of JSON."""
+    return "".join(json.dumps(asdict(row)) + "\n" for row in rows)
+
+
+def described(rows: Sequence[Row | Pair]) -> dict[str, Any]:
+    """Return what a manifest says of a policy's rows.
+
+    These are their number and a hash, the mean number of tokens, and the share that was cut off. Of pairs, these are
+    given for both sides, with the mean gap between the values.
+    """
+    about: dict[str, Any] = {"rows": len(rows), "sha256": hashlib.sha256(written(rows).encode()).hexdigest()}
+    pairs = [row for row in rows if isinstance(row, Pair)]
+    sides = {"": [row for row in rows if isinstance(row, Row)]}
+    if pairs:
+        sides = {"chosen_": [pair.chosen for pair in pairs], "rejected_": [pair.rejected for pair in pairs]}
+        about["mean_gap"] = fmean(pair.chosen.value - pair.rejected.value for pair in pairs)
+    for side, own in sides.items():
+        if own:
+            about[f"{side}mean_tokens"] = fmean(len(row.completion_ids) for row in own)
+            about[f"{side}share_cut_off"] = fmean(row.cut for row in own)
+    return about

@@ -1,0 +1,277 @@
+"""Run an outer loop (:mod:`maporl.loops`): sample, build, train, evaluate, repeat. ``maporl loop`` calls this."""
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+
+from maporl.config import Config
+from maporl.config.loops import StageSection
+from maporl.config.parse import build_named
+from maporl.errors import ConfigError, RunError
+from maporl.loops.builders import BUILDERS, Builder, said
+from maporl.loops.rows import Pair, Row, described, written
+from maporl.loops.stages import train_stage
+from maporl.rollout.branching import play_branched
+from maporl.rollout.player import Player
+from maporl.rollout.restate import UntrainedWeights
+from maporl.rollout.suite import CHUNK
+from maporl.runs.build import build_player, find_device, player_of, ready_to_play
+from maporl.runs.claim import claim, must_be_free, must_hold_run
+from maporl.tasks import build_task
+from maporl.team.team import Team
+from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, record_evaluation
+from maporl.types import Dialogue, from_json, to_json
+from maporl.validation.preflight import tasks_of
+from trl_ext import distributed
+from trl_ext.atomic import new_folder, replace_file
+from trl_ext.checkpoint import load_weights, save_policy_weights
+from trl_ext.manifest import verify, write_manifest
+from trl_ext.run_lock import RunLock
+
+Tell = Callable[[str], None]
+Stage = tuple[StageSection, Builder]
+
+
+def stages_of(config: Config) -> list[Stage]:
+    """Return the stages of a loop with their builders, after checking that they fit each other.
+
+    Raises:
+        ConfigError: the configuration has no stages, a builder is unknown or has wrong options, a builder's rows do not
+            fit its trainer, or more than one process was launched.
+    """
+    if not config.loop.stages:
+        raise ConfigError("loop.stages is empty, so the loop would train nothing; docs/howto/loops.md shows some")
+    if distributed.size() > 1:
+        raise ConfigError(
+            f"loop: runs in one process, and {distributed.size()} were launched; start it without a launcher"
+        )
+    stages = []
+    for number, section in enumerate(config.loop.stages):
+        where = f"loop.stages.{number}.build"
+        (builder,) = build_named([section.build], BUILDERS, where, Builder)
+        if builder.pairs != (section.train == "dpo"):
+            made, wanted = ("pairs", "single rows") if builder.pairs else ("single rows", "pairs")
+            fitting = [name for name, kind in BUILDERS.items() if kind.pairs != builder.pairs]
+            raise ConfigError(f"{where}: makes {made}, and train: {section.train} takes {wanted}; use one of {fitting}")
+        stages.append((section, builder))
+    return stages
+
+
+def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+    """Run the loop of ``config`` to its end, and return the figures of its rounds.
+
+    Args:
+        config: the configuration. It has a section ``loop``.
+        resume: whether to go on with the loop in ``output_dir``.
+        quiet: whether to hide progress.
+        tell: is given a line for every part of a round.
+
+    Raises:
+        ConfigError: the configuration cannot run.
+        RunExists: the output folder is not empty, and ``resume`` is false.
+        CheckpointError: the folder holds no loop to resume, or one of another configuration or of other data, or a part of
+            a round is damaged.
+        FolderInUse: another process works in the folder.
+        RunError: the data set of a stage is empty.
+    """
+    stages, folder = stages_of(config), Path(config.output_dir)
+    (must_hold_run if resume else must_be_free)(folder)
+    with RunLock(folder):
+        claim(folder, config, resume)
+        return Loop(config, stages, quiet, tell).run()
+
+
+class Loop:
+    """The parts of a loop. Each makes its folder, unless it is there and complete.
+
+    Args:
+        config: the configuration.
+        stages: its stages with their builders.
+        quiet: whether to hide progress.
+        tell: is given a line for every part of a round.
+    """
+
+    def __init__(self, config: Config, stages: Sequence[Stage], quiet: bool, tell: Tell):
+        self.config, self.stages, self.quiet, self.tell = config, stages, quiet, tell
+        self.folder = Path(config.output_dir)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run all rounds, and leave the last weights in ``final/``. Return the figures of the rounds."""
+        weights = self._part("initial", self._write_initial)
+        self._evaluate(weights, self.folder / BEFORE)
+        figures = []
+        for number in range(1, self.config.loop.rounds + 1):
+            start = weights
+            sample = self._part(f"round-{number}/sample", partial(self._sample, number=number, weights=start))
+            for position in range(len(self.stages)):
+                weights = self._part(
+                    f"round-{number}/train-{position + 1}",
+                    partial(self._train, number=number, sample=sample, position=position, weights=weights),
+                )
+            self._warn_untrained(number)
+            ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
+            figures.append(self._figures(number, ended))
+        self._end(weights, ended)
+        replace_file(self.folder / "rounds.json", json.dumps(figures, indent=1))
+        return figures
+
+    def _part(self, name: str, make: Callable[[Path], None]) -> Path:
+        """Return the folder ``name`` of the loop, and ``make`` it first if it is missing."""
+        target = self.folder / name
+        if target.is_dir():
+            verify(target, required=())
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(target) as hidden:
+            make(hidden)
+            write_manifest(hidden)
+        self.tell(f"{target}: done")
+        return target
+
+    def _team(self, weights: Path) -> Team:
+        """Return the team with the weights in a folder of the loop."""
+        set_seed(self.config.seed)
+        find_device(self.config)
+        team = Team.from_config(self.config)
+        for policy in team.policies.values():
+            load_weights(policy.model, policy.adapter, weights / policy.name)
+        return team
+
+    def _player(self, weights: Path) -> Player:
+        untrained = None
+        if self.config.restate == "base_model":
+            rows = self.config.ppo.local_rollout_forward_batch_size
+            first = self._team(self.folder / INITIAL)
+            first.find_stop_ids(self.config.ppo)
+            untrained = UntrainedWeights.before_training(first, rows)
+        team = self._team(weights)
+        team.find_stop_ids(self.config.ppo)
+        ready_to_play(team, find_device(self.config))
+        return player_of(self.config, team, untrained)
+
+    def _write_initial(self, folder: Path) -> None:
+        self._save(build_player(self.config).team, folder)
+
+    def _save(self, team: Team, folder: Path) -> None:
+        for policy in team.policies.values():
+            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / policy.name)
+
+    def _sample(self, folder: Path, number: int, weights: Path) -> None:
+        """Play the round's questions, score what was said, and write the dialogues with their token ids."""
+        config, player = self.config, self._player(weights)
+        task, _ = tasks_of(config)
+        rng = random.Random(f"{config.seed}/loop/{number}")
+        chosen = rng.sample(range(len(task)), min(config.loop.questions, len(task)))
+        learning = frozenset(policy.name for policy in player.team.policies.values() if policy.trainable)
+        set_seed(rng.getrandbits(32))
+        player.inform_engines()
+        player.world.renew()
+        worth = partial(player.scorer.worth, task=task)
+        played: list[Dialogue] = []
+        for first in range(0, len(chosen), CHUNK):
+            driver = player.driver(
+                task,
+                config.ppo.decoding,
+                specs=player.specs({}, {}, learning, training=True),
+                batch=number,
+                rng_key=(config.seed, "loop", number),
+                first=first,
+            )
+            examples = [task[i] for i in chosen[first : first + CHUNK]]
+            dialogues = play_branched(driver, examples, config.branching, worth, rng)
+            player.world.check_lost(dialogues)
+            kept = [dialogue for dialogue in dialogues if not dialogue.lost]
+            player.scorer.credit(kept, task)
+            played += [replace(dialogue, prompt=dialogue.prompt + first) for dialogue in kept]
+        player.world.close()
+        (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")
+
+    def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path) -> None:
+        """Build the rows of a stage, and train each policy on its own."""
+        section, builder = self.stages[position]
+        lines = (sample / "dialogues.jsonl").read_text(encoding="utf-8").split("\n")
+        dialogues = [from_json(line) for line in lines if line]
+        rows = builder(dialogues, section.roles)
+        where = f"round {number}, stage {position + 1} ({section.train} on {section.build})"
+        if not rows:
+            raise RunError(f"{where}: {_counts(dialogues, section)}; no rows were made of them, so nothing can be trained. "
+                           "Sample more questions, or change the builder's options; what was sampled is in "
+                           f"{sample}")  # fmt: skip
+        team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
+        ready_to_play(team, find_device(self.config))
+        manifest: dict[str, Any] = {"utterances": _counts(dialogues, section)}
+        for policy in (p for p in team.policies.values() if p.trainable):
+            own: list[Row | Pair] = [row for row in rows if row.policy == policy.name]
+            manifest[policy.name] = described(own)
+            if not own:
+                self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
+                continue
+            (folder / f"{policy.name}.rows.jsonl").write_text(written(own), encoding="utf-8")
+            with tempfile.TemporaryDirectory() as scratch:
+                manifest[policy.name] |= train_stage(self.config, section, policy, own, Path(scratch), self.quiet)
+        self._save(team, folder)
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+    def _warn_untrained(self, number: int) -> None:
+        """Warn of every policy that no stage of the round has trained."""
+        manifests = [self._manifest(number, position) for position in range(len(self.stages))]
+        for policy in [name for name in manifests[0] if name != "utterances"]:
+            if not any(manifest[policy]["rows"] for manifest in manifests):
+                self.tell(
+                    f"warning: round {number}: no stage trains policy {policy!r}; freeze its agents, or see the roles"
+                )
+
+    def _manifest(self, number: int, position: int) -> dict[str, Any]:
+        file = self.folder / f"round-{number}/train-{position + 1}/manifest.json"
+        return json.loads(file.read_text())
+
+    def _evaluate(self, weights: Path, file: Path) -> None:
+        """Evaluate the team on held-out questions, unless that is turned off or done."""
+        section = self.config.evaluation
+        if not section.questions or file.exists():
+            return
+        player = self._player(weights)
+        held_out = build_task(self.config.task, "eval", self.config.seed)
+        record_evaluation(player.play_evaluation(held_out, section.questions, section.decoding, self.config.seed), file)
+        player.world.close()
+
+    def _evaluate_into(self, folder: Path, weights: Path) -> None:
+        self._evaluate(weights, folder / "evaluation.json")
+
+    def _figures(self, number: int, ended: Path) -> dict[str, Any]:
+        stages = [self._manifest(number, position) for position in range(len(self.stages))]
+        file = ended / "evaluation.json"
+        return {
+            "round": number,
+            "stages": stages,
+            "evaluation": json.loads(file.read_text()) if file.exists() else None,
+        }
+
+    def _end(self, weights: Path, ended: Path) -> None:
+        """Copy the last evaluation and the last weights to where every run has them."""
+        for suffix in (".jsonl", ".json"):
+            if (source := (ended / "evaluation.json").with_suffix(suffix)).exists():
+                target = (self.folder / AFTER).with_suffix(suffix)
+                replace_file(target, source.read_text(encoding="utf-8"))
+        if not (self.folder / FINAL).is_dir():
+            with new_folder(self.folder / FINAL) as hidden:
+                for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
+                    shutil.copytree(policy, hidden / policy.name)
+                write_manifest(hidden)
+
+
+def _counts(dialogues: Sequence[Dialogue], section: StageSection) -> str:
+    """Return how many utterances a stage can choose from, by role, with the range of their values."""
+    values: dict[str, list[float]] = {}
+    for row, _ in said(dialogues, section.roles):
+        values.setdefault(row.role, []).append(row.value)
+    parts = [f"{role}: {len(own)} with values from {min(own):.3g} to {max(own):.3g}" for role, own in values.items()]
+    return f"{len(dialogues)} dialogues, utterances: {', '.join(parts) or 'none of these roles'}"

@@ -1,0 +1,347 @@
+"""Outer loops: the published builders' worked numbers, training on the ids that were sampled, and loops that are killed."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import processes
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import config_of
+
+from maporl.config.loops import StageSection
+from maporl.config.parse import to_yaml
+from maporl.errors import ConfigError, RunError
+from maporl.loops import stages
+from maporl.loops.builders import BestOf, Siblings, Threshold, selected
+from maporl.loops.rows import Pair, Row, described
+from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_stage
+from maporl.rewards.rules import build_rules
+from maporl.runs import loop as loops
+from maporl.runs.train import train
+from maporl.storage.run_folder import RunExists
+from maporl.team.team import Team
+from maporl.types import Dialogue, Example, Stop, Utterance, from_json
+from trl_ext.manifest import CheckpointError
+
+ROOT = Path(__file__).parents[1]
+
+
+def malt_tree():
+    """Leaves [[1,1],[1,0]], [[0,1],[0,0]] under two generators with two verifiers each, credited by tree_mean (malt)."""
+    right = (1, 1, 1, 0, 0, 1, 0, 0)
+    dialogues = []
+    for leaf in range(8):
+        names = [f"g{leaf // 4}", f"v{leaf // 2}", f"r{leaf}"]
+        said = []
+        for order, (role, sample) in enumerate(zip(("generator", "verifier", "refiner"), names, strict=True)):
+            above = [ord(c) for name in names[:order] for c in name]
+            said.append(
+                Utterance(
+                    order,
+                    role,
+                    role,
+                    0,
+                    order,
+                    [],
+                    "",
+                    role=role,
+                    sample=sample,
+                    prompt_ids=[1, *above],
+                    response_ids=[leaf // (4, 2, 1)[order] + 5, 2],
+                )
+            )
+        dialogues.append(Dialogue(Example("e", "q", "a"), said, rollout=leaf))
+    (rule,) = build_rules(["tree_mean"])
+    for dialogue, credits in zip(dialogues, rule(dialogues, [{2: float(r)} for r in right]), strict=True):
+        for u in dialogue.utterances:
+            u.rewards["credit"] = credits[u.id]
+    return dialogues
+
+
+def by_role(rows):
+    roles = [row.chosen.role if isinstance(row, Pair) else row.role for row in rows]
+    return {role: roles.count(role) for role in roles}
+
+
+def test_malt_values_are_propagated_and_its_rows_and_pairs_counted():
+    tree = malt_tree()
+    values = {u.sample: u.rewards["credit"] for d in tree for u in d.utterances}
+    assert [values[name] for name in ("g0", "g1", "v0", "v1", "v2", "v3")] == [0.75, 0.25, 1, 0.5, 0.5, 0]
+    assert by_role(Threshold()(tree)) == {"generator": 1, "verifier": 1, "refiner": 4}
+    pairs = Siblings()(tree, ("verifier", "refiner"))
+    assert by_role(pairs) == {"verifier": 1, "refiner": 2}
+    assert all(p.chosen.prompt_ids == p.rejected.prompt_ids for p in pairs)
+    assert [(p.chosen.value, p.rejected.value) for p in pairs] == [(1, 0.5), (1, 0), (1, 0)]
+    assert by_role(Siblings()(tree)) == {"generator": 1, "verifier": 1, "refiner": 2}
+    assert by_role(Threshold(0.8)(tree)) == {"verifier": 1, "refiner": 4} and len(Siblings(1.0)(tree)) == 0
+    assert Threshold()(tree) == Threshold()(malt_tree())
+
+
+def test_equal_completions_make_no_pair_and_other_prompts_are_an_error():
+    tree = malt_tree()
+    for u in (u for d in tree for u in d.utterances if u.sample in ("r2", "r3")):
+        u.response_ids = [9, 2]
+    assert by_role(Siblings()(tree, ("refiner",))) == {"refiner": 1}
+    tree[5].utterances[2].prompt_ids = [3]
+    with pytest.raises(ValueError, match="shown different tokens"):
+        Siblings()(tree)
+
+
+def test_what_may_not_be_trained_and_what_has_no_ids_makes_no_row():
+    tree = malt_tree()
+    for d in tree:
+        d.utterances[0].trainable, d.utterances[1].response_ids = False, []
+    assert by_role(Threshold()(tree)) == {"refiner": 4}
+
+
+REWARDS = [0.95, 0.91, 0.83, 0.80, 0.78, 0.66, 0.62, 0.55, 0.48, 0.41]
+
+
+def test_a_selection_takes_the_share_first_and_the_threshold_after_it():
+    assert [REWARDS[i] for i in selected(REWARDS, 0.7, at_least=0.6)] == REWARDS[:7]
+    assert [REWARDS[i] for i in selected(REWARDS, 0.8, 0.1, 0.6)] == [0.91, 0.83, 0.80, 0.78, 0.66, 0.62]
+
+
+def test_best_of_takes_the_best_dialogue_of_each_question():
+    def said(prompt, rollout, value):
+        u = Utterance(
+            0, "a", "a", 0, 0, [], "", prompt_ids=[1], response_ids=[prompt, rollout], rewards={"credit": value}
+        )
+        return Dialogue(Example(str(prompt), "q", "a"), [u], prompt=prompt, rollout=rollout)
+
+    played = [said(p, r, value - 0.3 * (r != 1)) for p, value in enumerate(REWARDS) for r in range(3)]
+    rows = BestOf(keep=0.8, skip=0.1, at_least=0.6)(played)
+    assert [row.place for row in rows] == [(p, 1, 0) for p in range(1, 7)]
+
+
+def test_a_manifest_describes_rows_and_pairs():
+    good = Row("a", "a", "a", "q", [1], [5, 2], 1.0, (0, 0, 0))
+    bad = replace(good, completion_ids=[5, 6, 7, 8], value=0.25, cut=True)
+    about = described([Pair(good, bad), Pair(good, replace(bad, value=0.5))])
+    assert about["rows"] == 2 and about["mean_gap"] == 0.625 and len(about["sha256"]) == 64
+    assert about["chosen_mean_tokens"] == 2 and about["rejected_mean_tokens"] == 4
+    assert about["chosen_share_cut_off"] == 0 and about["rejected_share_cut_off"] == 1
+    assert described([good, bad])["mean_tokens"] == 3 and described([good, bad])["share_cut_off"] == 0.5
+    assert described([])["rows"] == 0
+
+
+# -- training by TRL -----------------------------------------------------------------------------------------------------
+
+STAGES = [
+    {"train": "sft", "build": "threshold", "learning_rate": 1e-3},
+    {"train": "dpo", "build": "siblings", "learning_rate": 1e-3, "beta": 0.2},
+]
+LORA = {"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"]}}
+
+
+def looped(folder, trained=None, rounds=1, questions=12, **sections):
+    sections = {
+        "branching": {"how": "fork_every", "group": 2},
+        "task": {"name": "toy_sum", "largest": 3},
+        "reward": {"rules": ["tree_mean"]},
+        "warm_start": {"steps": 150, "learning_rate": 1e-2},
+        "evaluation": {"questions": 8},
+        "loop": {"rounds": rounds, "questions": questions, "stages": STAGES if trained is None else trained},
+        **sections,
+    }
+    return config_of(folder, sections=sections)
+
+
+def team_of(tmp_path, **sections):
+    torch.manual_seed(0)
+    return looped(tmp_path / "run", **sections), Team.from_config(looped(tmp_path / "run", **sections))
+
+
+def rows_of(policy, count=6):
+    """Pairs whose ids no text encodes to: digits in pieces that the template would not write, one of them cut off."""
+    said = [[5 + n % 3, 7, 2] if n % 2 else [6, 5 + n % 3, 8] for n in range(2 * count)]
+    rows = [
+        Row(policy, policy, policy, str(n), [1, 9, 9, 4], ids, float(n % 2), (n, 0, 0), n % 2 == 0)
+        for n, ids in enumerate(said)
+    ]
+    return [Pair(rows[n + 1], replace(rows[n], prompt_ids=rows[n + 1].prompt_ids)) for n in range(0, 2 * count, 2)]
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_the_ids_that_reach_the_model_are_those_that_were_sampled(kind, tmp_path):
+    """The chat template would not write the prompt [1, 9, 9, 4], and half of the completions have no EOS."""
+    config, team = team_of(tmp_path)
+    policy, seen = team.policies["ann"], []
+    # a template that drops every assistant message, so that nothing encoded by it could hold what was sampled
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+
+    def watched(layer, given):
+        if policy.model.training:
+            seen.extend(tuple(i for i in row if i != policy.tokenizer.pad_token_id) for row in given[0].tolist())
+
+    policy.model.get_input_embeddings().register_forward_pre_hook(watched)
+    pairs = rows_of("ann")
+    rows = [row for pair in pairs for row in (pair.chosen, pair.rejected)]
+    stage = StageSection(train=kind, build="x", learning_rate=1e-3, batch_size=4)
+    train_stage(config, stage, policy, pairs if kind == "dpo" else rows, tmp_path / "scratch", quiet=True)
+    assert sorted(seen) == sorted((*row.prompt_ids, *row.completion_ids) for row in rows)
+
+
+def test_columns_hold_the_ids_and_only_completions_bear_loss():
+    (pair, *_) = rows_of("ann", 1)
+    assert sft_rows([pair.chosen]) == [{"input_ids": [1, 9, 9, 4, 6, 7, 2], "completion_mask": [0, 0, 0, 0, 1, 1, 1]}]
+    assert dpo_rows([pair], [-1.0], [-2.0]) == [
+        {"prompt_ids": [1, 9, 9, 4], "chosen_ids": [6, 7, 2], "rejected_ids": [6, 5, 8], "ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("agents", [{}, LORA])
+def test_dpo_starts_at_log_2_against_the_weights_of_the_stage_and_prefers_what_was_chosen(agents, tmp_path):
+    """With the reference's columns the first loss is log 2, for full weights and for adapters that share a base."""
+    config, team = team_of(tmp_path, agents={"ann": agents, "bob": agents})
+    pairs, policy = rows_of("ann"), team.policies["ann"]
+    still = StageSection(train="dpo", build="x", learning_rate=1e-12, batch_size=12, beta=0.2)
+    assert train_stage(config, still, policy, pairs, tmp_path, True)["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    other = {name: p.detach().clone() for name, p in team.policies["bob"].model.named_parameters() if "bob" in name}
+    done = train_stage(config, replace(still, learning_rate=1e-2, epochs=5.0), policy, pairs, tmp_path, True)
+    gap = done["chosen_after"] - done["rejected_after"]
+    assert gap > done["chosen_before"] - done["rejected_before"] and done["loss"] < math.log(2)
+    for name, before in other.items():
+        assert dict(team.policies["bob"].model.named_parameters())[name].equal(before)
+
+
+def test_the_reference_and_beta_decide_the_loss(tmp_path):
+    """-log sg(beta (gap - reference's gap)): without a reference the policy's own gap counts."""
+    config, team = team_of(tmp_path)
+    (pair, *_) = pairs = rows_of("ann", 1)
+    gap = (
+        completion_logprobs(team.policies["ann"], [pair.chosen])[0]
+        - completion_logprobs(team.policies["ann"], [pair.rejected])[0]
+    )
+    for beta in (0.2, 1.5):
+        stage = StageSection(train="dpo", build="x", learning_rate=1e-12, beta=beta, reference="none")
+        loss = train_stage(config, stage, team.policies["ann"], pairs, tmp_path, True)["loss"]
+        assert loss == pytest.approx(-math.log(1 / (1 + math.exp(-beta * gap))), abs=1e-4)
+
+
+def test_the_published_dpo_loss_of_malt(tmp_path, monkeypatch):
+    """Beta .2, log-ratio chosen .3, rejected -.4: .6256. The reference's columns are what says so."""
+    config, team = team_of(tmp_path)
+    shifts = iter([-0.3, 0.4, 0.0, 0.0])
+    monkeypatch.setattr(
+        stages,
+        "completion_logprobs",
+        lambda *given, shift=shifts: [x + next(shift) for x in completion_logprobs(*given)],
+    )
+    stage = StageSection(train="dpo", build="x", learning_rate=1e-12, beta=0.2)
+    loss = train_stage(config, stage, team.policies["ann"], rows_of("ann", 1), tmp_path, True)["loss"]
+    assert loss == pytest.approx(0.6256, abs=1e-4)
+
+
+# -- the loop ------------------------------------------------------------------------------------------------------------
+
+
+def weights(folder):
+    found = {str(p.relative_to(folder)): load_file(p) for p in sorted(folder.rglob("*.safetensors"))}
+    return {name: {key: value.tolist() for key, value in tensors.items()} for name, tensors in found.items()}
+
+
+def records(folder):
+    files = ["rounds.json", *(str(p.relative_to(folder)) for p in sorted(folder.rglob("*.rows.jsonl")))]
+    return {name: (folder / name).read_text() for name in files}
+
+
+def test_a_loop_samples_trains_evaluates_and_leaves_every_part_to_look_at(tmp_path):
+    told = []
+    figures = loops.run_loop(looped(tmp_path / "run", rounds=2), False, True, told.append)
+    run = tmp_path / "run"
+    assert [f["round"] for f in figures] == [1, 2] and figures[1]["evaluation"]
+    dialogues = [from_json(line) for line in (run / "round-1/sample/dialogues.jsonl").read_text().splitlines()]
+    assert len(dialogues) == 12 * 4 and len({d.prompt for d in dialogues}) == 12
+    sampled = {(tuple(u.prompt_ids), tuple(u.response_ids), u.stop) for d in dialogues for u in d.utterances}
+    for file in sorted(run.glob("round-1/train-1/*.rows.jsonl")):
+        for row in map(json.loads, file.read_text().splitlines()):
+            stop = {s for p, r, s in sampled if (list(p), list(r)) == (row["prompt_ids"], row["completion_ids"])}
+            assert stop and row["cut"] == (stop == {Stop.LENGTH}) and row["value"] > 0.5
+    before, one, two = (weights(run / name) for name in ("round-1/train-1", "round-1/train-2", "round-2/train-2"))
+    assert before != one != two and weights(run / "final") == two
+    assert {p.name for p in run.iterdir()} >= {
+        "initial",
+        "round-1",
+        "round-2",
+        "final",
+        "evaluation_after.json",
+        "rounds.json",
+    }
+    with pytest.raises(RunExists):
+        loops.run_loop(looped(run, rounds=2), False, True, told.append)
+    with pytest.raises(CheckpointError, match="another configuration"):
+        loops.run_loop(looped(run, rounds=3), True, True, told.append)
+    again = len(told)
+    assert loops.run_loop(looped(run, rounds=2), True, True, told.append) == figures and len(told) == again
+
+
+def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
+    loops.run_loop(looped(tmp_path / "whole"), False, True, lambda line: None)
+    run = tmp_path / "killed"
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(looped(run)))
+    parts = ["initial", "round-1/sample", "round-1/train-1", "round-1/train-2", "round-1/evaluate", "final"]
+    for number, part in enumerate(parts):
+        partial = (run / part).parent / f".partial-{Path(part).name}"
+        more = ["--resume"] if number else []
+        done = processes.run([ROOT / "tests/killed_at_rename.py", partial, "loop", file, "-q", *more])
+        assert done.returncode == -9, done.stderr
+        assert not (run / part).exists() and all((run / earlier).is_dir() for earlier in parts[:number])
+    done = processes.run(["-m", "maporl", "loop", str(file), "-q", "--resume"])
+    assert done.returncode == 0, done.stderr
+    assert weights(run / "final") == weights(tmp_path / "whole/final")
+    assert records(run) == records(tmp_path / "whole")
+
+
+def test_a_stage_without_rows_ends_the_loop_with_its_counts(tmp_path):
+    config = looped(
+        tmp_path / "run", [{"train": "sft", "build": {"threshold": {"above": 2.0}}}], evaluation={"questions": 0}
+    )
+    with pytest.raises(
+        RunError, match=r"round 1, stage 1 .*48 dialogues, utterances: ann: 72 with values from .*no rows"
+    ):
+        loops.run_loop(config, False, True, lambda line: None)
+    assert (tmp_path / "run/round-1/sample/dialogues.jsonl").exists() and not (
+        tmp_path / "run/round-1/train-1"
+    ).exists()
+
+
+def test_a_policy_that_no_stage_trains_is_named_and_keeps_its_weights(tmp_path):
+    told = []
+    config = looped(tmp_path / "run", [STAGES[0] | {"roles": ["bob"]}], evaluation={"questions": 0})
+    loops.run_loop(config, False, True, told.append)
+    assert any("no stage trains policy 'ann'" in line for line in told)
+    first, last = weights(tmp_path / "run/initial"), weights(tmp_path / "run/final")
+    assert {n for n in last if last[n] != first[n]} == {"bob/model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "loop.stages is empty"),
+        (
+            [{"train": "sft", "build": "siblings"}],
+            "makes pairs, and train: sft takes single rows; use one of .'threshold', 'best_of'",
+        ),
+        ([{"train": "dpo", "build": "threshold"}], "makes single rows, and train: dpo takes pairs"),
+        ([{"train": "dpo", "build": "sibling"}], "loop.stages.0.build: .*siblings"),
+        ([{"train": "dpo", "build": {"siblings": {"over": 1}}}], "loop.stages.0.build.siblings"),
+    ],
+)
+def test_stages_that_cannot_run_are_refused_before_anything_is_loaded(stages, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        loops.run_loop(looped(tmp_path / "run", stages), False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_sft_has_no_beta_and_ppo_runs_no_loop(tmp_path):
+    with pytest.raises(ConfigError, match="beta: it is an option of train: dpo"):
+        looped(tmp_path / "run", [{"train": "sft", "build": "threshold", "beta": 0.2}])
+    with pytest.raises(ConfigError, match="maporl loop"):
+        train(looped(tmp_path / "run"), resume=False)
