@@ -281,6 +281,7 @@ def test_a_loop_samples_trains_evaluates_and_leaves_every_part_to_look_at(tmp_pa
     assert loops.run_loop(looped(run, rounds=2), True, True, told.append) == figures and len(told) == again
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
     loops.run_loop(looped(tmp_path / "whole"), False, True, lambda line: None)
     run = tmp_path / "killed"

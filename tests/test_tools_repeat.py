@@ -203,6 +203,7 @@ def test_two_processes_play_and_learn_as_one(alone, tmp_path, module):
     assert counted > 20
 
 
+@pytest.mark.slow
 def test_accelerate_starts_two_processes_that_learn_to_call_as_one(tmp_path):
     """``configs/ppo/calculator.yaml``, smaller, with a warm start that makes its agents call."""
     launcher = [
