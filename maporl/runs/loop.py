@@ -189,7 +189,10 @@ class Loop:
             dialogues = play_branched(driver, examples, config.branching, worth, rng)
             player.world.check_lost(dialogues)
             kept = [dialogue for dialogue in dialogues if not dialogue.lost]
-            player.scorer.credit(kept, task)
+            try:
+                player.scorer.credit(kept, task)
+            finally:
+                player.world.drop_scored(dialogues)
             played += [replace(dialogue, prompt=dialogue.prompt + first) for dialogue in kept]
         player.world.close()
         (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")
