@@ -177,6 +177,9 @@ def test_multi_agent_evolve_whitens_over_the_tokens_of_each_role(tmp_path):
         ("8 out of 10!", 8),
         ("7 / 10", 7),
         ("2 errors, so 4", 4),
+        ("8.0", 8),
+        ("9/10 (2 reasons)", 9),
+        ("-3", None),
         ("3.5", None),
         ("0", None),
         ("11", None),
@@ -297,6 +300,11 @@ def test_alike_questions_share_a_cluster():
         ({"check": "calculator"}, "check: it is only used with vouch: given"),
         ({"judge": "jo"}, "judge: it is only used with vouch: judge"),
         ({"least_quality": 1.5}, "least_quality: expected a number between 0 and 1, got 1.5"),
+        ({"vouch": "given", "least_share": 0.2}, "least_share: it is only used with vouch: majority"),
+        ({"mark": "{question}: {answer}"}, "mark: it is only used with vouch: judge"),
+        ({"vouch": "judge", "check_argument": "x"}, "check_argument: it is only used with vouch: given"),
+        ({"tries": 1}, "tries: one try is always its own majority"),
+        ({"proposer": "ann", "solver": "ann"}, "expected different agents, got ['ann', 'ann']"),
         ({"solve": "no place"}, "solve"),
         ({"mark": "{question}", "vouch": "judge"}, "mark"),
     ],
@@ -327,6 +335,40 @@ def test_a_check_whose_tool_is_missing_is_named(tmp_path):
         check_run(from_dict(values, "test"))
 
 
+def test_a_wrong_argument_of_the_check_is_named_before_the_run(tmp_path):
+    values = recipe_values("search_self_play", tmp_path, protocol={"check_argument": "expresion"})
+    with pytest.raises(
+        ValueError, match=r"protocol.check_argument: tool calculator: unknown 'expresion'; .*'expression'"
+    ):
+        check_run(from_dict(values, "test"))
+
+
+def test_rewards_read_the_answer_of_the_majority(tmp_path):
+    texts = {"proposer": ["1+1"], "solver": ["7", "7", "8"]}
+    protocol = {"vouch": "majority", "check": None, "tries": 3}
+    reward = {"sources": {"near": 1.0, "f1": 1.0, "uncertainty": 1.0}}
+    dialogue = dialogue_of("search_self_play", tmp_path, texts, protocol=protocol, reward=reward)
+    tries = dialogue.utterances[1:]
+    assert [u.rewards["f1"] for u in tries] == [1, 1, 0] and [dialogue.asked(u).answer for u in tries] == ["7"] * 3
+    assert [u.rewards["near"] for u in tries] == pytest.approx([1, 1, 1 / (1 + 1 / 7)])
+
+
+def test_tries_are_compared_within_their_question(tmp_path):
+    """Two dialogues of one prompt: in the second all tries are wrong, so that nothing is learned from them."""
+
+    def script(request):
+        told = request.ask.messages[-1]["content"]
+        rollout = int(request.label.rpartition(".")[2])
+        if request.ask.role == "proposer":
+            return f"{told[:-1]}+0"
+        return told.partition("+")[0] if rollout == 0 and request.turn < 4 else "99"
+
+    trainer, batch = batch_of("search_self_play", tmp_path, script, branching={"group": 2, "how": "independent"})
+    found = {id(row.utterance): row.advantage for row in rows(trainer.advantage(batch))}
+    first, second = ([found[id(u)] for u in d.utterances[1:]] for d in batch.dialogues)
+    assert first == pytest.approx([0.4472] * 4 + [-1.7889], abs=1e-3) and second == [0] * 5
+
+
 def test_records_of_older_versions_have_no_made_questions():
     old = json.loads(to_json(Dialogue(Example("e", "q", "a"), [Utterance(0, "a", "a", 0, 0, [], "x")])))
     del old["utterances"][0]["example"]
@@ -345,5 +387,6 @@ def test_the_page_on_proposers_is_a_run(tmp_path):
         tags = [d["utterances"][0]["tags"] for d in played if d["step"] == update]
         (found,) = [m for m in metrics if m["step"] == update and "proposals/asked" in m]
         assert len(tags) == 8 and found["proposals/asked"] == sum(t["accepted"] for t in tags) / 8
+        assert found["proposals/asked"] > 0.2, "the warm start has taught the proposer to write sums that pass"
         read = [t["question"] for t in tags if t["question"] is not None]
         assert found["proposals/repeated"] == pytest.approx(1 - len(set(read)) / len(read))

@@ -107,14 +107,9 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     if proposes:
         values["task"] = {"name": "toy_sum", "largest": 3, "held_out": 0.3, "template": "{a}{op}{b}"}
         tiny["alphabet"] = "0123456789+=?! "
-        short = {
-            "tag": None,
-            "propose": "{answer}?",
-            "solve": "{question}=",
-            "rate": "{question}!",
-            "mark": "{question}={answer}!",
-        }
-        values["protocol"] |= short
+        values["protocol"] |= {"tag": None, "propose": "{answer}?", "solve": "{question}="}
+        if values["protocol"].get("vouch") == "judge":
+            values["protocol"] |= {"rate": "{question}!", "mark": "{question}={answer}!"}
     for part in (values["protocol"], values["protocol"].get("options", {})):
         if "rounds" in part:
             part["rounds"] = min(part["rounds"], 3)

@@ -1,6 +1,6 @@
 """The contract of a protocol, which decides who speaks when and what each speaker sees. Imports no torch."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from maporl.environments.base import Tool
@@ -135,6 +135,13 @@ class Protocol:
     def at_update(self, update: int) -> "Protocol":
         """Return the protocol as it is played in ``update``, counted from 1."""
         return self
+
+    def check_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Check that the tools that it calls itself take what it gives them. ``tools`` are those of the run by name.
+
+        Raises:
+            ValueError: one does not.
+        """
 
     def check_players(self, players: tuple[str, ...]) -> None:
         """Check that these agents can play it.

@@ -2,19 +2,28 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
+from maporl.config.imports import unknown
+from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Act, Ask, Example, Grade, Message, Utterance
 
 PROPOSE = "Write a question that is hard but can be answered. Put it between <question> and </question>."
 RATE = "{question}\n\nHow clear and sensible is this question? End with a number from 1 to 10."
 MARK = "{question}\n\nAn answer to this:\n{answer}\n\nHow right is it? End with a number from 1 to 10."
-_MARK = re.compile(r"(?<![\d.,/])(10|[1-9])(?:\s*(?:/|out of)\s*10)?\D*$")
-"""The last number of a verdict, from 1 to 10, or such a number out of 10."""
+_OUT_OF_TEN = re.compile(r"(?<![\d.,/-])(10|[1-9])(?:\.0)?\s*(?:/|out of)\s*10(?!\d)")
+_LAST = re.compile(r"(?<![\d.,/-])(10|[1-9])(?:\.0)?\D*$")
+"""The last number of a verdict, from 1 to 10."""
+OPTIONS = {
+    "given": ("check", "check_argument"),
+    "majority": ("least_share", "most_share"),
+    "judge": ("judge", "least_quality", "rate", "mark"),
+}
+"""The options that only one way of vouching uses."""
 MARKS = tuple(str(mark) for mark in range(1, 11))
 
 
@@ -44,7 +53,8 @@ class Propose(Protocol):
       the question is not asked. A question that cannot be read has ``proposal`` 0. It also pays each try its ``mark``, and
       tries and the judge ``form``: 1 for a try that ended by itself, and for a mark that can be read (Multi-Agent Evolve).
 
-    In evaluations the solver answers the task's own questions, and nobody proposes. A made question never gets there.
+    In evaluations the solver answers the task's own questions, and nobody proposes. Nothing keeps a proposer from writing a
+    question that is held out, which a small task makes likely.
 
     Raises:
         ValueError: an option is out of range or does not fit ``vouch``, or a text lacks a placeholder or has an unknown one.
@@ -84,9 +94,17 @@ class Propose(Protocol):
             raise ValueError(f"least_quality: expected a number between 0 and 1, got {self.least_quality}")
         if self.tag is not None and not re.fullmatch(r"\w+", self.tag):
             raise ValueError(f"tag: expected a word, such as question, or null, got {self.tag!r:.40}")
-        for name, mode in (("check", "given"), ("judge", "judge")):
-            if getattr(self, name) is not None and self.vouch != mode:
-                raise ValueError(f"{name}: it is only used with vouch: {mode}; remove it, or set that")
+        for mode, names in OPTIONS.items():
+            for name in names:
+                if self.vouch != mode and getattr(self, name) != self.__dataclass_fields__[name].default:
+                    raise ValueError(f"{name}: it is only used with vouch: {mode}; remove it, or set that")
+        if self.vouch == "majority" and self.tries < 2:
+            raise ValueError("tries: one try is always its own majority; expected at least 2 with vouch: majority")
+        seated = [name for name in (self.proposer, self.solver, self.judge) if name is not None]
+        if len(set(seated)) < len(seated):
+            raise ValueError(
+                f"proposer, solver and judge: expected different agents, got {seated}; agents may share a policy"
+            )
         check_template("propose", self.propose, {"question", "answer"}, set())
         check_template("solve", self.solve, {"question"}, {"question"})
         check_template("rate", self.rate, {"question"}, {"question"})
@@ -121,6 +139,15 @@ class Propose(Protocol):
     def mentioned(self) -> set[str]:
         """Return the agents that the options name."""
         return {name for name in (self.proposer, self.solver, self.judge) if name is not None}
+
+    def check_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Check that the tool that checks questions has the argument in which it is given them.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if self.check in tools and self.check_argument not in (names := tools[self.check].parameters["properties"]):
+            raise ValueError(f"check_argument: tool {self.check}: {unknown(self.check_argument, names)}")
 
     def check_players(self, players: tuple[str, ...]) -> None:
         """Check that there are two players, or three with a judge.
@@ -265,6 +292,8 @@ def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
     most = votes.most_common(1)[0][0] if votes else None
     for u, answer in zip(tries, answers, strict=True):
         right = answer is not None and answer == most
+        if u.example is not None:  # rewards that compare with the right answer read it there
+            u.example = replace(u.example, answer=most or "")
         u.grade = Grade(answer, right, "the majority's answer" if right else "not the majority's answer")
     return [float(u.grade is not None and u.grade.correct is True) for u in tries]
 
@@ -275,7 +304,7 @@ def _judged(judge: str, text: str, of: Utterance) -> Ask:
 
 def _worth(verdict: Utterance) -> float | None:
     """Pay a verdict for its form. Return what its mark is worth, (m - 1)/9, or None if it cannot be read."""
-    found = _MARK.search(verdict.text)
+    found = ([*_OUT_OF_TEN.finditer(verdict.text)] or [_LAST.search(verdict.text)])[-1]
     verdict.rewards["form"] = float(found is not None)
     return None if found is None else (int(found[1]) - 1) / 9
 

@@ -16,7 +16,7 @@ class Repeats(RewardSource):
     """The share of the batch's proposals that are in a proposal's cluster, in (0, 1]. Give it a negative weight.
 
     Proposals are clustered by average linkage on the distance 1 - BLEU. A proposal that holds no question is compared by
-    its words. The batch is what one process plays in an update. A proposer that is paid for hard questions alone writes
+    its words. The batch is what one process plays in an update, so that more processes see smaller batches. A proposer that is paid for hard questions alone writes
     one hard question again and again, which this prevents.
 
     Source: R-Zero, arXiv 2508.05004. Its code takes another library's BLEU, so distances differ a little.

@@ -36,6 +36,10 @@ def check_tools(
     built = TeamTools.from_config(config, playing)
     world = built.world
     protocol = build_protocol(config.protocol, tuple(config.agents))
+    try:
+        protocol.check_tools(world.tools)
+    except ValueError as error:
+        raise ConfigError(f"protocol.{error}") from None
     grants = build_grants(built.grants, world, protocol.acts_in)
     found, lines = {}, []
     for agent in playing:
