@@ -146,7 +146,10 @@ class Propose(Protocol):
         Raises:
             ValueError: it has not.
         """
-        if self.check in tools and self.check_argument not in (names := tools[self.check].parameters["properties"]):
+        if self.check is None or self.check not in tools:
+            return
+        names = tools[self.check].parameters["properties"]
+        if self.check_argument not in names:
             raise ValueError(f"check_argument: tool {self.check}: {unknown(self.check_argument, names)}")
 
     def check_players(self, players: tuple[str, ...]) -> None:
@@ -304,9 +307,9 @@ def _judged(judge: str, text: str, of: Utterance) -> Ask:
 
 def _worth(verdict: Utterance) -> float | None:
     """Pay a verdict for its form. Return what its mark is worth, (m - 1)/9, or None if it cannot be read."""
-    found = ([*_OUT_OF_TEN.finditer(verdict.text)] or [_LAST.search(verdict.text)])[-1]
-    verdict.rewards["form"] = float(found is not None)
-    return None if found is None else (int(found[1]) - 1) / 9
+    found = [*_OUT_OF_TEN.finditer(verdict.text)][-1:] or [*_LAST.finditer(verdict.text)]
+    verdict.rewards["form"] = float(bool(found))
+    return (int(found[0][1]) - 1) / 9 if found else None
 
 
 def _leave_out(utterance: Utterance) -> None:
