@@ -58,7 +58,7 @@ SOURCES: dict[str, Builder] = {
 """Builds each source: ``(reward section, speak) -> source``. ``speak`` lets agents of the team judge
 (:mod:`maporl.rewards.judges`)."""
 
-ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "verifiers", "judge", "arena"})
+ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "judge", "arena"})
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
 it without building them, because some load a model."""
 
