@@ -204,6 +204,7 @@ def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_ano
     assert trained == told  # the warm start, and three arms, of which one is scored by the verifier
 
 
+@pytest.mark.slow
 def test_a_verifier_is_served_until_its_runs_have_ended(tmp_path):
     torch.manual_seed(0)
     tokenizer = build_tiny_tokenizer(TinySection(alphabet="0123456789+*;"))

@@ -313,6 +313,7 @@ def test_a_stage_without_rows_ends_the_loop_with_its_counts(tmp_path):
     ).exists()
 
 
+@pytest.mark.slow
 def test_a_policy_that_no_stage_trains_is_named_and_keeps_its_weights(tmp_path):
     told = []
     config = looped(tmp_path / "run", [STAGES[0] | {"roles": ["bob"]}], evaluation={"questions": 0})

@@ -244,6 +244,7 @@ def learning(folder, every):
     return RewardSection(sources={"verifier": 1.0}, verifier=section)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_verifier_that_had_learned(verifier, tmp_path):
     def config(name):
         training = {
