@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import config_of
 
+from maporl.config.imports import named_imports
 from maporl.config.loops import StageSection
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
@@ -340,6 +341,16 @@ def test_stages_that_cannot_run_are_refused_before_anything_is_loaded(stages, me
     with pytest.raises(ConfigError, match=message):
         loops.run_loop(looped(tmp_path / "run", stages), False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_builder_of_ones_own_is_a_named_import(tmp_path):
+    """A stranger's team names none, and other processes find its folder."""
+    (tmp_path / "own_builders.py").write_text(
+        "from maporl.loops.builders import Builder\n\nclass First(Builder):\n    pass\n"
+    )
+    stages = [{"train": "sft", "build": "own_builders:First"}, {"train": "sft", "build": {"own_builders:First": {}}}]
+    config = looped(tmp_path / "run", stages, pythonpath=[str(tmp_path)])
+    assert [key.partition(":")[0] for key in named_imports(config)] == ["loop.stages.0.build", "loop.stages.1.build"]
 
 
 def test_sft_has_no_beta_and_ppo_runs_no_loop(tmp_path):

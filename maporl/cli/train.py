@@ -29,6 +29,7 @@ def train(
     quiet_libraries()
     from maporl.cli.screen import Screen
     from maporl.evaluation.tables import before_after, flip_lines
+    from maporl.runs.train import must_train_by_ppo
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from maporl.validation.threads import threads_of
@@ -36,6 +37,7 @@ def train(
     from trl_ext.interruptions import Interrupted
     from trl_ext.threads import use
 
+    must_train_by_ppo(settings)
     console, folder = Screen(markup=False, highlight=False), Path(settings.output_dir)
     checked = check_run(settings)
     use(
@@ -65,9 +67,12 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
     """Check a configuration, its data and its tokenizers, without loading a model."""
     settings = load_config(values, config, set_)
     quiet_libraries()
+    from maporl.runs.loop import stages_of
     from maporl.training.run_record import rest_of
     from maporl.validation.preflight import check_run
 
+    if settings.loop.stages:
+        stages_of(settings)
     for line in check_run(settings):
         echo(line)
     folder = Path(settings.output_dir)

@@ -92,6 +92,11 @@ def named_imports(config: Config) -> dict[str, str]:
     named += [("reward.sources", name) for name in config.reward.sources]
     for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
         named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
+    for number, stage in enumerate(config.loop.stages):
+        named += [
+            (f"loop.stages.{number}.build", name)
+            for name in ([stage.build] if isinstance(stage.build, str) else stage.build)
+        ]
     slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
     named += [(f"advantage.{key}", name) for key, name in slots.items()]
     for number, term in enumerate(config.advantage.plus):

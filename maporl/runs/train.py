@@ -16,6 +16,18 @@ from trl_ext.checkpoint_folder import numbered_checkpoints
 from trl_ext.run_lock import RunLock
 
 
+def must_train_by_ppo(config: Config) -> None:
+    """Check that ``config`` does not describe an outer loop, which another command runs.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if config.loop.stages:
+        raise ConfigError(
+            "loop.stages: an outer loop is run by `maporl loop`; remove the section loop: to train by PPO"
+        )
+
+
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
     """Run ``config`` to its end, and return the evaluations before and after training.
 
@@ -32,10 +44,7 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         FolderInUse: another process trains in the output folder.
         ConfigError: the configuration cannot run.
     """
-    if config.loop.stages:
-        raise ConfigError(
-            "loop.stages: an outer loop is run by `maporl loop`; remove the section loop: to train by PPO"
-        )
+    must_train_by_ppo(config)
     folder = Path(config.output_dir)
     if not distributed.is_main():
         return _train(config, folder, resume, quiet=True)
