@@ -52,7 +52,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Let agents act",
         "[Agents that call tools](howto/tools.md), and [environments](howto/environments.md).",
-        "Tool Toolbox Environment TOOLS ENVIRONMENTS ToolSection EnvironmentSection CallLimits CallTexts Act Call Result",
+        "Tool Toolbox Environment check_environment maporl.environments.trial.Trial TOOLS ENVIRONMENTS ToolSection EnvironmentSection CallLimits CallTexts Act Call Result",
     ),
     (
         "Tools and environments of others",

@@ -56,6 +56,7 @@ _EXPORTS = {
     "PlayWorld": "maporl.protocols",
     "Environment": "maporl.environments",
     "ENVIRONMENTS": "maporl.environments",
+    "check_environment": "maporl.environments.trial",
     "Tool": "maporl.environments",
     "Toolbox": "maporl.environments",
     "TOOLS": "maporl.environments",

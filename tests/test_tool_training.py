@@ -159,6 +159,14 @@ def test_check_says_what_agents_may_call(tmp_path):
     ]
 
 
+def test_an_environment_that_nobody_uses_is_named(tmp_path):
+    idle = {"counter": {"use": "worldly:Counter", "agents": ["bob"]}, "spare": {"use": "worldly:Counter", "agents": []}}
+    lines = check_run(load(written(tmp_path, environments=idle)))
+    assert [line for line in lines if line.startswith("warning: environments")] == [
+        "warning: environments.spare: no agent acts in it or hears of it, because its agents are []; list some, or remove it"
+    ]
+
+
 def test_two_updates(tmp_path, monkeypatch):
     def words(form):
         if "up" in form.tools:
@@ -243,6 +251,23 @@ def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
     [
         ({"tools": {"add": {"use": "worldly:ad"}}}, r"tools\.add\.use: worldly:ad: unknown 'ad'; did you mean 'add'"),
         ({"tools": {}}, r"agents\.ann\.tools: unknown 'double'.*add it under tools: or environments:"),
+        ({"tools": {"add": {"use": "wordly:add"}}}, r"tools\.add\.use: .*wordly"),
+        (
+            {"tools": {"add": {"use": "worldly:Counter"}}},
+            r"tools\.add: expected a typed function, a maporl\.Tool or a maporl\.Toolbox, got a value of type Counter",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:__name__", "agents": ["bob"]}}},
+            r"environments\.counter\.use: expected a class or a function that makes an environment, got a value of type str",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:Countre", "agents": ["bob"]}}},
+            r"environments\.counter\.use: worldly:Countre: unknown 'Countre'; did you mean 'Counter'",
+        ),
+        (
+            {"branching": {"how": "fork_every", "group": 2, "joint": "cross"}},
+            r"branching\.joint: cross combines answers that were given in different worlds; use joint: aligned",
+        ),
         (
             {"environments": {"counter": {"use": "worldly:Counter", "agents": ["bob", "cy"]}}},
             r"environments\.counter\.agents: agent 'cy' does not play",

@@ -220,12 +220,20 @@ def kind_of(part: Any) -> str:
     return f"the function {part.__name__}" if hasattr(part, "__name__") else f"a value of type {type(part).__name__}"
 
 
+def words_of(error: BaseException) -> str:
+    """Return the message of an error of the user's code, whose own ``__str__`` may fail."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"its message cannot be read ({type(second).__name__})"
+
+
 def told(error: BaseException, folders: Sequence[Path] = ()) -> str:
     """Return an error of the user's code as one line: the user's file, the line, and what was raised.
 
     The user's file is one in ``folders``, or else one that belongs neither to maporl nor to what is installed.
     """
-    words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:300]
+    words = f"{type(error).__name__}: {' '.join(words_of(error).split())}".removesuffix(": ")[:300]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {words}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -141,8 +141,9 @@ class Environment:
     A subclass defines :meth:`tools`, and overrides what else it needs. A class for TRL's ``environment_factory`` needs
     no base class.
 
-    What a tool's ``run`` raises is told to the agent. What :meth:`reset`, :meth:`fork` or :meth:`reward` raises is a
-    fault of the environment and stops the run.
+    What a tool's ``run`` raises is told to the agent. What :meth:`reset`, :meth:`observe`, :meth:`state`, :meth:`over`,
+    :meth:`reward` or :meth:`fork` raises is a fault of the environment and stops the run. :func:`maporl.check_environment`
+    tries them all.
 
     Attributes:
         forks: how a dialogue in it can be forked. "copy": :meth:`fork` returns an independent equal one. "replay": the

@@ -22,8 +22,7 @@ from maporl.environments import ENVIRONMENTS
 from maporl.environments.adapters.event_loop import wait
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import environment_spec
-from maporl.environments.rooms import readable
-from maporl.types import Result
+from maporl.environments.rooms import raised, readable
 
 HOOKS = ("observe", "reward", "state")
 """Methods that are asked for only where a class overrides them."""
@@ -135,7 +134,7 @@ class _Served:
         except MemoryError:
             raise
         except BaseException as error:  # as in the trainer's process, even SystemExit is told to the agent
-            result = Result(" ".join(f"{type(error).__name__}: {error}".split())[:300], error="raised")
+            result = raised(error)
         return {**asdict(result), "over": self._made.over()}
 
     def observe(self, agent: str) -> str | None:

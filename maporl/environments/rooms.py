@@ -1,16 +1,21 @@
 """The opened environments of one dialogue, and what they say, return and pay, checked. Imports no torch."""
 
 import hashlib
+import inspect
+import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from numbers import Real
 from typing import Any
 
-from maporl.config.imports import told
+from maporl.config.imports import told, words_of
 from maporl.config.schema import EnvironmentSection
 from maporl.environments.base import Environment, Tool, as_result
 from maporl.errors import ConfigError
 from maporl.text import well_formed
-from maporl.types import Example, Message, Result
+from maporl.types import Act, Example, Message, Result
 
 LARGEST = 2**20
 """Most characters of a result that are looked at."""
@@ -71,8 +76,16 @@ class Rooms:
     open: dict[str, Room] = field(default_factory=dict)
     heard: set[tuple[str, str]] = field(default_factory=set)
 
+    def where(self, name: str) -> str:
+        """Return the words with which errors of an environment begin: its name, the question and the seed."""
+        return f"environment {name!r}, question {self.example.id}, seed {self.open[name].seed}"
+
     def news(self, agent: str) -> str:
-        """Return what ``agent`` is told before its next turn: how its environments began, and what is new there."""
+        """Return what ``agent`` is told before its next turn: how its environments began, and what is new there.
+
+        Raises:
+            EnvironmentFailure: ``observe`` raised something, or returned neither a text nor None.
+        """
         parts = []
         for name, room in self.open.items():
             if agent not in room.spec.agents:
@@ -80,14 +93,25 @@ class Rooms:
             if (name, agent) not in self.heard:
                 self.heard.add((name, agent))
                 parts.append(room.said.get(agent, ""))
-            if told_now := room.world.observe(agent):
-                parts.append(told_now)
+            parts.append(self._text(name, partial(room.world.observe, agent), f"observe({agent!r})") or "")
         return "".join(parts)
 
     def state(self) -> str | None:
-        """Return the name of the situation, from the environments that name it."""
-        names = [state for room in self.open.values() if (state := room.world.state()) is not None]
-        return "; ".join(names) or None
+        """Return the name of the situation, from the environments that name it.
+
+        Raises:
+            EnvironmentFailure: ``state`` raised something, or returned neither a text nor None.
+        """
+        named = [self._text(name, room.world.state, "state()") for name, room in self.open.items()]
+        return "; ".join(state for state in named if state is not None) or None
+
+    def _text(self, name: str, ask: Callable[[], Any], what: str) -> str | None:
+        """Return the text or None that an environment's own code returns."""
+        where = f"{self.where(name)}: {what}"
+        said = guarded(ask, where)
+        if said is not None and not isinstance(said, str):
+            raise EnvironmentFailure(f"{where} returned {said!r:.80}, expected a text or None")
+        return said
 
     @property
     def lost(self) -> list[str]:
@@ -128,33 +152,89 @@ def payments(value: Any, spec: EnvironmentSpec, where: str) -> dict[str, float]:
     if value is None:
         return {}
     paid = dict(value) if isinstance(value, Mapping) else dict.fromkeys(spec.agents, value)
+    numbers = {agent: finite(amount) for agent, amount in paid.items()}
     for agent, amount in paid.items():
-        number = isinstance(amount, int | float) and not isinstance(amount, bool)
-        if agent not in spec.agents or not number or not abs(amount) < float("inf"):
+        if agent not in spec.agents or numbers[agent] is None:
             raise EnvironmentFailure(
                 f"{where} paid {amount!r:.40} to {agent!r:.40}; expected a finite number, or finite numbers for the agents "
                 f"{list(spec.agents)}"
             )
-    return {agent: float(amount) for agent, amount in paid.items()}
+    return {agent: number for agent, number in numbers.items() if number is not None}
+
+
+def call_payment(rooms: Rooms, act: Act, reward: Any) -> float | None:
+    """Return what a call paid at once, or None.
+
+    Raises:
+        EnvironmentFailure: it is not a finite number.
+    """
+    paid = None if reward is None else finite(reward)
+    if paid is None and reward is not None:
+        where = f"tool {act.name!r}, question {rooms.example.id}" if act.place is None else rooms.where(act.place)
+        raise EnvironmentFailure(
+            f"{where}: {act.name}({shown(act.arguments)}) of agent {act.agent!r} was paid {reward!r:.40}; expected a finite number"
+        )
+    return paid
+
+
+def finite(value: Any) -> float | None:
+    """Return a number as a float, or None if ``value`` is not a finite number. NumPy's numbers are numbers.
+
+    >>> finite(True), finite(10**400), finite("1")
+    (1.0, None, None)
+    """
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def readable(value: Any) -> Result:
-    """Return what a tool returned, with a text of bounded size without characters that no terminal should see."""
+    """Return what a tool returned, with a text of bounded size without characters that no terminal should see.
+
+    Raises:
+        TypeError: the value of a :class:`Result` is not JSON, so that no record could hold it.
+    """
     result = as_result(value)
-    text = well_formed(str(result.text)[:LARGEST])
-    cleaned = "".join(c if c in "\n\t" or (ord(c) >= 32 and ord(c) != 127) else "\ufffd" for c in text)
-    return Result(cleaned, result.value, result.error, result.reward, result.done, result.seconds, result.left_out)
+    if result.value is not None:
+        try:
+            json.dumps(result.value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"the value of a Result must be JSON: {error}") from None
+    return replace(result, text=_cleaned(str(result.text)[:LARGEST]))
+
+
+def read_by(read: Callable[[Any], Result], value: Any) -> Any:
+    """Return what ``read`` makes of what a tool returned, or a coroutine that does so once this is there."""
+    if not inspect.isawaitable(value):
+        return read(value)
+
+    async def awaited() -> Result:
+        return read(await value)
+
+    return awaited()
+
+
+def raised(error: BaseException) -> Result:
+    """Return what an agent is told of an error that a tool raised: its first 300 characters in one line."""
+    words = f"{type(error).__name__}: {words_of(error)}"
+    return Result(_cleaned(" ".join(words.split())[:300]), error="raised")
+
+
+def _cleaned(text: str) -> str:
+    return "".join(c if c in "\n\t" or (ord(c) >= 32 and ord(c) != 127) else "\ufffd" for c in well_formed(text))
 
 
 def guarded(run: Callable[[], Any], where: str) -> Any:
     """Return what an environment's own code returns.
 
     Raises:
-        EnvironmentFailure: it raised something. The message begins with ``where``.
+        EnvironmentFailure: it raised something, or tried to end the program. The message begins with ``where``.
     """
     try:
         return run()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure(error, where) from error
 
 
@@ -162,7 +242,7 @@ def failure(error: BaseException, where: str) -> BaseException:
     """Return the error to raise for what an environment's own code raised."""
     if isinstance(error, EnvironmentFailure):
         return EnvironmentFailure(f"{where}: {error}")
-    if isinstance(error, Exception):
+    if isinstance(error, Exception | SystemExit):  # a program that ended here would say that all is well
         return EnvironmentFailure(f"{where}: {told(error)}")
     return error
 

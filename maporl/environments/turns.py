@@ -4,7 +4,6 @@ Data flow: a protocol's asks -> :func:`play_step`, which yields asks and acts ->
 the protocol receives. Each utterance of a turn is one segment. What a tool returned is a message of the next segment.
 """
 
-import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -149,23 +148,14 @@ class Turn:
         for call, result in zip(self._open, results, strict=True):
             self._take_result(call, result)
             if result.reward is not None:
-                self._pay(call, result.reward)
+                paid = self.segment.rewards
+                paid[paid_as(call)] = paid.get(paid_as(call), 0.0) + result.reward
 
     def _take_result(self, call: Call, result: Result) -> None:
         assert self.tools is not None
         text, left_out = self.tools.cut(result.text, self.tools.limits.result_tokens)
         # the result of a forked dialogue is the one that was cut for the other
         call.result = replace(result, text=text, left_out=result.left_out + left_out)
-
-    def _pay(self, call: Call, reward: Any) -> None:
-        name = paid_as(call)
-        if not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise ConfigError(
-                f"{name}: the call {call.name}({call.arguments!r:.80}) of agent {self.ask.agent!r} was paid {reward!r:.40}, "
-                "expected a finite number"
-            )
-        rewards = self.segment.rewards
-        rewards[name] = rewards.get(name, 0.0) + reward
 
     def goes_on(self) -> bool:
         """Decide whether the turn goes on, and prepare what the agent is asked next."""

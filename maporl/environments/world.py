@@ -1,33 +1,34 @@
 """Opens, uses, forks and closes the environments of dialogues, and carries out calls of tools. Imports no torch."""
 
 import atexit
-import inspect
 import math
-import os
-import random
 import sys
-import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from maporl.config.call_options import CallLimits
 from maporl.config.imports import told
-from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox
+from maporl.environments.base import EnvironmentLost, Tool, Toolbox
+from maporl.environments.hidden_state import Alone
 from maporl.environments.offers import Offers
 from maporl.environments.rooms import (
     EnvironmentFailure,
     EnvironmentSpec,
     Room,
     Rooms,
+    call_payment,
     environment_seed,
     failure,
     guarded,
     payments,
+    raised,
+    read_by,
     readable,
     texts_by_agent,
 )
@@ -75,7 +76,7 @@ class World:
         """Whether environments stay open after their dialogue's end until :meth:`drop_scored`, because rewards read them."""
         self._open: list[Rooms] = []
         self._ended: dict[int, Rooms] = {}
-        self._locks: dict[type, threading.Lock] = {}
+        self._alone = Alone()
         self.offers = Offers(self.tools, self.environments)
         _worlds.add(self)
 
@@ -125,13 +126,13 @@ class World:
         row = {**example.meta, "id": example.id, "question": example.question, "answer": example.answer}
         row["prompt"] = [dict(message) for message in rooms.prompt]
         try:
-            said = self._alone(world, lambda: world.reset(seed, row))
+            said = texts_by_agent(self._alone.run(world, lambda: world.reset(seed, row)), spec)
             if time.monotonic() - begun > spec.options.open_seconds:  # nobody waits for it any more
                 raise TimeoutError(f"it was ready after {time.monotonic() - begun:.1f} s")
         except BaseException:
             world.close()
             raise
-        return Room(spec, world, seed, row, texts_by_agent(said, spec))
+        return Room(spec, world, seed, row, said)
 
     def finish(self, rooms: Rooms) -> dict[str, dict[str, float]]:
         """Return what the environments of a dialogue pay at its end, by environment and agent, and close them.
@@ -146,7 +147,7 @@ class World:
         try:
             for name, room in rooms.open.items():
                 if not room.lost and not room.closed:
-                    where = f"environment {name!r}, question {rooms.example.id}, seed {room.seed}: reward()"
+                    where = f"{rooms.where(name)}: reward()"
                     value = guarded(partial(self._reward, rooms, room), where)
                     paid[name] = payments(value, room.spec, where)
         except BaseException:
@@ -168,7 +169,7 @@ class World:
 
     def _reward(self, rooms: Rooms, room: Room) -> Any:
         try:
-            return self._alone(room.world, room.world.reward)
+            return self._alone.run(room.world, room.world.reward)
         except EnvironmentLost as error:
             self._lose(rooms, room, f"reward(): {error}")
             return None
@@ -249,7 +250,7 @@ class World:
         room = rooms.open[act.place]
         if room.lost:
             return Result("it does not answer any more", error="lost")
-        if room.world.over():
+        if guarded(room.world.over, f"{rooms.where(act.place)}: over()"):
             return Result("it is over", error="over", done=True)
         if len(room.log) >= room.spec.options.calls:
             return Result(f"at most {room.spec.options.calls} calls are allowed in it", error="limit")
@@ -259,21 +260,15 @@ class World:
         if act.place is None:
             tool = self.tools[act.name]
             most = min(seconds.get(act.agent, DEFAULT_SECONDS), self.seconds.get(act.name, math.inf))
-            return Job(lambda: tool.run(**act.arguments), most, f"tool {act.name}")
+            return Job(lambda: read_by(readable, tool.run(**act.arguments)), most, f"tool {act.name}")
         room = rooms.open[act.place]
         most = min(seconds.get(act.agent, DEFAULT_SECONDS), room.spec.options.seconds)
         return Job(lambda: self.call(room, step, act), most, f"environment {act.place!r}: {act.name}")
 
     def call(self, room: Room, step: int, act: Act) -> Any:
         """Call a tool of an environment and log what it returned. Coroutines are awaited by the workers."""
-        value = self._alone(room.world, lambda: room.tool(act.agent, act.name).run(**act.arguments))
-        if inspect.isawaitable(value):
-
-            async def awaited() -> Any:
-                return self._logged(room, step, act, await value)
-
-            return awaited()
-        return self._logged(room, step, act, value)
+        value = self._alone.run(room.world, lambda: room.tool(act.agent, act.name).run(**act.arguments))
+        return read_by(partial(self._logged, room, step, act), value)
 
     def _logged(self, room: Room, step: int, act: Act, value: Any) -> Result:
         result = readable(value)
@@ -281,7 +276,12 @@ class World:
         return result
 
     def result_of(self, rooms: Rooms, step: int, act: Act, outcome: Outcome) -> Result:
-        """Return the outcome of a call as a result. An environment that did not answer in time is lost."""
+        """Return the outcome of a call as a result. An environment that did not answer in time is lost.
+
+        Raises:
+            EnvironmentFailure: the call was paid something else than a finite number.
+            KeyboardInterrupt: the call raised it.
+        """
         room = None if act.place is None else rooms.open[act.place]
         if outcome.late or not outcome.started:
             if room is None:
@@ -295,29 +295,24 @@ class World:
             if isinstance(outcome.error, MemoryError) and room is not None:  # nobody knows what state it is in
                 self._lose(rooms, room, f"{act.name} ran out of memory")
                 return Result("it does not answer any more", error="lost", seconds=outcome.seconds)
-            text = " ".join(f"{type(outcome.error).__name__}: {outcome.error}".split())[:300]
+            result = raised(outcome.error)
             if room is not None:
-                room.log.append((step, act.agent, act.name, act.arguments, text))
-            return Result(text, error="raised", seconds=outcome.seconds)
-        result = readable(outcome.value)
+                room.log.append((step, act.agent, act.name, act.arguments, result.text))
+            return replace(result, seconds=outcome.seconds)
+        result = outcome.value
         if result.error == "lost" and room is not None:
             self._lose(rooms, room, f"{act.name}: {result.text}")
-        return Result(
-            result.text, result.value, result.error, result.reward, result.done, outcome.seconds, result.left_out
-        )
+        return replace(result, reward=call_payment(rooms, act, result.reward), seconds=outcome.seconds)
 
     def _lose(self, rooms: Rooms, room: Room, why: str) -> None:
         """Mark an environment as lost, or stop the run."""
-        name = room.spec.name
         if room.lost:
             return
         room.lost = True
         room.world.abandon()
-        self.counts[f"env/{name}/lost"] += 1
+        self.counts[f"env/{room.spec.name}/lost"] += 1
         if room.spec.options.on_lost == "stop":
-            raise EnvironmentFailure(
-                f"environment {name!r}, question {rooms.example.id}, seed {room.seed}: {why}; raise seconds, or set on_lost: drop"
-            )
+            raise EnvironmentFailure(f"{rooms.where(room.spec.name)}: {why}; raise seconds, or set on_lost: drop")
 
     def renew(self) -> None:
         """Let toolboxes start again what has died. This is called before each update."""
@@ -353,16 +348,3 @@ class World:
             yield
         finally:
             self.counts = kept
-
-    def _alone(self, world: Environment, run: Callable[[], Any]) -> Any:
-        """Run code of an environment. Instances that share hidden state take turns, and leave global state as it was."""
-        if world.concurrent:
-            return run()
-        lock = self._locks.setdefault(type(world), threading.Lock())
-        with lock:
-            kept, folder = random.getstate(), os.getcwd()
-            try:
-                return run()
-            finally:
-                random.setstate(kept)
-                os.chdir(folder)

@@ -1,6 +1,5 @@
 """World: what agents say is what they do in an environment, turn by turn, until it is over."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,7 +57,7 @@ class PlayWorld(Protocol):
         """Play until it is over. The outcome is the number of actions, and whether it was over at the end.
 
         Raises:
-            ValueError: the environment names an agent that does not play, or pays something else than a finite number.
+            ValueError: the environment names an agent that does not play.
         """
         news: dict[str, list[tuple[int, str]]] = {agent: [] for agent in agents}
         left = dict.fromkeys(agents, self.turns)
@@ -71,10 +70,6 @@ class PlayWorld(Protocol):
             (said,) = yield [Ask(agent, [{"role": "user", "content": told}], parents=parents)]
             (result,) = yield [Act(agent, self.tool, {self.argument: said.text}, said.id, self.place)]
             if result.reward is not None:
-                if not math.isfinite(result.reward):
-                    raise ValueError(
-                        f"environment {self.place!r}: it paid {result.reward!r:.40}, expected a finite number"
-                    )
                 said.rewards[self.place] = result.reward
             number, left[agent], news[agent] = number + 1, left[agent] - 1, []
             for other in agents:

@@ -68,7 +68,12 @@ def check_tools(
         for name, tool in world.tools.items()
         if not any(name in own.checks for own in found.values()) and name not in protocol.uses_tools
     ]
-    return world, found, [*lines, *unused]
+    idle = [
+        f"warning: environments.{name}: no agent acts in it or hears of it, because its agents are []; list some, or remove it"
+        for name, spec in world.environments.items()
+        if not spec.agents
+    ]
+    return world, found, [*lines, *unused, *idle]
 
 
 def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:

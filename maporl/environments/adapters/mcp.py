@@ -5,6 +5,7 @@ refused by that package.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from maporl.environments.adapters.mcp_server import Server, ServerOptions, either
@@ -61,8 +62,8 @@ _LISTED: dict[str, list[Any]] = {}
 class MCPEnvironment(Environment):
     """The tools of a server that each dialogue has for itself, for servers that keep something between calls.
 
-    Each dialogue starts a process of its own, or its own session with a server at an address. The options are those of
-    :class:`ServerOptions`.
+    Each dialogue starts a process of its own, or its own session with a server at an address. If the server dies, what it
+    kept is gone, so the environment is lost. The options are those of :class:`ServerOptions`.
 
     Raises:
         ConfigError: an option is wrong, or the package ``mcp`` is not installed.
@@ -86,7 +87,14 @@ class MCPEnvironment(Environment):
         if key not in _LISTED:
             self.reset(0, {})
             _LISTED[key] = self._server.tools()
-        return _tools(_LISTED[key], self._server.options, lambda name: _caller(self._server, name))
+        return _tools(_LISTED[key], self._server.options, self._caller)
+
+    def _caller(self, name: str) -> Callable[..., Any]:
+        async def run(**arguments: Any) -> Result:
+            result = await self._server.call(name, arguments)
+            return result if self._server.alive else replace(result, error="lost")
+
+        return run
 
     def close(self) -> None:
         """End the server."""

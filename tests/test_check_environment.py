@@ -1,0 +1,245 @@
+"""``check_environment``: what it returns of a sound environment, and each fault that it finds."""
+
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+from trl_environments import Dice, Notes, Shop
+
+from maporl import Environment, Result, Tool, check_environment
+from maporl.environments.rooms import EnvironmentFailure
+from maporl.errors import ConfigError
+
+
+class Stock(Environment):
+    """Sells a stock that depends on its seed."""
+
+    forks = "replay"
+    live = 0
+
+    def reset(self, seed, row):
+        Stock.live += 1
+        self.left, self.bought = row["stock"] + random.Random(seed).randrange(3), {}
+        return f"{self.left} left"
+
+    def tools(self, agent):
+        def buy(count: int) -> Result:
+            """Buy pieces.
+
+            Args:
+                count: how many
+            """
+            if count > self.left:
+                raise ValueError(f"only {self.left} left")
+            self.left -= count
+            self.bought[agent] = self.bought.get(agent, 0) + count
+            return Result(f"{self.left} left", reward=0.1 * count)
+
+        return [Tool.of(buy)]
+
+    def fork(self):
+        copy = type(self)()
+        copy.left, copy.bought = self.left, dict(self.bought)
+        Stock.live += 1
+        return copy
+
+    def reward(self):
+        return {agent: float(count) for agent, count in self.bought.items()}
+
+    def close(self):
+        Stock.live -= hasattr(self, "left")
+
+
+CALLS = [("ann", "buy", {"count": 2}), ("bob", "buy", {"count": 99}), ("ann", "buy", {"count": "1"})]
+
+
+def tried(environment=Stock, calls=CALLS, agents=("ann", "bob"), **options):
+    Stock.live = 0
+    try:
+        return check_environment(environment, calls, {"stock": 3}, agents, **options)
+    finally:
+        assert Stock.live == 0, "what was opened was closed"
+
+
+def variant(**changed):
+    return type("Odd", (Stock,), changed)
+
+
+class TestASoundOne:
+    @pytest.mark.parametrize("forks", ["no", "replay", "copy"])
+    def test_it_says_what_happened(self, forks):
+        trial = tried(variant(forks=forks), seed=0)
+        left = int(trial.said["ann"].split()[0])
+        assert trial.said == {"ann": f"{left} left", "bob": f"{left} left"} and left in (3, 4, 5)
+        assert trial.results == [
+            Result(f"{left - 2} left", reward=0.2),
+            Result(f"ValueError: only {left - 2} left", error="raised"),
+            Result(f"{left - 3} left", reward=0.1),
+        ]
+        assert trial.paid == {"ann": 3.0}
+
+    def test_its_seed_decides(self):
+        begun = [tried(seed=seed).said["ann"] for seed in range(8)]
+        assert begun == [tried(seed=seed).said["ann"] for seed in range(8)] and len(set(begun)) > 1
+
+    def test_no_calls_and_no_columns(self):
+        assert check_environment(Notes).results == []
+
+    def test_classes_for_trl(self):
+        row = {"prompt": [{"role": "user", "content": "?"}], "stock": 3}
+        calls = [("ann", "buy", {"count": 2}), ("ann", "look", {}), ("ann", "buy", {"count": 2})]
+        trial = check_environment(Shop, calls, row)
+        assert trial.said == {"ann": " There are 3 apples."}
+        assert [r.text for r in trial.results] == ["You have 2.", "1 apples", "{'error': 'Only 1 left.'}"]
+        assert trial.paid == {"ann": pytest.approx(2 / 3)}
+        notes = check_environment(Notes, [(name, "write", {"text": name}) for name in "ab"], agents="ab")
+        assert [r.text for r in notes.results] == ["a: a", "a: a; b: b"]
+        assert check_environment(Dice, [("ann", "roll", {})], {"seed": 7}).results[0].text == "[3]"
+
+
+def _buy_with(work):
+    def tools(self, agent):
+        def buy(count: int) -> str:
+            """Buy.
+
+            Args:
+                count: how many
+            """
+            work(self)
+            return "x"
+
+        return [Tool.of(buy)]
+
+    return tools
+
+
+class TestFaultsThatItFinds:
+    @pytest.mark.parametrize(
+        ("work", "part"),
+        [
+            (lambda self: random.random(), "Python's global random generator"),
+            (lambda self: np.random.random(), "NumPy's global random generator"),
+            (lambda self: np.random.seed(3), "NumPy's global random generator"),
+            (lambda self: os.chdir("/"), "the working folder"),
+        ],
+    )
+    def test_a_call_that_changes_what_instances_share(self, work, part, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        np.random.seed(4)
+        odd = variant(tools=_buy_with(work))
+        with pytest.raises(
+            EnvironmentFailure, match=rf"call 1, buy\(\) changed {part}, which .*; use .* or set concurrent = False"
+        ):
+            tried(odd)
+        os.chdir(tmp_path)
+        assert tried(variant(tools=_buy_with(work), concurrent=False)).results[0].text == "x"
+
+    def test_reset_and_reward_too(self):
+        with pytest.raises(EnvironmentFailure, match=r"reset\(\) changed Python's"):
+            tried(variant(reset=lambda self, seed, row: random.seed(seed)), [])
+        with pytest.raises(EnvironmentFailure, match=r"reward\(\) or close\(\) changed Python's"):
+            tried(variant(reward=lambda self: random.random()))
+
+    def test_a_fork_that_shares_state(self):
+        def fork(self):
+            copy = type(self)()
+            copy.__dict__ = self.__dict__
+            Stock.live += 1
+            return copy
+
+        with pytest.raises(EnvironmentFailure, match=r"call 2 gave .* in a fork after 0 calls, and then .* in itself"):
+            tried(variant(forks="copy", fork=fork))
+
+    def test_a_copy_that_is_not_made(self):
+        with pytest.raises(EnvironmentFailure, match=r"fork\(\): .*NotImplementedError"):
+            tried(variant(forks="copy", fork=Environment.fork))
+
+    def test_one_that_does_not_replay(self):
+        turns = iter(range(9))
+        odd = variant(tools=_buy_with(lambda self: None), reset=lambda self, seed, row: f"{next(turns)}")
+        with pytest.raises(
+            EnvironmentFailure, match=r"reset\(\) told \{'ann': '0', .*\} first and \{'ann': '1', .*same seed"
+        ):
+            tried(odd)
+        answers = iter(range(9))
+
+        def tools(self, agent):
+            def buy(count: int) -> int:
+                """Buy.
+
+                Args:
+                    count: how many
+                """
+                return next(answers)
+
+            return [Tool.of(buy)]
+
+        with pytest.raises(EnvironmentFailure, match=r"does not replay: call 1, buy\(count=2\), gave"):
+            tried(variant(tools=tools))
+
+    def test_tools_that_change_or_share_a_name(self):
+        def tools(self, agent):
+            return [] if hasattr(self, "left") else Stock.tools(self, agent)
+
+        with pytest.raises(EnvironmentFailure, match=r"tools\('ann'\) returned other tools after reset\(\)"):
+            tried(variant(tools=tools))
+        twice = variant(tools=lambda self, agent: Stock.tools(self, agent) * 2)
+        with pytest.raises(ConfigError, match=r"tools\('ann'\) has two tools called 'buy'; rename one of them"):
+            tried(twice)
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"reset": lambda self, seed, row: 3}, "reset returned 3, expected a text"),
+            ({"reward": lambda self: float("nan")}, r"reward\(\) paid nan to 'ann'"),
+            ({"observe": lambda self, agent: 3}, r"observe\('ann'\) returned 3, expected a text or None"),
+            ({"state": lambda self: 3}, r"state\(\) returned 3, expected a text or None"),
+            ({"tools": lambda self, agent: 3}, r"tools\('ann'\): .*TypeError"),
+        ],
+    )
+    def test_what_it_says_and_pays(self, changed, message):
+        with pytest.raises(EnvironmentFailure, match=message):
+            check_environment(variant(**changed), CALLS, {"stock": 3}, ("ann", "bob"))
+
+    def test_one_that_does_not_close(self, capsys):
+        def close(self):
+            if hasattr(self, "left"):
+                raise OSError("still open")
+
+        with pytest.raises(EnvironmentFailure, match=r"close\(\) failed; the reason was printed"):
+            check_environment(variant(close=close, forks="no"), CALLS, {"stock": 3}, ("ann", "bob"))
+        assert "still open" in capsys.readouterr().err
+
+    def test_one_that_runs_out_of_memory_is_lost(self):
+        def hoard(self):
+            raise MemoryError
+
+        with pytest.raises(EnvironmentFailure, match=r"call 1, buy\(\): it does not answer any more"):
+            tried(variant(tools=_buy_with(hoard)))
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (("cy", "buy", {}), r"call 1: agent unknown 'cy'; known: ann, bob"),
+            (("ann", "by", {}), r"call 1: tool unknown 'by'; did you mean 'buy'\?"),
+            (("ann", "buy", {}), r"call 1, buy: count is missing"),
+        ],
+    )
+    def test_calls_that_nobody_could_make(self, call, message):
+        with pytest.raises(ConfigError, match=message):
+            tried(calls=[call])
+
+    def test_what_is_no_environment(self):
+        with pytest.raises(ConfigError, match="expected a class or a function that makes an environment"):
+            check_environment(3)
+        with pytest.raises(ConfigError, match=r"expected a maporl\.Environment, or a class with reset"):
+            check_environment(dict)
+
+
+def test_nothing_is_left_running():
+    before = {thread.name for thread in threading.enumerate()}
+    tried()
+    left = {thread.name for thread in threading.enumerate()} - before
+    assert left <= {"maporl tool"}  # they wait for the next call, and end with the process
