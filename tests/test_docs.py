@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -71,6 +72,10 @@ def test_the_files_of_a_page_make_a_run(page, tmp_path, monkeypatch):
         assert config.pythonpath == [str(tmp_path)]
         _, after = train(config, resume=False, quiet=True)
         assert after.questions == 8
+    tests = [one for name in files if name.startswith("test_") for one in runpy.run_path(name).items()]
+    for name, function in tests:
+        if name.startswith("test_"):
+            function()
 
 
 def test_a_reader_is_shown_how_each_part_is_named():
