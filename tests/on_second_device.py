@@ -181,6 +181,30 @@ def test_a_team_trains_as_on_the_cpu(sim, tmp_path, name):
     assert_near(found, run_of(tmp_path / "cpu", True, *RUNS[name]))
 
 
+def test_a_team_with_tools_trains_as_on_the_cpu(sim, tmp_path):
+    sections = {
+        "agent_defaults": {
+            "tiny": TINY | {"alphabet": "0123456789+= :;?<>/acltuor", "context": 160}, "tools": ["calculator"], "call_format": "tags",
+            "call_texts": {"intro": "", "line": "", "tags": "", "returned": "={text}", "failed": "?", "limit": ";"},
+        },
+        "tools": {"calculator": {"use": "calculator"}},
+        "protocol": {"name": "debate", "turns": 1},
+        "ppo": {"response_length": 36, "num_ppo_epochs": 1, "temperature": 1.0},
+        "advantage": GROUPS["advantage"] | {"unit": "turn"}, "branching": {"group": 2},
+    }  # fmt: skip
+    warm = {"warm_start": {"steps": 60, "batch_size": 32, "learning_rate": 1e-2, "calls": 1.0}}
+    sizes = {"per_device_train_batch_size": 4, "learning_rate": 1e-4}
+    run_of(tmp_path / "warm", True, sections | warm, sizes)  # both devices go on from the same weights
+    tools = {key: value for key, value in sections["agent_defaults"].items() if key != "tiny"}
+    sections |= {"agent_defaults": tools, "warm_start": {"steps": 0}}
+    sections["agents"] = {name: {"model": str(tmp_path / "warm/final" / name)} for name in ("ann", "bob")}
+    PartialState._reset_state()
+    found = run_of(tmp_path / "sim", False, sections, sizes)
+    second_device.leave()
+    assert_near(found, run_of(tmp_path / "cpu", True, sections, sizes))
+    assert found[2].count("</calculator>") > UPDATES
+
+
 def test_a_resumed_run_ends_as_an_uninterrupted_one(sim, tmp_path, monkeypatch):
     def config(name):
         pool = {"schedule": {"opponent_pool": {"agent": "bob", "of": "ann"}}}

@@ -39,7 +39,7 @@ def end_of(folder, updates=UPDATES):
         str(p.relative_to(folder)): load_file(p) for name in ("final", f"checkpoint-{updates}") for p in sorted((folder / name).rglob("*.safetensors"))
     }  # fmt: skip
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocked = ("time/", "tokens_per_second", "memory/")
+    clocked = ("time/", "tokens_per_second", "memory/", "tools/seconds")
     kept = [{k: v for k, v in record.items() if not k.startswith(clocked)} for record in records]
     return weights, kept, (folder / "dialogues.jsonl").read_text()
 
