@@ -6,6 +6,7 @@
     python benchmarks/environments.py textarena              # 256 games of TextArena of up to 30 moves, side by side
     python benchmarks/environments.py mcp                    # start and calls of a server by its command line
     python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
+    python benchmarks/environments.py slow                   # one call of 5 s among 256 of 1 ms, in one step
     python benchmarks/environments.py rollout --model DIR    # 64 dialogues of a model, with and without calls and stop strings
 
 It prints one JSON line for each section. ``rollout`` plays the same number of tokens in two ways, in turn: two turns
@@ -257,6 +258,15 @@ def openenv() -> dict:
     }
 
 
+def slow() -> dict:
+    """Run one step of calls, one for each dialogue, of which the first one takes long."""
+    workers = Workers()
+    waits = [5.0, *[0.001] * (DIALOGUES - 1)]
+    began = time.perf_counter()
+    workers.run([[Job(lambda wait=wait: time.sleep(wait), 60, "wait")] for wait in waits])
+    return {"calls": DIALOGUES, "step_seconds": round(time.perf_counter() - began, 2)}
+
+
 def noop() -> str:
     """Do nothing."""
     return "done"
@@ -354,7 +364,9 @@ def rollout(model: str, dialogues: int, tokens: int, repeats: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("section", choices=["search", "trl", "textarena", "isolated", "mcp", "openenv", "rollout"])
+    parser.add_argument(
+        "section", choices=["search", "trl", "textarena", "isolated", "mcp", "openenv", "slow", "rollout"]
+    )
     parser.add_argument("--corpus", help="a .jsonl file of passages, for search")
     parser.add_argument("--model", help="a folder with a language model, for rollout")
     parser.add_argument("--dialogues", type=int, default=64, help="for rollout")
@@ -363,7 +375,7 @@ def main() -> None:
     options = parser.parse_args()
     sections = {
         "search": lambda: search(options.corpus), "trl": trl, "textarena": textarena, "isolated": isolated, "mcp": mcp,
-        "openenv": openenv,
+        "openenv": openenv, "slow": slow,
         "rollout": lambda: rollout(options.model, options.dialogues, options.tokens, options.repeats),
     }  # fmt: skip
     measured = sections[options.section]()
