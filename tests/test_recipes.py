@@ -8,7 +8,7 @@ import re
 import pytest
 from processes import ROOT, maporl
 
-from maporl.config.recipes import card_of, index_page, recipe_files, tiny_version
+from maporl.config.recipes import axes_of, by_axis, card_of, index_page, recipe_files, tiny_version
 from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.validation.load import from_dict, load
@@ -74,10 +74,38 @@ def test_the_index_of_papers_is_up_to_date():
     assert (ROOT / "docs/recipes.md").read_text() == index_page()
 
 
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_card_says_exact_only_of_formulas_that_were_read(name):
+    card = card_of(name)
+    guessed = re.search("notes|reconstructed|abstract and", card.evidence)
+    assert (card.status == "exact") == (guessed is None)
+    if "reconstructed" in card.title or "inspired" in card.title:
+        assert f"({card.status}" in card.title
+
+
+def test_the_costs_on_the_cards_are_those_that_were_counted():
+    counted = json.loads((ROOT / "benchmarks/results/recipe_costs.json").read_text())
+    assert {name: card_of(name).cost for name in METHODS} == counted
+
+
+def test_recipes_are_listed_by_what_their_files_choose():
+    for axis in ("credit", "loop", "protocol"):
+        listed = [name for names in by_axis(axis).values() for name in names]
+        assert sorted(listed) == sorted(METHODS) and list(by_axis(axis)) == sorted(by_axis(axis))
+    assert axes_of("cory") == {"credit": "critic, token_gae", "loop": "on-policy, swap", "protocol": "chain"}
+    assert axes_of("gdpo") == {"credit": "group mean by prompt", "loop": "on-policy", "protocol": "debate"}
+    assert axes_of("reinforce_pp")["credit"] == "no baseline"
+    assert by_axis("protocol")["propose"] == ["multi_agent_evolve", "r_zero", "search_self_play"]
+
+
 def test_the_commands_list_show_and_refuse():
     listed = maporl("recipes", "list").stdout
-    assert "cory" in listed and "paper and code" in listed
+    assert "cory" in listed and "reconstructed" in listed
+    by_loop = maporl("recipes", "list", "--by", "loop").stdout
+    assert by_loop.index("on-policy, swap") < by_loop.index("cory") < by_loop.index("on-policy, train_first_turn")
+    assert "'credit'" in maporl("recipes", "list", "--by", "paper").stderr
     shown = maporl("recipes", "show", "cory").stdout
+    assert "status:   exact" in shown and "prefer:   one task is to be learned by two copies" in shown
     assert "https://arxiv.org/abs/2410.06101" in shown and "rules: [sum]" in shown and "differs:" in shown
     assert "recipes/common.yaml:" in shown and "response_length: 512" in shown, "what the recipe does not say itself"
     unknown = maporl("recipes", "show", "corry")

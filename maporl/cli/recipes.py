@@ -3,7 +3,7 @@
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,20 +20,33 @@ SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)")
 """Metrics that ``maporl recipes try`` prints: the mean rewards, and of every policy its loss and its gradient."""
 
 
+By = Annotated[
+    Literal["credit", "loop", "protocol"] | None,
+    typer.Option(
+        help="Order by what answers are compared with (credit), how policies take turns to learn (loop), or who speaks when (protocol)"
+    ),
+]
+
+
 @app.command("list")
 @command
-def list_() -> None:
-    """All recipes, with the paper and what of it was read."""
+def list_(by: By = None) -> None:
+    """All recipes, with their status and the cost of an update in updates of plain PPO."""
     from rich.table import Table
 
     from maporl.cli.screen import Screen
-    from maporl.config.recipes import card_of, recipe_files
+    from maporl.config.recipes import by_axis, card_of, recipe_files
 
-    table = Table("recipe", "method", "evidence")
-    for name in recipe_files():
-        card = card_of(name)
-        table.add_row(name, card.title, card.evidence)
-    Screen().print(table)
+    screen = Screen()
+    for choice, names in (by_axis(by) if by else {None: list(recipe_files())}).items():
+        table = Table(title=choice, title_justify="left")
+        table.add_column("recipe", no_wrap=True)
+        for column in ("status", "cost", "method"):
+            table.add_column(column)
+        for name in names:
+            card = card_of(name)
+            table.add_row(name, card.status, f"{card.cost:g}", card.title)
+        screen.print(table)
 
 
 @app.command()
@@ -44,7 +57,7 @@ def show(name: Name) -> None:
     from maporl.config.recipes import card_of, recipe_file
 
     card, file = card_of(name), recipe_file(name)
-    for key in ("title", "paper", "url", "evidence", "exact", "differs"):
+    for key in ("title", "paper", "url", "evidence", "status", "prefer", "cost", "exact", "differs"):
         echo(f"{key + ':':10}{getattr(card, key)}")
     for option, reason in card.inert.items():
         echo(f"{'inert:':10}{option}: {reason}")

@@ -7,7 +7,7 @@ import copy
 import string
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic.dataclasses import dataclass
 
@@ -22,7 +22,10 @@ from maporl.errors import ConfigError
 class RecipeCard:
     """Where a method comes from, what the recipe reproduces exactly, and what differs from the paper.
 
-    ``evidence`` says which sources were read. ``checked_by`` lists the tests that pin the recipe's numbers, each as
+    ``evidence`` says which sources were read. ``status`` is exact if the formulas were read there and tests pin them,
+    reconstructed if a part of them was not available and was filled in, and inspired if only the idea is the paper's.
+    ``prefer`` completes the sentence "Prefer it when ...". ``cost`` is how many times the tokens of plain PPO an update
+    passes through models, as ``benchmarks/recipe_costs.py`` counts them. ``checked_by`` lists the tests that pin the recipe's numbers, each as
     ``FILE::FUNCTION``. ``inert`` names the options of the file that change nothing here if they alone are changed, each
     with the reason. A test changes every option, and fails if this list is not true.
     """
@@ -31,6 +34,9 @@ class RecipeCard:
     paper: str
     url: str
     evidence: str
+    status: Literal["exact", "reconstructed", "inspired"]
+    prefer: str
+    cost: float
     exact: str
     differs: str
     checked_by: tuple[str, ...]
@@ -137,6 +143,46 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     return values | {"updates": 3, "output_dir": output_dir, "evaluation": {"questions": 4}}
 
 
+Axis = Literal["credit", "loop", "protocol"]
+"""What recipes can be listed by."""
+
+
+def by_axis(axis: Axis) -> dict[str, list[str]]:
+    """Return the names of the recipes by their choice on an axis.
+
+    ``credit`` is what an answer is compared with, ``loop`` how policies take turns to learn, and ``protocol`` who speaks when.
+    """
+    found: dict[str, list[str]] = {}
+    for name in recipe_files():
+        found.setdefault(axes_of(name)[axis], []).append(name)
+    return dict(sorted(found.items()))
+
+
+def axes_of(name: str) -> dict[str, str]:
+    """Return what the file of a recipe chooses on each :data:`Axis`, in words.
+
+    Raises:
+        ConfigError: no recipe has this name.
+    """
+    values = read_yaml(recipe_file(name))
+    choices = (_credit(values.get("advantage", {})), _loop(values), values["protocol"]["name"])
+    return dict(zip(get_args(Axis), choices, strict=True))
+
+
+def _credit(advantage: dict[str, Any]) -> str:
+    baseline, by = advantage.get("baseline", "critic"), ", ".join(advantage.get("key", ()))
+    if baseline == "critic":
+        return f"critic, {advantage.get('returns', 'token_gae')}"
+    return f"group {baseline} by {by}" if by and baseline != "none" else "no baseline"
+
+
+def _loop(values: dict[str, Any]) -> str:
+    if stages := values.get("loop", {}).get("stages"):
+        return "outer loop: " + ", then ".join(stage["train"] for stage in stages)
+    turns = [key for key in values.get("schedule", {}) if key != "freeze"]
+    return "on-policy" + "".join(f", {key}" for key in turns)
+
+
 def index_page() -> str:
     """Return the paper index as Markdown: every recipe with its source. ``docs/recipes.md`` is this text."""
     lines = [
@@ -148,6 +194,17 @@ def index_page() -> str:
         'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',
         'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',
         "(`python -m maporl.config.recipes` writes this page.)",
+        "",
+        'Status is "exact" where the formulas were read in the paper or its code and tests pin them, "reconstructed" where a part of them was',
+        'not available and was filled in, and "inspired" where only the idea is the paper\'s. Cost is the number of tokens that pass through',
+        "models in an update, divided by that of plain PPO with the same team and questions: one dialogue for each, a critic on its trunk, a",
+        "reference, one epoch. A token that is trained counts three times. `python benchmarks/recipe_costs.py` counts it with tiny models.",
+        "`maporl recipes list --by credit` (or `loop`, or `protocol`) lists recipes by what an answer is compared with, by how policies",
+        "take turns to learn, and by who speaks when.",
+        "",
+        "| recipe | status | cost | credit | loop | protocol | prefer it when |",
+        "|---|---|---|---|---|---|---|",
+        *map(_index_row, recipe_files()),
         "",
     ]
     for name in recipe_files():
@@ -167,6 +224,12 @@ def index_page() -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def _index_row(name: str) -> str:
+    card = card_of(name)
+    cells = (f"[`{name}`](#{name})", card.status, f"{card.cost:g}", *axes_of(name).values(), card.prefer)
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
