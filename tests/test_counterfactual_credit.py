@@ -1,11 +1,15 @@
 """C3 (arXiv 2603.06859) compares answers to the same transcript; its form without a critic is made of existing parts."""
 
 import random
+from collections import defaultdict
 
 import pytest
 import torch
+from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
+from maporl.config.schema import BranchingSection
+from maporl.validation.load import from_dict
 
 KEY = ("prompt", "agent", "parent")
 LEAVES = [[1, 1, 0, 1], [0, 1, 0, 0]]
@@ -60,3 +64,100 @@ def test_equal_answers_earn_equal_credit_and_a_batch_may_be_cut_between_question
     earned = {}
     for i in (i for i, parent in enumerate(batch.parent) if parent is not None):
         torch.testing.assert_close(earned.setdefault((batch.parent[i], float(batch.reward[i])), whole[i]), whole[i])
+
+
+# -- through the trainer's steps --------------------------------------------------------------------------------------
+
+
+def credited(tmp_path, leaves, **sections):
+    """By question, the advantages of the reasoner's messages, and under each message those of the actor's answers."""
+    values = recipe_values("c3", tmp_path, branching={"group": [2, 4]}, task={"largest": 4}, **sections)
+    values["ppo"] |= {"kl_coef": 0.0, "response_length": 8}
+    written, answered = defaultdict(int), defaultdict(int)
+
+    def script(request):
+        question = request.example.id
+        if request.ask.agent == "reasoner":
+            written[question] += 1
+            return f"m{written[question]}"
+        message = 1 if "m1" in request.ask.messages[-1]["content"] else 2
+        answered[question, message] += 1
+        right = leaves[message - 1][answered[question, message] - 1]
+        return request.example.answer if right else "x"
+
+    batch = played(scripted_trainer(values, script))
+    dialogue_of = {id(u): d for d in batch.dialogues for u in d.utterances}
+    messages, answers = defaultdict(dict), defaultdict(list)
+    for row in rows(batch):
+        dialogue = dialogue_of[id(row.utterance)]
+        if row.utterance.agent == "reasoner":
+            messages[dialogue.prompt][row.utterance.text] = row.advantage
+        else:
+            answers[dialogue.prompt, dialogue.utterances[0].text].append(row.advantage)
+    return messages, answers
+
+
+Z = {1: [0.5774, 0.5774, -1.7321, 0.5774], 2: [-0.5774, 1.7321, -0.5774, -0.5774]}
+BY_SIZE = {1: [1 / 3, 1 / 3, -1, 1 / 3], 2: [-1 / 3, 1, -1 / 3, -1 / 3]}
+
+
+@pytest.mark.parametrize(
+    ("advantage", "message", "expected"), [({}, 1.0, Z), ({"baseline": "loo", "scale": "none"}, 0.5, BY_SIZE)]
+)
+def test_c3_compares_what_continues_the_same_transcript(tmp_path, advantage, message, expected):
+    """The recipe c3: two messages and four answers to each are ten rows a question, and every message is one of them."""
+    messages, answers = credited(tmp_path, LEAVES, advantage=advantage)
+    assert len(messages) == 4
+    for prompt, own in messages.items():
+        assert own == {"m1": pytest.approx(message, abs=1e-3), "m2": pytest.approx(-message, abs=1e-3)}
+        for number in (1, 2):
+            assert sorted(answers[prompt, f"m{number}"]) == pytest.approx(sorted(expected[number]), abs=1e-3)
+
+
+def test_a_flat_fan_out_compares_messages_by_the_luck_of_one_answer(tmp_path):
+    """The paper's ablation (8, 1): an answer has nobody to be compared with."""
+    flat = {"branching": {"group": [8, 1]}, "advantage": {"singleton": "zero"}}
+    values = recipe_values("c3", tmp_path, task={"largest": 4}, **flat)
+    values["ppo"] |= {"kl_coef": 0.0, "response_length": 8}
+    said = defaultdict(int)
+
+    def script(request):
+        said[request.example.id, request.ask.agent] += 1
+        return request.example.answer if said[request.example.id, request.ask.agent] % 2 else "x"
+
+    batch = played(scripted_trainer(values, script))
+    found = [(row.utterance.agent, row.advantage) for row in rows(batch)]
+    assert len(found) == 4 * 16 and len(batch.dialogues) == 4 * 8
+    assert {a for agent, a in found if agent == "actor"} == {0.0}
+    assert sorted(a for agent, a in found if agent == "reasoner") == pytest.approx([-1.0] * 16 + [1.0] * 16, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("section", "numbers"),
+    [
+        ({"group": (2, 4)}, [2, 4, 4]),
+        ({"group": 3}, [3, 3, 3]),
+        ({"group": (5,)}, [5, 5, 5]),
+        ({"group": (3, 1)}, [3, 1, 1]),
+    ],
+)
+def test_the_last_number_of_a_list_holds_for_all_later_steps(section, numbers):
+    branching = BranchingSection(how="fork_every", **section)
+    assert [branching.at(step) for step in range(3)] == numbers and branching.most == max(numbers)
+
+
+@pytest.mark.parametrize(
+    ("branching", "words"),
+    [
+        ({"how": "tree", "group": [2, 4]}, "a list says how many branches each step has, which needs how: fork_every"),
+        ({"how": "fork_every", "group": [1, 1]}, "fork_every needs at least 2 dialogues"),
+        ({"how": "fork_every", "group": []}, "branching.group: expected at least one, got \\[\\]"),
+        ({"how": "fork_every", "group": [2, 0]}, "^test: branching.group.1: expected at least 1, got 0$"),
+        ({"how": "fork_every", "group": [2, "x"]}, "^test: branching.group.1: expected a whole number, got 'x'$"),
+    ],
+)
+def test_wrong_numbers_of_branches_are_refused(tmp_path, branching, words):
+    values = recipe_values("c3", tmp_path)
+    values["branching"] = branching
+    with pytest.raises(ValueError, match=words):
+        from_dict(values, "test")

@@ -21,7 +21,7 @@ _WORDS = (
     (r"greater than or equal to (\S+)", r"at least \1"),
     (r"less than or equal to (\S+)", r"at most \1"),
     (r"greater than (\S+)", r"more than \1"),
-    (r"^Dictionary should have at least 1 item after validation, not 0", "expected at least one"),
+    (r"^(Dictionary|Tuple) should have at least 1 item after validation, not 0", "expected at least one"),
 )
 """Pydantic's phrases, and the phrases of this package in their place."""
 _BY_NAME = ("task", "protocol")
@@ -47,14 +47,15 @@ OF_TRL = {
 }
 """Options of TRL's trainers, and the keys that have their meaning here."""
 
-_TYPES = ("bool", "int", "float", "str")
+_TYPES = ("bool", "int", "constrained-int", "float", "str")
 """What pydantic adds to the place of a value that may be of several types. No key of a configuration is called so."""
 
 
 def explain(kind: type, faults: Sequence[Any]) -> list[str]:
     """Return a line for each of pydantic's ``faults`` in values for the dataclass ``kind``, without repetitions.
 
-    Where a value may be a text or something else, pydantic has a fault for each. The one for the text is left out.
+    Where a value may be of several types, pydantic has a fault for each. Those of a text, and of a number in place of a list
+    that was given, are left out.
     """
     told = [fault for fault in faults if not _has_better(fault, faults)]
     return list(dict.fromkeys(_explain(kind, fault) for fault in told))
@@ -63,7 +64,9 @@ def explain(kind: type, faults: Sequence[Any]) -> list[str]:
 def _has_better(fault: Any, faults: Sequence[Any]) -> bool:
     place = fault["loc"][:-1]
     others = (other for other in faults if other is not fault and other["loc"][: len(place)] == place)
-    return fault["type"] == "string_type" and fault["loc"][-1] == "str" and any(others)
+    text = fault["type"] == "string_type" and fault["loc"][-1] == "str"
+    number = isinstance(fault["input"], list | tuple) and fault["loc"][-1] in ("int", "constrained-int")
+    return (text or number) and any(others)
 
 
 def _explain(kind: type, fault: Any) -> str:

@@ -123,7 +123,9 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         if isinstance(part, dict) and "every" in part:
             part["every"] = 1  # three updates must see it
     branching = values.get("branching", {})
-    branching |= {key: min(branching[key], 3) for key in ("group", "drafts") if key in branching}
+    for key in {"group", "drafts"} & branching.keys():
+        most = branching[key]
+        branching[key] = [min(number, 3) for number in most] if isinstance(most, list) else min(most, 3)
     ppo = values.get("ppo", {})
     values["ppo"] = ppo | {
         "response_length": 40 if programs or searches else 6,

@@ -418,7 +418,8 @@ class BranchingSection:
         how: ``independent`` dialogues. Or one dialogue that forks before its first step (``fork_first``), before a
             random step (``fork_random``) or before every step (``fork_every``). Or a ``tree`` with ``group`` candidates
             at every step, of which one continues. Or ``best_of``: the best of ``drafts`` first steps forks.
-        group: the number of dialogues for each question, or of candidates at each step.
+        group: the number of dialogues for each question, or of candidates at each step. ``fork_every`` takes a list too: the
+            number of branches before each step, of which the last one holds for all later steps (C3).
         joint: what happens if several agents speak at once. The k-th answers of all make a dialogue (aligned), or every
             combination of answers does (cross).
         pick: which candidate of a tree continues.
@@ -431,7 +432,7 @@ class BranchingSection:
     """
 
     how: Literal["independent", "fork_first", "fork_random", "fork_every", "tree", "best_of"] = "independent"
-    group: Positive = 1
+    group: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] = 1
     joint: Literal["aligned", "cross"] = "aligned"
     pick: Literal["best", "sample"] = "best"
     drafts: Annotated[int, Field(ge=2)] = 4
@@ -439,12 +440,27 @@ class BranchingSection:
     resample: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self):
-        if self.how not in ("independent", "best_of") and self.group < 2:
-            raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {self.group}")
+        if isinstance(self.group, tuple) and self.how != "fork_every":
+            raise ValueError(
+                f"group: a list says how many branches each step has, which needs how: fork_every; with {self.how} give one "
+                f"number, got {list(self.group)}"
+            )
+        if self.how not in ("independent", "best_of") and self.most < 2:
+            given = self.group if isinstance(self.group, int) else list(self.group)
+            raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {given}")
         if self.joint == "cross" and self.how != "fork_every":
             raise ValueError(
                 f"joint: cross combines answers where every step forks; set how: fork_every, got {self.how}"
             )
+
+    def at(self, step: int) -> int:
+        """Return ``group`` for a step of a dialogue, counted from 0."""
+        return self.group if isinstance(self.group, int) else self.group[min(step, len(self.group) - 1)]
+
+    @property
+    def most(self) -> int:
+        """The largest number in ``group``."""
+        return self.group if isinstance(self.group, int) else max(self.group)
 
 
 @dataclass(frozen=True, config=STRICT)

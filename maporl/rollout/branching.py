@@ -31,7 +31,7 @@ def independent(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
     """Play ``group`` independent dialogues for each question."""
-    return driver.play(examples, section.group)
+    return driver.play(examples, section.most)
 
 
 def fork_first(
@@ -53,13 +53,15 @@ def fork_every(
 ) -> list[Dialogue]:
     """Fork before every step, into ``group ** steps`` dialogues (MAGRPO, arXiv 2508.04652; MALT's tree, 2412.01928).
 
+    A list ``group`` has a number for each step: ``[2, 4]`` makes 2 first messages and 4 answers to each (C3, 2603.06859).
+
     With ``joint: cross``, every combination of simultaneous answers continues: ``group ** speakers`` at each step.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
     episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
     over: list[Episode] = []
     while episodes:
-        groups = [driver.branch(episode, _next(numbers, episode, section.group - 1)) for episode in episodes]
+        groups = [_fanned(driver, episode, section, numbers) for episode in episodes]
         driver.step([branch for group in groups for branch in group])
         if section.joint == "cross":
             groups = [_crossed(driver, group, numbers) for group in groups]
@@ -83,7 +85,7 @@ def tree(
     done: list[Episode] = []
     earned: list[Earned] = []
     while episodes:
-        groups = [driver.branch(episode, _next(numbers, episode, section.group - 1)) for episode in episodes]
+        groups = [_fanned(driver, episode, section, numbers) for episode in episodes]
         branches = [branch for group in groups for branch in group]
         new = driver.step(branches)
         worth = _worth(branches, new, judge)
@@ -108,7 +110,7 @@ def best_of(
     No policy is trained on the drafts.
     """
     episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
-    numbers = list(range(section.group, section.group + section.drafts - 1))
+    numbers = list(range(section.most, section.most + section.drafts - 1))
     groups = [driver.branch(episode, numbers) for episode in episodes]
     drafts = [draft for group in groups for draft in group]
     new = driver.step(drafts)
@@ -120,7 +122,7 @@ def best_of(
     for group in groups:
         best = max(group, key=lambda draft: worth[id(draft)])
         best.dialogue.rollout = 0
-        played += driver.branch(best, list(range(1, section.group)))
+        played += driver.branch(best, list(range(1, section.most)))
     driver.finish(played)
     return [episode.dialogue for episode in played]
 
@@ -150,7 +152,7 @@ def _fork_once(
     groups = []
     for trunk in trunks:
         steps = where(len(trunk.sent))
-        groups.append([driver.fork(trunk, rollout, steps) for rollout in range(1, section.group)])
+        groups.append([driver.fork(trunk, rollout, steps) for rollout in range(1, section.most)])
     for trunk, forks in zip(trunks, groups, strict=True):
         depth = len(forks[0].sent)
         name = f"question {trunk.dialogue.prompt}, step {depth}"
@@ -180,6 +182,11 @@ def _crossed(driver: RolloutDriver, branches: list[Episode], numbers: Numbers) -
     return crossed
 
 
+def _fanned(driver: RolloutDriver, episode: Episode, section: BranchingSection, numbers: Numbers) -> list[Episode]:
+    """Return the branches of an episode before its next step, itself among them."""
+    return driver.branch(episode, _next(numbers, episode, section.at(len(episode.sent)) - 1))
+
+
 def _next(numbers: Numbers, episode: Episode, count: int) -> list[int]:
     return list(itertools.islice(numbers[episode.dialogue.prompt], count))
 
@@ -194,15 +201,15 @@ Steps = Sequence[int]
 
 
 def _group(section: BranchingSection, steps: Steps) -> int:
-    return section.group
+    return section.most
 
 
 def _every_fork(section: BranchingSection, steps: Steps) -> int:
-    return math.prod(section.group ** (speakers if section.joint == "cross" else 1) for speakers in steps)
+    return math.prod(section.at(i) ** (speakers if section.joint == "cross" else 1) for i, speakers in enumerate(steps))
 
 
 def _candidates(section: BranchingSection, steps: Steps) -> int:
-    return 1 + len(steps) * (section.group - 1)
+    return 1 + len(steps) * (section.most - 1)
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,7 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
                 f"{where}: reward.{kind}.agent: {section.agent!r} must be one of {list(config.agents)} that does not play; add it "
                 "under agents: and list the others in protocol.agents"
             )
-    if "arena" in config.reward.sources and config.branching.group < 2 and config.branching.how == "independent":
+    if "arena" in config.reward.sources and config.branching.most < 2 and config.branching.how == "independent":
         raise ConfigError(
             f"{where}: reward.sources: arena compares a question's dialogues; set branching.group to 2 or more"
         )
@@ -296,7 +296,7 @@ def _check_async(config: Config, where: str) -> None:
 
 def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
     branching = config.branching
-    if branching.resample and branching.group < 2:
+    if branching.resample and branching.most < 2:
         raise ConfigError(
             f"{where}: branching.resample: one dialogue per question has no reward variance; set group above 1"
         )
