@@ -587,7 +587,8 @@ class PupilSection:
     Args:
         skill: one of the task's ``skills``. The agent takes every question for one that asks for it.
         wrong: the probability of a wrong answer.
-        gives_in: the probability that the agent says what another agent said, where it is shown words of others.
+        gives_in: the probability that the agent says what another agent said, where it is shown words of others. A solver of
+            protocol ``code`` writes a program that passes the tests that it is shown (:meth:`maporl.Task.write_agreeing`).
         calls: the probability that an agent with tools calls one before it answers, where the task writes calls.
         together: the probability that an agent with ``limits.parallel`` makes all calls of a turn at once, and not one
             after the other.

@@ -106,6 +106,13 @@ class Task(ABC):
         """
         return self.write_answer(example, rng, right)
 
+    def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
+        """What a pupil says in ``role`` that agrees with another agent's ``words``, right or wrong. By default it repeats them.
+
+        A task overrides this where to agree is not to repeat: a program agrees with tests that it passes.
+        """
+        return words
+
     def write_calls(
         self, example: Example, tools: Collection[str], made: Sequence[Call] = ()
     ) -> Sequence[tuple[str, dict[str, Any]]]:

@@ -1,6 +1,7 @@
 """Tiny functions to write, from a few of their values. Nothing is downloaded. Imports no torch."""
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from maporl.tasks.programs import ProgramTask
 from maporl.types import Example
 
 _NAME = "f"
+_VALUE = re.compile(rf"assert {_NAME}\((\d+)\)==(\d+)")
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,15 @@ class TinyPrograms(ProgramTask):
             most = self.factors * (self.shown - 1) + self.terms
             values[place] = rng.choice([value for value in range(most + 2) if value != values[place]])
         return "\n".join(_assert(x, value) for x, value in enumerate(values))
+
+    def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
+        """A solver writes a function of the task that passes the asserts in ``words``, or any function if none passes."""
+        if role == "tester":
+            return words
+        values = [(int(x), int(value)) for x, value in _VALUE.findall(words)]
+        every = list(product(range(1, self.factors + 1), range(self.terms + 1)))
+        agreeing = [(a, b) for a, b in every if all(a * x + b == value for x, value in values)]
+        return f"```{_program(*rng.choice(agreeing or every))}```"
 
 
 def _program(a: int, b: int) -> str:

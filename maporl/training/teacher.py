@@ -123,7 +123,7 @@ def _written(
     """Return what a pupil says: what another agent said, the answer by its own skill, or what the task writes."""
     others = [u for u in request.heard if u.agent != request.ask.agent]
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
-        return rng.choice(others).words()
+        return task.write_agreeing(example, rng, rng.choice(others).words(), role)
     right = request.ask.continues is not None or rng.random() >= pupil.wrong
     if pupil.skill is not None and right:
         return task.write_by_skill(example, pupil.skill)
