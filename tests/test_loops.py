@@ -9,6 +9,7 @@ import processes
 import pytest
 import torch
 from safetensors.torch import load_file
+from scripted_training import recipe_values
 from tiny_run import config_of
 
 from maporl.config.imports import named_imports
@@ -19,12 +20,18 @@ from maporl.loops import stages
 from maporl.loops.builders import BestOf, Siblings, Threshold, selected
 from maporl.loops.rows import Pair, Row, described
 from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_stage
+from maporl.report.charts import charts
+from maporl.report.metric_panels import METRICS
+from maporl.report.read import read_run
+from maporl.report.story import story
 from maporl.rewards.rules import build_rules
 from maporl.runs import loop as loops
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunExists
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Stop, Utterance, from_json
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
 from trl_ext.manifest import CheckpointError
 
 ROOT = Path(__file__).parents[1]
@@ -292,10 +299,10 @@ def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
     for number, part in enumerate(parts):
         partial = (run / part).parent / f".partial-{Path(part).name}"
         more = ["--resume"] if number else []
-        done = processes.run([ROOT / "tests/killed_at_rename.py", partial, "loop", file, "-q", *more])
+        done = processes.run([ROOT / "tests/killed_at_rename.py", partial, "train", file, "-q", *more])
         assert done.returncode == -9, done.stderr
         assert not (run / part).exists() and all((run / earlier).is_dir() for earlier in parts[:number])
-    done = processes.run(["-m", "maporl", "loop", str(file), "-q", "--resume"])
+    done = processes.run(["-m", "maporl", "train", str(file), "-q", "--resume"])
     assert done.returncode == 0, done.stderr
     assert weights(run / "final") == weights(tmp_path / "whole/final")
     assert records(run) == records(tmp_path / "whole")
@@ -327,7 +334,6 @@ def test_a_policy_that_no_stage_trains_is_named_and_keeps_its_weights(tmp_path):
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "loop.stages is empty"),
         (
             [{"train": "sft", "build": "siblings"}],
             "makes pairs, and train: sft takes single rows; use one of .'threshold', 'best_of'",
@@ -353,8 +359,71 @@ def test_a_builder_of_ones_own_is_a_named_import(tmp_path):
     assert [key.partition(":")[0] for key in named_imports(config)] == ["loop.stages.0.build", "loop.stages.1.build"]
 
 
-def test_sft_has_no_beta_and_ppo_runs_no_loop(tmp_path):
+def test_sft_has_no_beta(tmp_path):
     with pytest.raises(ConfigError, match="beta: it is an option of train: dpo"):
         looped(tmp_path / "run", [{"train": "sft", "build": "threshold", "beta": 0.2}])
-    with pytest.raises(ConfigError, match="maporl loop"):
-        train(looped(tmp_path / "run"), resume=False)
+
+
+def name_of(dialogue, u):
+    """An utterance's name among all that were said on its question."""
+    return u.sample or (dialogue.rollout, u.id)
+
+
+def test_a_check_of_a_loop_says_what_a_round_plays_and_trains(tmp_path):
+    lines = check_run(looped(tmp_path / "run", questions=200))
+    (line,) = (line for line in lines if line.startswith("loop:"))
+    assert line.startswith("loop: 1 round of 13 questions, 4 dialogues for each (52 in a round")
+    assert "then sft on threshold, then dpo on siblings, into" in line
+    assert not any(line.startswith("run:") for line in lines)
+    assert "warning: loop.questions=200, but the training split has 13; a round asks each once" in lines
+    with pytest.raises(ConfigError, match="makes single rows, and train: dpo takes pairs"):
+        check_run(looped(tmp_path / "run", [{"train": "dpo", "build": "threshold"}]))
+
+
+def test_a_loop_says_in_its_metrics_and_its_page_what_each_round_did(tmp_path):
+    """Training by `train`, as a user does: the figures of a round are those of its manifests, under declared names."""
+    before, after = train(looped(tmp_path / "run", STAGES[:1], rounds=2), resume=False, quiet=True)
+    assert before.questions == after.questions > 0
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics] == [1, 2] and [m["episode"] for m in metrics] == [12, 24]
+    manifest = json.loads((tmp_path / "run/round-2/train-1/manifest.json").read_text())
+    for policy in ("ann", "bob"):
+        assert metrics[1][f"{policy}/stage_1/rows"] == manifest[policy]["rows"]
+        assert metrics[1][f"{policy}/stage_1/loss"] == manifest[policy]["loss"]
+    assert metrics[1]["eval_accuracy/turn_2"] == after.final().value
+    said = [from_json(line) for line in (tmp_path / "run/round-1/sample/dialogues.jsonl").read_text().splitlines()]
+    lengths = {(d.prompt, name_of(d, u)): len(u.response_ids) for d in said for u in d.utterances if u.agent == "ann"}
+    assert metrics[0]["ann/completions/mean_length"] == pytest.approx(sum(lengths.values()) / len(lengths))
+    assert not [name for m in metrics for name in m if not any(row.pattern.fullmatch(name) for row in METRICS)]
+    told = story(read_run(tmp_path / "run"))
+    assert (
+        "The team was trained in 2 rounds. A round samples up to 12 questions and then trains by SFT on threshold."
+        in str(told)
+    )
+    page = charts(read_run(tmp_path / "run"))
+    assert {"Rows of a stage", "Loss of a stage"} <= {chart["title"] for chart in page}
+
+
+def test_a_round_is_recorded_once_even_if_a_kill_came_between_its_two_files(tmp_path):
+    loops.run_loop(looped(tmp_path / "run", STAGES[:1], rounds=2), False, True, lambda line: None)
+    metrics, dialogues = (tmp_path / "run" / name for name in ("metrics.jsonl", "dialogues.jsonl"))
+    whole = metrics.read_text(), dialogues.read_text()
+    metrics.write_text(whole[0].splitlines(keepends=True)[0])
+    loops.run_loop(looped(tmp_path / "run", STAGES[:1], rounds=2), True, True, lambda line: None)
+    assert (metrics.read_text(), dialogues.read_text()) == whole
+
+
+def test_malt_refines_every_draft(tmp_path):
+    """The recipe's approval matches no verdict, so each of the 3 x 3 x 3 dialogues of a question has all three roles."""
+    config = from_dict(recipe_values("malt", tmp_path / "run"))
+    values = replace(config, loop=replace(config.loop, questions=2), evaluation=replace(config.evaluation, questions=0))
+    loop = loops.Loop(values, [], True, print)
+    loop.config, folder = values, tmp_path / "sample"
+    folder.mkdir()
+    loop._write_initial(tmp_path / "initial")
+    loop._sample(folder, 1, tmp_path / "initial")
+    dialogues = loops.dialogues_of(folder)
+    assert len(dialogues) == 2 * 27
+    assert all([u.role for u in d.utterances] == ["solver", "verifier", "refiner"] for d in dialogues)
+    said = [{name_of(d, u) for d in dialogues if d.prompt == p for u in d.utterances} for p in (0, 1)]
+    assert [len(own) for own in said] == [3 + 9 + 27] * 2

@@ -53,7 +53,9 @@ class StageSection:
 
 @dataclass(frozen=True, config=STRICT)
 class LoopSection:
-    """An outer loop: rounds of sampling, building data sets, training on them, and evaluating. ``maporl loop`` runs it.
+    """An outer loop: rounds of sampling, building data sets, training on them, and evaluating.
+
+    A configuration with stages is trained in rounds, and not by PPO.
 
     Args:
         rounds: the number of rounds.

@@ -1,8 +1,12 @@
-"""Run an outer loop (:mod:`maporl.loops`): sample, build, train, evaluate, repeat. ``maporl loop`` calls this."""
+"""Run an outer loop (:mod:`maporl.loops`): sample, build, train, evaluate, repeat.
+
+:func:`maporl.runs.train.train` calls this where a configuration has stages.
+"""
 
 import json
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +18,11 @@ from transformers import set_seed
 
 from maporl.config import Config
 from maporl.config.loops import StageSection
-from maporl.config.parse import build_named
-from maporl.errors import ConfigError, RunError
-from maporl.loops.builders import BUILDERS, Builder, said
+from maporl.errors import RunError
+from maporl.evaluation.metrics import Evaluation
+from maporl.loops.builders import said
+from maporl.loops.figures import round_metrics
+from maporl.loops.plan import Stage, stages_of
 from maporl.loops.rows import Pair, Row, described, written
 from maporl.loops.stages import train_stage
 from maporl.rollout.branching import play_branched
@@ -25,54 +31,30 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.rollout.suite import CHUNK
 from maporl.runs.build import build_player, find_device, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
+from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
 from maporl.team.team import Team
-from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, record_evaluation
-from maporl.types import Dialogue, from_json, to_json
+from maporl.text import printable
+from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, RunRecord, record_evaluation
+from maporl.types import Dialogue, from_json, to_json, without_tokens
 from maporl.validation.preflight import tasks_of
-from trl_ext import distributed
 from trl_ext.atomic import new_folder, replace_file
 from trl_ext.checkpoint import load_weights, save_policy_weights
 from trl_ext.manifest import verify, write_manifest
 from trl_ext.run_lock import RunLock
 
 Tell = Callable[[str], None]
-Stage = tuple[StageSection, Builder]
 
 
-def stages_of(config: Config) -> list[Stage]:
-    """Return the stages of a loop with their builders, after checking that they fit each other.
-
-    Raises:
-        ConfigError: the configuration has no stages, a builder is unknown or has wrong options, a builder's rows do not
-            fit its trainer, or more than one process was launched.
-    """
-    if not config.loop.stages:
-        raise ConfigError("loop.stages is empty, so the loop would train nothing; docs/howto/loops.md shows some")
-    if distributed.size() > 1:
-        raise ConfigError(
-            f"loop: runs in one process, and {distributed.size()} were launched; start it without a launcher"
-        )
-    stages = []
-    for number, section in enumerate(config.loop.stages):
-        where = f"loop.stages.{number}.build"
-        (builder,) = build_named([section.build], BUILDERS, where, Builder)
-        if builder.pairs != (section.train == "dpo"):
-            made, wanted = ("pairs", "single rows") if builder.pairs else ("single rows", "pairs")
-            fitting = [name for name, kind in BUILDERS.items() if kind.pairs != builder.pairs]
-            raise ConfigError(f"{where}: makes {made}, and train: {section.train} takes {wanted}; use one of {fitting}")
-        stages.append((section, builder))
-    return stages
-
-
-def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | None = None) -> list[dict[str, Any]]:
     """Run the loop of ``config`` to its end, and return the figures of its rounds.
 
     Args:
-        config: the configuration. It has a section ``loop``.
+        config: the configuration. It has a section ``loop`` with stages.
         resume: whether to go on with the loop in ``output_dir``.
         quiet: whether to hide progress.
-        tell: is given a line for every part of a round.
+        tell: is given a line for every part of a round, and every warning. By default they go to standard error; with
+            ``quiet`` only the warnings.
 
     Raises:
         ConfigError: the configuration cannot run.
@@ -86,7 +68,15 @@ def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell = pri
     (must_hold_run if resume else must_be_free)(folder)
     with RunLock(folder):
         claim(folder, config, resume)
-        return Loop(config, stages, quiet, tell).run()
+        try:
+            return Loop(config, stages, quiet, tell or partial(_tell, quiet=quiet)).run()
+        finally:
+            RunRecord(folder, config).report(warn=False)
+
+
+def _tell(line: str, quiet: bool) -> None:
+    if line.startswith("warning:") or not quiet:
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 class Loop:
@@ -119,9 +109,22 @@ class Loop:
             self._warn_untrained(number)
             ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
             figures.append(self._figures(number, ended))
+            self._record(number, sample, figures[-1])
         self._end(weights, ended)
         replace_file(self.folder / "rounds.json", json.dumps(figures, indent=1))
         return figures
+
+    def _record(self, number: int, sample: Path, figures: dict[str, Any]) -> None:
+        """Add what a round measured to the files in which every run has its metrics and dialogues."""
+        run, dialogues = RunFolder(self.folder), dialogues_of(sample)
+        if run.metrics.exists() and any(record["step"] == number for record in run.read_metrics()):
+            return
+        run.rewind(number - 1)  # a kill may have left the dialogues without the metrics
+        run.add_dialogues(number, [without_tokens(d) for d in dialogues[: self.config.dialogues_logged]])
+        stages = [{name: own for name, own in stage.items() if name != "utterances"} for stage in figures["stages"]]
+        held_out = Evaluation.from_json(figures["evaluation"]) if figures["evaluation"] else None
+        asked = number * len({d.prompt for d in dialogues})
+        run.add_metrics(number, {"episode": asked, **round_metrics(dialogues, stages, held_out)})
 
     def _part(self, name: str, make: Callable[[Path], None]) -> Path:
         """Return the folder ``name`` of the loop, and ``make`` it first if it is missing."""
@@ -200,8 +203,7 @@ class Loop:
     def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path) -> None:
         """Build the rows of a stage, and train each policy on its own."""
         section, builder = self.stages[position]
-        lines = (sample / "dialogues.jsonl").read_text(encoding="utf-8").split("\n")
-        dialogues = [from_json(line) for line in lines if line]
+        dialogues = dialogues_of(sample)
         rows = builder(dialogues, section.roles)
         where = f"round {number}, stage {position + 1} ({section.train} on {section.build})"
         if not rows:
@@ -269,6 +271,12 @@ class Loop:
                 for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
                     shutil.copytree(policy, hidden / policy.name)
                 write_manifest(hidden)
+
+
+def dialogues_of(sample: Path) -> list[Dialogue]:
+    """Return what was sampled into a folder of the loop."""
+    lines = (sample / "dialogues.jsonl").read_text(encoding="utf-8").split("\n")
+    return [from_json(line) for line in lines if line]
 
 
 def _counts(dialogues: Sequence[Dialogue], section: StageSection) -> str:
