@@ -17,9 +17,9 @@ from maporl.config.loops import StageSection
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.loops import stages
-from maporl.loops.builders import BestOf, Siblings, Threshold, selected
+from maporl.loops.builders import BestOf, Gap, Siblings, Threshold, selected
 from maporl.loops.rows import Pair, Row, described
-from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_stage
+from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_jointly, train_stage
 from maporl.report.charts import charts
 from maporl.report.metric_panels import METRICS
 from maporl.report.read import read_run
@@ -33,6 +33,7 @@ from maporl.types import Dialogue, Example, Stop, Utterance, from_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.manifest import CheckpointError
+from trl_ext.master_weights import MasterAdamW
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,7 +95,7 @@ def test_equal_completions_make_no_pair_and_other_prompts_are_an_error():
         u.response_ids = [9, 2]
     assert by_role(Siblings()(tree, ("refiner",))) == {"refiner": 1}
     tree[5].utterances[2].prompt_ids = [3]
-    with pytest.raises(ValueError, match="shown different tokens"):
+    with pytest.raises(RunError, match="shown different tokens"):
         Siblings()(tree)
 
 
@@ -244,6 +245,130 @@ def test_the_published_dpo_loss_of_malt(tmp_path, monkeypatch):
     stage = StageSection(train="dpo", build="x", learning_rate=1e-12, beta=0.2)
     loss = train_stage(config, stage, team.policies["ann"], rows_of("ann", 1), tmp_path, True)["loss"]
     assert loss == pytest.approx(0.6256, abs=1e-4)
+
+
+# -- joint answers (MADPO) -----------------------------------------------------------------------------------------------
+
+
+def joint_answers(rewards=(0.9, 0.2, 0.5, 0.2), prompt=0):
+    """Dialogues in which ann and bob answer once. Both earn the reward."""
+    return [
+        Dialogue(
+            Example(str(prompt), "q", "a"),
+            [
+                Utterance(n, agent, agent, 0, n, [], "", prompt_ids=[n], response_ids=[5 + k, 2], rewards={"credit": r})
+                for n, agent in enumerate(("ann", "bob"))
+            ],
+            prompt=prompt,
+            rollout=k,
+        )
+        for k, r in enumerate(rewards)
+    ]
+
+
+def test_madpo_pairs_joint_answers_by_their_gap():
+    """Rewards .9 .2 .5 .2: pairs by gap .7 (0,1), .7 (0,3), .4 (0,2), .3 (2,1), .3 (2,3)."""
+    pairs = Gap(per_question=3)(joint_answers())
+    assert [(p.policy, p.chosen.place[1], p.rejected.place[1]) for p in pairs] == [
+        (agent, *pair) for pair in ((0, 1), (0, 3), (0, 2)) for agent in ("ann", "bob")
+    ]
+    everything = Gap(per_question=None)(joint_answers(), ("ann",))
+    assert [(p.chosen.place[1], p.rejected.place[1]) for p in everything] == [(0, 1), (0, 3), (0, 2), (2, 1), (2, 3)]
+    assert [round(p.chosen.value - p.rejected.value, 6) for p in everything] == [0.7, 0.7, 0.4, 0.3, 0.3]
+    chance = Gap(select="random", per_question=None)(joint_answers(), ("ann",))
+    assert chance != everything and sorted(map(str, chance)) == sorted(map(str, everything))
+    assert chance == Gap(select="random", per_question=None)(joint_answers(), ("ann",))
+    both = Gap(per_question=1)([*joint_answers(), *joint_answers((0.1, 0.4), prompt=1)], ("bob",))
+    assert [p.together for p in both] == [(0, 0, 1), (1, 1, 0)]
+    assert Gap()(joint_answers((1.0, 1.0, 1.0))) == []
+
+
+def test_gap_compares_single_answers_and_drops_equal_ones():
+    twice = joint_answers((1.0, 0.0))
+    twice[0].utterances.append(replace(twice[0].utterances[0], id=2, order=2))
+    with pytest.raises(RunError, match="ann spoke more than once in a dialogue"):
+        Gap()(twice)
+    equal = joint_answers((1.0, 0.0))
+    equal[1].utterances[0].response_ids = [5, 2]
+    assert [p.policy for p in Gap()(equal)] == ["bob"]
+
+
+def with_delta(policy, delta, prompt, good, bad):
+    """Change the policy's head, so that after ``prompt`` the log-ratio of two tokens is ``delta``. Return the hidden state."""
+    head, seen = policy.model.get_output_embeddings(), []
+    hook = head.register_forward_pre_hook(lambda module, given: seen.append(given[0][0, -1].detach()))
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        head.weight[good] += seen[0] / seen[0].dot(seen[0]) * (delta - logits[good] + logits[bad])
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize(("others", "loss", "factor"), [(-0.3, 0.6685, 0.0488), (2.0, 0.5629, 0.0430)])
+def test_madpo_adds_what_the_other_agent_prefers(others, loss, factor, tmp_path):
+    """Own delta .8: others -.3 -> loss .6685, factor .0488; others +2 -> .5629, .0430. No reference, beta .1."""
+    untied = {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}}
+    config, team = team_of(tmp_path, agent_defaults=untied)
+    ann, bob = team.policies["ann"], team.policies["bob"]
+    prompt, good, bad = [1, 9, 9, 4], 6, 7
+    hidden = with_delta(ann, 0.8, prompt, good, bad)
+    with_delta(bob, others, prompt, good, bad)
+    rows = {
+        name: [Row(name, name, name, "q", prompt, [token], value, (0, k, 0)) for k, (token, value) in enumerate(((good, 1.0), (bad, 0.0)))]
+        for name in ("ann", "bob")
+    }  # fmt: skip
+    pairs = {name: [Pair(*own)] for name, own in rows.items()}
+    gradient = []
+    ann.model.get_output_embeddings().weight.register_hook(gradient.append)
+    stage = StageSection(train="dpo", build="gap", learning_rate=1e-12, reference="none", joint=True, beta=0.1)
+    done = train_jointly(config, stage, team.policies, pairs, tmp_path, True)
+    assert done["ann"]["loss"] == pytest.approx(loss, abs=1e-4)
+    assert done["ann"]["chosen_before"] - done["ann"]["rejected_before"] == pytest.approx(0.8, abs=1e-4)
+    along = float(gradient[0][good] @ hidden / hidden.dot(hidden))  # the derivative of the loss by the logit of `good`
+    assert along == pytest.approx(-factor, abs=1e-4)
+    alone = train_stage(config, replace(stage, joint=False), ann, pairs["ann"], tmp_path, True)
+    assert alone["loss"] == pytest.approx(-math.log(1 / (1 + math.exp(-0.08))), abs=1e-4)
+    against = train_jointly(config, replace(stage, reference="stage"), team.policies, pairs, tmp_path, True)
+    assert against["ann"]["loss"] == pytest.approx(math.log(2), abs=1e-5), "deltas count from the reference"
+
+
+def test_joint_passes_share_one_schedule_and_see_what_the_others_have_learned(tmp_path):
+    """With two passes, the second one's loss counts what bob learned in the first. The rate falls over both."""
+    config, team = team_of(tmp_path)
+    pairs = {name: rows_of(name, 4) for name in ("ann", "bob")}
+    pairs = {name: [Pair(p.chosen, replace(p.rejected, place=(p.chosen.place[0], 1, 0))) for p in own] for name, own in pairs.items()}  # fmt: skip
+    stage = StageSection(
+        train="dpo", build="gap", learning_rate=1e-2, reference="none", joint=True, epochs=2, batch_size=2
+    )
+    rates, step = [], MasterAdamW.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            MasterAdamW,
+            "step",
+            lambda self, *a, **k: (rates.append(self.param_groups[0]["lr"]), step(self, *a, **k))[1],
+        )
+        train_jointly(config, stage, team.policies, pairs, tmp_path, True)
+    assert rates == pytest.approx([1e-2 * (1 - k / 4) for k in (0, 1)] * 2 + [1e-2 * (1 - k / 4) for k in (2, 3)] * 2)
+    with pytest.raises(ValueError, match=r"epochs: joint training makes whole passes, got 1\.5"):
+        StageSection(train="dpo", build="gap", joint=True, epochs=1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["round", "initial"])
+def test_the_reference_of_a_stage_may_be_the_weights_of_the_round_or_of_the_loop(reference, tmp_path):
+    """After SFT, DPO against earlier weights does not begin at log 2; against those of the stage it does."""
+
+    def losses(kind):
+        stages = [STAGES[0], STAGES[1] | {"learning_rate": 1e-12, "reference": kind}]
+        config = looped(tmp_path / f"{kind}", stages, rounds=2, questions=13, evaluation={"questions": 0})
+        return [
+            list(f["stages"][1].values())[1].get("loss") for f in loops.run_loop(config, False, True, lambda line: None)
+        ]
+
+    same, other = losses("stage"), losses(reference)
+    assert same == pytest.approx([math.log(2)] * 2, abs=1e-4) and min(abs(o - math.log(2)) for o in other) > 1e-4
+    if reference == "initial":
+        assert abs(other[1] - losses("round")[1]) > 1e-4
 
 
 # -- the loop ------------------------------------------------------------------------------------------------------------

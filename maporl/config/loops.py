@@ -28,11 +28,13 @@ class StageSection:
         learning_rate: the learning rate at the start. It falls linearly to 0.
         batch_size: the number of rows, or of pairs, of a step.
         beta: how much DPO holds the policy to its reference. None: 0.1.
-        reference: the reference of DPO: the weights at the start of the stage (stage), or none, whose log-probabilities
-            count as 0 (none). None: stage.
+        reference: the reference of DPO: the weights at the start of the stage (stage), of the round (round) or of the loop
+            (initial), or none, whose log-probabilities count as 0 (none). None: stage.
+        joint: whether DPO compares what all agents of a dialogue said together (MADPO): the log-ratios of
+            the other agents are added to a policy's own. They are computed before each pass over the data set.
 
     Raises:
-        ValueError: SFT is given an option of DPO.
+        ValueError: SFT is given an option of DPO, or joint training has no whole number of epochs.
     """
 
     train: Literal["sft", "dpo"]
@@ -43,12 +45,15 @@ class StageSection:
     learning_rate: Above0 = 5e-6
     batch_size: Count = 8
     beta: Above0 | None = None
-    reference: Literal["stage", "none"] | None = None
+    reference: Literal["stage", "round", "initial", "none"] | None = None
+    joint: bool = False
 
     def __post_init__(self):
-        given = [name for name in ("beta", "reference") if getattr(self, name) is not None]
+        given = [name for name in ("beta", "reference", "joint") if getattr(self, name) not in (None, False)]
         if self.train == "sft" and given:
             raise ValueError(f"{given[0]}: it is an option of train: dpo, and sft does not read it; remove it")
+        if self.joint and self.epochs != int(self.epochs):
+            raise ValueError(f"epochs: joint training makes whole passes, got {self.epochs}; give a whole number")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -150,7 +150,7 @@ def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
     stages = [stage | {"learning_rate": 1e-3, "epochs": min(stage.get("epochs", 1), 2)} for stage in loop["stages"]]
     agents = {name: {k: v for k, v in own.items() if k != "lora"} for name, own in values["agents"].items()}
     return {
-        "loop": loop | {"rounds": min(loop.get("rounds", 1), 2), "questions": 24, "stages": stages},
+        "loop": loop | {"rounds": min(loop.get("rounds", 1), 2), "questions": 12, "stages": stages},
         "agents": agents,
         "task": values["task"] | ({"largest": 3} if values["task"]["name"] == "toy_sum" else {}),
     }

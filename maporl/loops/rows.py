@@ -47,6 +47,11 @@ class Pair:
         """The policy that said both."""
         return self.chosen.policy
 
+    @property
+    def together(self) -> tuple[int, int, int]:
+        """The question and the two dialogues. All agents' pairs of these dialogues have the same."""
+        return (*self.chosen.place[:2], self.rejected.place[1])
+
 
 def written(rows: Sequence[Row | Pair]) -> str:
     """Return the rows as lines of JSON."""

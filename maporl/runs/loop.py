@@ -18,13 +18,14 @@ from transformers import set_seed
 
 from maporl.config import Config
 from maporl.config.loops import StageSection
+from maporl.config.parse import entry_name
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.loops.builders import said
 from maporl.loops.figures import round_metrics
 from maporl.loops.plan import Stage, stages_of
 from maporl.loops.rows import Pair, Row, described, written
-from maporl.loops.stages import train_stage
+from maporl.loops.stages import train_jointly, train_stage
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
@@ -104,7 +105,7 @@ class Loop:
             for position in range(len(self.stages)):
                 weights = self._part(
                     f"round-{number}/train-{position + 1}",
-                    partial(self._train, number=number, sample=sample, position=position, weights=weights),
+                    partial(self._train, number=number, sample=sample, position=position, weights=weights, start=start),
                 )
             self._warn_untrained(number)
             ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
@@ -200,30 +201,57 @@ class Loop:
         player.world.close()
         (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")
 
-    def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path) -> None:
+    def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path, start: Path) -> None:
         """Build the rows of a stage, and train each policy on its own."""
         section, builder = self.stages[position]
         dialogues = dialogues_of(sample)
         rows = builder(dialogues, section.roles)
-        where = f"round {number}, stage {position + 1} ({section.train} on {section.build})"
+        where = f"round {number}, stage {position + 1} ({section.train} on {entry_name(section.build)})"
         if not rows:
             raise RunError(f"{where}: {_counts(dialogues, section)}; no rows were made of them, so nothing can be trained. "
                            "Sample more questions, or change the builder's options; what was sampled is in "
                            f"{sample}")  # fmt: skip
+        own = {}
+        references = {"round": start, "initial": self.folder / INITIAL}
+        judge = self._team(references[section.reference]) if section.reference in references else None
         team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
-        ready_to_play(team, find_device(self.config))
+        for one in filter(None, (judge, team)):
+            ready_to_play(one, find_device(self.config))
         manifest: dict[str, Any] = {"utterances": _counts(dialogues, section)}
         for policy in (p for p in team.policies.values() if p.trainable):
-            own: list[Row | Pair] = [row for row in rows if row.policy == policy.name]
-            manifest[policy.name] = described(own)
-            if not own:
+            mine: list[Row | Pair] = [row for row in rows if row.policy == policy.name]
+            manifest[policy.name] = described(mine)
+            if mine:
+                own[policy.name] = mine
+                (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
+            else:
                 self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
-                continue
-            (folder / f"{policy.name}.rows.jsonl").write_text(written(own), encoding="utf-8")
-            with tempfile.TemporaryDirectory() as scratch:
-                manifest[policy.name] |= train_stage(self.config, section, policy, own, Path(scratch), self.quiet)
+        for name, figures in self._train_policies(section, team, judge, own).items():
+            manifest[name] |= figures
         self._save(team, folder)
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+    def _train_policies(
+        self, section: StageSection, team: Team, judge: Team | None, rows: dict[str, list[Row | Pair]]
+    ) -> dict[str, dict[str, float]]:
+        """Train each policy on its rows, and return its figures. ``judge`` has the weights of the reference."""
+        references = judge.policies if judge else {}
+        with tempfile.TemporaryDirectory() as scratch:
+            if section.joint:
+                pairs = {name: [row for row in own if isinstance(row, Pair)] for name, own in rows.items()}
+                return train_jointly(self.config, section, team.policies, pairs, Path(scratch), self.quiet, references)
+            return {
+                name: train_stage(
+                    self.config,
+                    section,
+                    team.policies[name],
+                    own,
+                    Path(scratch),
+                    self.quiet,
+                    references.get(name),
+                )
+                for name, own in rows.items()
+            }
 
     def _warn_untrained(self, number: int) -> None:
         """Warn of every policy that no stage of the round has trained."""
