@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from maporl.config.imports import named_imports
 from maporl.config.loops import StageSection
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
-from maporl.loops import stages
-from maporl.loops.builders import BestOf, Gap, Siblings, Threshold, selected
+from maporl.loops import kto, stages
+from maporl.loops.builders import BestOf, Gap, Siblings, Signs, Threshold, selected
+from maporl.loops.kto import kto_rows
+from maporl.loops.replay import drawn, shares
 from maporl.loops.rows import Pair, Row, described
 from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_jointly, train_stage
 from maporl.report.charts import charts
@@ -279,7 +282,7 @@ def test_madpo_pairs_joint_answers_by_their_gap():
     assert chance != everything and sorted(map(str, chance)) == sorted(map(str, everything))
     assert chance == Gap(select="random", per_question=None)(joint_answers(), ("ann",))
     both = Gap(per_question=1)([*joint_answers(), *joint_answers((0.1, 0.4), prompt=1)], ("bob",))
-    assert [p.together for p in both] == [(0, 0, 1), (1, 1, 0)]
+    assert [p.together for p in both] == [(1, 0, 0, 1), (1, 1, 1, 0)]
     assert Gap()(joint_answers((1.0, 1.0, 1.0))) == []
 
 
@@ -369,6 +372,156 @@ def test_the_reference_of_a_stage_may_be_the_weights_of_the_round_or_of_the_loop
     assert same == pytest.approx([math.log(2)] * 2, abs=1e-4) and min(abs(o - math.log(2)) for o in other) > 1e-4
     if reference == "initial":
         assert abs(other[1] - losses("round")[1]) > 1e-4
+
+
+# -- good and bad without pairs (KTO), and earlier rounds ----------------------------------------------------------------
+
+
+def signed(good=1, bad=1):
+    rows = [r for pair in rows_of("ann", max(good, bad)) for r in (pair.chosen, pair.rejected)]
+    return [
+        replace(r, good=r.value > 0.5)
+        for r in [r for r in rows if r.value][:good] + [r for r in rows if not r.value][:bad]
+    ]
+
+
+def test_signs_call_every_answer_good_or_bad():
+    rows = Signs()(malt_tree(), ("verifier", "refiner"))
+    assert {role: [r.good for r in rows if r.role == role].count(True) for role in ("verifier", "refiner")} == {
+        "verifier": 1,
+        "refiner": 4,
+    }
+    assert len(rows) == 4 + 8 and sum(r.good for r in Signs(0.4)(malt_tree(), ("verifier",))) == 3
+    assert described(rows)["good"] == 5 and "good" not in described(Threshold()(malt_tree()))
+
+
+def test_kto_compares_each_prompt_with_the_completion_before_it_and_balances_both_kinds():
+    rows = signed(2, 1)
+    columns = kto_rows(rows, [-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0])
+    assert [c["completion_ids"] for c in columns] == [r.completion_ids for r in rows]
+    assert [c["KL_completion_ids"] for c in columns] == [rows[n - 1].completion_ids for n in range(3)]
+    assert [(c["label"], c["ref_logps"], c["ref_KL_logps"]) for c in columns] == [
+        (True, -1, -4),
+        (True, -2, -5),
+        (False, -3, -6),
+    ]
+    assert kto.good_weight(signed(3, 9)) == 3
+    assert sorted(map(str, kto.shuffled(rows, 1))) == sorted(map(str, rows))
+    assert kto.shuffled(signed(9, 9), 1) != kto.shuffled(signed(9, 9), 2)
+
+
+@pytest.mark.parametrize("reference", ["stage", "none"])
+def test_the_published_kto_loss(reference, tmp_path, monkeypatch):
+    """Beta .1, z0 .1: log-ratio .5 of a good answer .4900; log-ratio -.6 of a bad one .4825. Without a reference it counts 0."""
+    config, team = team_of(tmp_path)
+    shift = {True: -0.5, False: 0.6, None: -0.1}
+    mismatched = {str(r.completion_ids): r for r in signed()}
+
+    def reference_of(policy, rows):
+        kinds = [
+            r.good
+            if mismatched[str(r.completion_ids)].prompt_ids == r.prompt_ids
+            and mismatched[str(r.completion_ids)].place == r.place
+            else None
+            for r in rows
+        ]
+        return [x + shift[kind] for x, kind in zip(completion_logprobs(policy, rows), kinds, strict=True)]
+
+    monkeypatch.setattr(stages, "completion_logprobs", reference_of)
+    stage = StageSection(train="kto", build="signs", learning_rate=1e-12, beta=0.1, reference=reference)
+    loss = train_stage(config, stage, team.policies["ann"], signed(), tmp_path, True)["loss"]
+    assert (loss == pytest.approx((0.4900 + 0.4825) / 2, abs=1e-4)) is (reference == "stage")
+
+
+def test_kto_makes_good_answers_likelier_than_bad_ones(tmp_path):
+    config, team = team_of(tmp_path)
+    policy, rows = team.policies["ann"], signed(4, 4)
+
+    def gap():
+        good, bad = ([r for r in rows if r.good is kind] for kind in (True, False))
+        return sum(completion_logprobs(policy, good)) - sum(completion_logprobs(policy, bad))
+
+    before = gap()
+    stage = StageSection(train="kto", build="signs", learning_rate=1e-2, epochs=5.0, batch_size=4)
+    train_stage(config, stage, policy, rows, tmp_path, True)
+    assert gap() > before + 1
+
+
+def test_replay_weighs_rounds_by_their_age():
+    """Three rounds, rate .5, oldest first: .1429 .2857 .5714 (MADPO's replay)."""
+    found = shares({"decay": 0.5}, 3)
+    assert [x / sum(found) for x in reversed(found)] == pytest.approx([0.1429, 0.2857, 0.5714], abs=1e-4)
+    assert shares("current", 3) == [1] and shares("all", 3) == [1, 1, 1]
+    assert shares({"nearest": 2}, 3) == [1, 1] and shares({"nearest": 5}, 3) == [1, 1, 1]
+    pairs = Gap(per_question=None)([*joint_answers(), *joint_answers(prompt=1)])
+    half = drawn(pairs, 0.5, "x")
+    assert len(half) == 10 and half == [p for p in pairs if p in half] and half == drawn(pairs, 0.5, "x")
+    assert {p.together for p in half if p.policy == "ann"} == {p.together for p in half if p.policy == "bob"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay": {"nearest": 1.5}}, "replay.nearest: expected a whole number of rounds, got 1.5"),
+        ({"replay": {"decay": 1.0}}, "replay.decay: expected a rate between 0 and 1"),
+        ({"replay": {"nearest": 1, "decay": 0.5}}, "replay: expected current, all"),
+        ({"train": "kto", "batch_size": 1}, "batch_size: train: kto compares the rows of a batch"),
+        ({"train": "kto", "joint": True}, "joint: it is an option of train: dpo, and kto does not read it"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        StageSection(**{"train": "dpo", "build": "gap", **options})
+
+
+def test_rounds_replay_what_earlier_rounds_sampled_and_kto_needs_both_kinds(tmp_path):
+    section = {"train": "kto", "build": {"signs": {"above": 0.9}}, "learning_rate": 1e-3, "replay": "all"}
+    config = looped(tmp_path / "run", [section], rounds=2, evaluation={"questions": 0})
+    one, two = (figures["stages"][0]["ann"] for figures in loops.run_loop(config, False, True, lambda line: None))
+    rows = [json.loads(line) for line in (tmp_path / "run/round-2/train-1/ann.rows.jsonl").read_text().splitlines()]
+    first = [row for row in rows if row["round"] == 1]
+    assert (
+        two["rows"] == len(rows)
+        and one["rows"] == len(first)
+        and 0 < len(first) < len(rows)
+        and 0 < one["good"] < one["rows"]
+    )
+    assert first == [
+        json.loads(line) for line in (tmp_path / "run/round-1/train-1/ann.rows.jsonl").read_text().splitlines()
+    ]
+    bad = looped(tmp_path / "bad", [section | {"build": {"signs": {"above": -1}}}], evaluation={"questions": 0})
+    with pytest.raises(
+        RunError, match=r"round 1, stage 1 \(kto on signs\): (\d+) of \1 answers of policy 'ann' are good"
+    ):
+        loops.run_loop(bad, False, True, lambda line: None)
+
+
+def test_a_round_that_made_the_team_worse_is_not_kept(tmp_path):
+    """SFT on all answers, at a rate that destroys the weights. The next round begins where the first one did, and so do the final weights."""
+    worse = {"train": "sft", "build": {"threshold": {"above": -1}}, "learning_rate": 0.3}
+    told = []
+    config = looped(
+        tmp_path / "run", [worse], 2, task={"name": "toy_sum", "largest": 9}, seed=1,
+        warm_start={"steps": 250, "learning_rate": 1e-2}, evaluation={"questions": 20},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"loop\.accept: not_worse compares held-out scores"):
+        check_run(
+            replace(
+                config,
+                loop=replace(config.loop, accept="not_worse"),
+                evaluation=replace(config.evaluation, questions=0),
+            )
+        )
+    config = replace(config, loop=replace(config.loop, accept="not_worse"))
+    figures = loops.run_loop(config, False, True, told.append)
+    assert [f["accepted"] for f in figures] == [0, 0]
+    assert told.count("warning: round 1: the held-out score fell, so its weights are not kept") == 1
+    assert (
+        weights(tmp_path / "run/final")
+        == weights(tmp_path / "run/initial")
+        != weights(tmp_path / "run/round-1/train-1")
+    )
+    assert (tmp_path / "run/evaluation_after.json").read_text() == (tmp_path / "run/evaluation_before.json").read_text()
 
 
 # -- the loop ------------------------------------------------------------------------------------------------------------
@@ -461,9 +614,13 @@ def test_a_policy_that_no_stage_trains_is_named_and_keeps_its_weights(tmp_path):
     [
         (
             [{"train": "sft", "build": "siblings"}],
-            "makes pairs, and train: sft takes single rows; use one of .'threshold', 'best_of'",
+            "makes pairs, and train: sft takes single rows; use one of .'threshold', 'best_of'.",
         ),
         ([{"train": "dpo", "build": "threshold"}], "makes single rows, and train: dpo takes pairs"),
+        (
+            [{"train": "kto", "build": "threshold"}],
+            "makes single rows, and train: kto takes signed rows; use one of .'signs'",
+        ),
         ([{"train": "dpo", "build": "sibling"}], "loop.stages.0.build: .*siblings"),
         ([{"train": "dpo", "build": {"siblings": {"over": 1}}}], "loop.stages.0.build.siblings"),
     ],

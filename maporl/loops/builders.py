@@ -9,6 +9,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -27,10 +28,10 @@ class Builder(ABC):
     """Makes rows of scored dialogues. It depends on nothing else, so the same dialogues give the same rows.
 
     Attributes:
-        pairs: whether the rows are pairs.
+        makes: single rows, pairs, or rows that are called good or bad.
     """
 
-    pairs: ClassVar[bool] = False
+    makes: ClassVar[Literal["single rows", "pairs", "signed rows"]] = "single rows"
 
     @abstractmethod
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row] | list[Pair]:
@@ -56,7 +57,7 @@ class Siblings(Builder):
     """
 
     above: Number = 0.5
-    pairs = True
+    makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
         families: dict[tuple, list[Row]] = defaultdict(list)
@@ -70,6 +71,17 @@ class Siblings(Builder):
             for rejected in family
             if rejected.value <= self.above and differ(chosen, rejected)
         ]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Signs(Builder):
+    """Every utterance. It is good if its value is greater than ``above``, and otherwise bad (KTO, arXiv 2402.01306)."""
+
+    above: Number = 0.5
+    makes = "signed rows"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        return [replace(row, good=row.value > self.above) for row, _ in said(dialogues, roles)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -107,7 +119,7 @@ class Gap(Builder):
 
     select: Literal["reward_gap", "random"] = "reward_gap"
     per_question: Annotated[int, Field(ge=1)] | None = 16
-    pairs = True
+    makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
         """Return the pairs.
@@ -142,7 +154,13 @@ class Gap(Builder):
         return pairs[: self.per_question]
 
 
-BUILDERS: dict[str, type[Builder]] = {"threshold": Threshold, "siblings": Siblings, "best_of": BestOf, "gap": Gap}
+BUILDERS: dict[str, type[Builder]] = {
+    "threshold": Threshold,
+    "siblings": Siblings,
+    "best_of": BestOf,
+    "gap": Gap,
+    "signs": Signs,
+}
 """Name -> builder."""
 
 

@@ -30,6 +30,11 @@ def round_metrics(
     return metrics
 
 
+def held_out_score(held_out: Evaluation) -> float:
+    """Return the accuracy of the last answers, or without labels the mean score."""
+    return held_out.final().value if held_out.final().total else held_out.rewards["reward/score"]
+
+
 def lengths(dialogues: Sequence[Dialogue]) -> dict[str, float]:
     """Return the mean number of sampled tokens of each policy's answers, and the share that was cut off.
 

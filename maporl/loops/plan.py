@@ -8,15 +8,21 @@ from maporl.loops.builders import BUILDERS, Builder
 from trl_ext import distributed
 
 Stage = tuple[StageSection, Builder]
+TAKES = {"sft": "single rows", "dpo": "pairs", "kto": "signed rows"}
+"""The rows that each trainer takes."""
 
 
 def stages_of(config: Config) -> list[Stage]:
     """Return the stages of a loop with their builders, after checking that they fit each other.
 
     Raises:
-        ConfigError: a builder is unknown or has wrong options, a builder's rows do not fit its trainer, or more than one
-            process was launched.
+        ConfigError: a builder is unknown or has wrong options, a builder's rows do not fit its trainer, rounds are to be
+            accepted without an evaluation, or more than one process was launched.
     """
+    if config.loop.accept == "not_worse" and not config.evaluation.questions:
+        raise ConfigError(
+            "loop.accept: not_worse compares held-out scores, and evaluation.questions is 0; set how many questions to ask"
+        )
     if distributed.size() > 1:
         raise ConfigError(
             f"loop: runs in one process, and {distributed.size()} were launched; start it without a launcher"
@@ -25,10 +31,12 @@ def stages_of(config: Config) -> list[Stage]:
     for number, section in enumerate(config.loop.stages):
         where = f"loop.stages.{number}.build"
         (builder,) = build_named([section.build], BUILDERS, where, Builder)
-        if builder.pairs != (section.train == "dpo"):
-            made, wanted = ("pairs", "single rows") if builder.pairs else ("single rows", "pairs")
-            fitting = [name for name, kind in BUILDERS.items() if kind.pairs != builder.pairs]
-            raise ConfigError(f"{where}: makes {made}, and train: {section.train} takes {wanted}; use one of {fitting}")
+        wanted = TAKES[section.train]
+        if builder.makes != wanted:
+            fitting = [name for name, kind in BUILDERS.items() if kind.makes == wanted]
+            raise ConfigError(
+                f"{where}: makes {builder.makes}, and train: {section.train} takes {wanted}; use one of {fitting}"
+            )
         stages.append((section, builder))
     return stages
 

@@ -1,4 +1,4 @@
-"""Train a policy on the rows of a loop, by TRL's SFT or DPO trainer, on the token ids as they were sampled."""
+"""Train a policy on the rows of a loop, by TRL's SFT, DPO or KTO trainer, on the token ids as they were sampled."""
 
 import math
 from collections import defaultdict
@@ -15,6 +15,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from maporl.config.loops import StageSection
 from maporl.config.schema import Config
+from maporl.loops.kto import kto_rows, kto_trainer, mismatched, shuffled
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
 from trl_ext.forward import base_of
@@ -55,7 +56,7 @@ def train_stage(
         config: the run's configuration, for its device, precision and seed.
         stage: the trainer and its options.
         policy: the policy, with the weights at which the stage starts.
-        rows: its rows: pairs for DPO, and others for SFT.
+        rows: its rows: pairs for DPO, rows with signs for KTO, and others for SFT.
         scratch: a folder that TRL may write into.
         quiet: whether to hide progress.
         reference: the policy with the weights of the reference, if these are not those at which the stage starts.
@@ -67,6 +68,10 @@ def train_stage(
     if stage.train == "sft":
         with policy.active():
             return {"loss": _train_sft(config, stage, policy, rows, scratch, quiet)}
+    if stage.train == "kto":
+        with policy.active():
+            own = [row for row in rows if isinstance(row, Row)]
+            return {"loss": _train_kto(config, stage, policy, own, scratch, quiet, reference)}
     learner = DPOLearner(config, stage, policy, [row for row in rows if isinstance(row, Pair)], reference)
     learner.train(stage.epochs, scratch, quiet)
     return learner.figures()
@@ -191,6 +196,30 @@ def _train_sft(
         train_dataset=Dataset.from_list(sft_rows([row for row in rows if isinstance(row, Row)])),
         processing_class=policy.tokenizer,
         optimizers=(_optimizer(policy, stage), None),
+    )
+    return _run(trainer, quiet)
+
+
+def _train_kto(
+    config: Config,
+    stage: StageSection,
+    policy: Policy,
+    rows: Sequence[Row],
+    scratch: Path,
+    quiet: bool,
+    reference: Policy | None,
+) -> float:
+    rows = shuffled(rows, config.seed)
+    sides, judge = (rows, mismatched(rows)), reference or policy
+    known = [[0.0] * len(rows) if stage.reference == "none" else completion_logprobs(judge, side) for side in sides]
+    trainer = kto_trainer(
+        policy.model,
+        policy.tokenizer,
+        rows,
+        kto_rows(rows, *known),
+        0.1 if stage.beta is None else stage.beta,
+        _options(config, stage, scratch, quiet),
+        _optimizer(policy, stage),
     )
     return _run(trainer, quiet)
 

@@ -22,9 +22,10 @@ from maporl.config.parse import entry_name
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.loops.builders import said
-from maporl.loops.figures import round_metrics
+from maporl.loops.figures import held_out_score, round_metrics
 from maporl.loops.plan import Stage, stages_of
-from maporl.loops.rows import Pair, Row, described, written
+from maporl.loops.replay import drawn, shares
+from maporl.loops.rows import Pair, Row, described, of_round, written
 from maporl.loops.stages import train_jointly, train_stage
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
@@ -45,6 +46,7 @@ from trl_ext.manifest import verify, write_manifest
 from trl_ext.run_lock import RunLock
 
 Tell = Callable[[str], None]
+EVALUATION = "evaluation.json"
 
 
 def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | None = None) -> list[dict[str, Any]]:
@@ -98,7 +100,8 @@ class Loop:
         """Run all rounds, and leave the last weights in ``final/``. Return the figures of the rounds."""
         weights = self._part("initial", self._write_initial)
         self._evaluate(weights, self.folder / BEFORE)
-        figures = []
+        figures: list[dict[str, Any]] = []
+        kept = self.folder / BEFORE
         for number in range(1, self.config.loop.rounds + 1):
             start = weights
             sample = self._part(f"round-{number}/sample", partial(self._sample, number=number, weights=start))
@@ -110,8 +113,13 @@ class Loop:
             self._warn_untrained(number)
             ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
             figures.append(self._figures(number, ended))
+            if self._accepted(kept, ended / EVALUATION):
+                kept = ended / EVALUATION
+            else:
+                weights, figures[-1]["accepted"] = start, 0
+                self.tell(f"warning: round {number}: the held-out score fell, so its weights are not kept")
             self._record(number, sample, figures[-1])
-        self._end(weights, ended)
+        self._end(weights, kept)
         replace_file(self.folder / "rounds.json", json.dumps(figures, indent=1))
         return figures
 
@@ -125,7 +133,9 @@ class Loop:
         stages = [{name: own for name, own in stage.items() if name != "utterances"} for stage in figures["stages"]]
         held_out = Evaluation.from_json(figures["evaluation"]) if figures["evaluation"] else None
         asked = number * len({d.prompt for d in dialogues})
-        run.add_metrics(number, {"episode": asked, **round_metrics(dialogues, stages, held_out)})
+        run.add_metrics(
+            number, {"episode": asked, "accepted": figures["accepted"], **round_metrics(dialogues, stages, held_out)}
+        )
 
     def _part(self, name: str, make: Callable[[Path], None]) -> Path:
         """Return the folder ``name`` of the loop, and ``make`` it first if it is missing."""
@@ -203,15 +213,15 @@ class Loop:
 
     def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path, start: Path) -> None:
         """Build the rows of a stage, and train each policy on its own."""
-        section, builder = self.stages[position]
+        section, _ = self.stages[position]
         dialogues = dialogues_of(sample)
-        rows = builder(dialogues, section.roles)
+        rows = self._rows(position, number)
         where = f"round {number}, stage {position + 1} ({section.train} on {entry_name(section.build)})"
         if not rows:
             raise RunError(f"{where}: {_counts(dialogues, section)}; no rows were made of them, so nothing can be trained. "
                            "Sample more questions, or change the builder's options; what was sampled is in "
                            f"{sample}")  # fmt: skip
-        own = {}
+        own: dict[str, list[Row | Pair]] = {}
         references = {"round": start, "initial": self.folder / INITIAL}
         judge = self._team(references[section.reference]) if section.reference in references else None
         team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
@@ -219,8 +229,13 @@ class Loop:
             ready_to_play(one, find_device(self.config))
         manifest: dict[str, Any] = {"utterances": _counts(dialogues, section)}
         for policy in (p for p in team.policies.values() if p.trainable):
-            mine: list[Row | Pair] = [row for row in rows if row.policy == policy.name]
+            mine = [row for row in rows if row.policy == policy.name]
             manifest[policy.name] = described(mine)
+            if section.train == "kto" and mine and manifest[policy.name]["good"] in (0, len(mine)):
+                raise RunError(
+                    f"{where}: {manifest[policy.name]['good']} of {len(mine)} answers of policy {policy.name!r} are good, and "
+                    "KTO learns from good and bad ones; sample more questions, or change the builder's threshold"
+                )
             if mine:
                 own[policy.name] = mine
                 (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
@@ -230,6 +245,16 @@ class Loop:
             manifest[name] |= figures
         self._save(team, folder)
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+    def _rows(self, position: int, number: int) -> list[Row | Pair]:
+        """Return the rows of a stage: those of the round, and by ``replay`` those of earlier rounds, the newest first."""
+        section, builder = self.stages[position]
+        rows: list[Row | Pair] = []
+        for age, share in enumerate(shares(section.replay, number)):
+            dialogues = dialogues_of(self.folder / f"round-{number - age}/sample")
+            own = of_round(builder(dialogues, section.roles), number - age)
+            rows += own if share == 1 else drawn(own, share, f"{self.config.seed}/{number}/{position}/{age}")
+        return rows
 
     def _train_policies(
         self, section: StageSection, team: Team, judge: Team | None, rows: dict[str, list[Row | Pair]]
@@ -277,21 +302,29 @@ class Loop:
         player.world.close()
 
     def _evaluate_into(self, folder: Path, weights: Path) -> None:
-        self._evaluate(weights, folder / "evaluation.json")
+        self._evaluate(weights, folder / EVALUATION)
 
     def _figures(self, number: int, ended: Path) -> dict[str, Any]:
         stages = [self._manifest(number, position) for position in range(len(self.stages))]
-        file = ended / "evaluation.json"
+        file = ended / EVALUATION
         return {
             "round": number,
+            "accepted": 1,
             "stages": stages,
             "evaluation": json.loads(file.read_text()) if file.exists() else None,
         }
 
+    def _accepted(self, before: Path, after: Path) -> bool:
+        """Whether the next round goes on from the weights that were evaluated last."""
+        if self.config.loop.accept == "always":
+            return True
+        was, now = (Evaluation.from_json(json.loads(file.read_text())) for file in (before, after))
+        return held_out_score(now) >= held_out_score(was)
+
     def _end(self, weights: Path, ended: Path) -> None:
-        """Copy the last evaluation and the last weights to where every run has them."""
+        """Copy the evaluation of the last weights and these weights to where every run has them."""
         for suffix in (".jsonl", ".json"):
-            if (source := (ended / "evaluation.json").with_suffix(suffix)).exists():
+            if (source := ended.with_suffix(suffix)).exists():
                 target = (self.folder / AFTER).with_suffix(suffix)
                 replace_file(target, source.read_text(encoding="utf-8"))
         if not (self.folder / FINAL).is_dir():
