@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -586,10 +587,12 @@ def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
     assert records(run) == records(tmp_path / "whole")
 
 
-def test_a_stage_without_rows_ends_the_loop_with_its_counts(tmp_path):
-    config = looped(
-        tmp_path / "run", [{"train": "sft", "build": {"threshold": {"above": 2.0}}}], evaluation={"questions": 0}
-    )
+@pytest.mark.parametrize(
+    "stage",
+    [{"train": "sft", "build": {"threshold": {"above": 2.0}}}, {"train": "dpo", "build": {"siblings": {"above": 2.0}}}],
+)
+def test_a_stage_without_rows_ends_the_loop_with_its_counts(stage, tmp_path):
+    config = looped(tmp_path / "run", [stage], evaluation={"questions": 0}, warm_start={"steps": 3})
     with pytest.raises(
         RunError, match=r"round 1, stage 1 .*48 dialogues, utterances: ann: 72 with values from .*no rows"
     ):
@@ -597,6 +600,25 @@ def test_a_stage_without_rows_ends_the_loop_with_its_counts(tmp_path):
     assert (tmp_path / "run/round-1/sample/dialogues.jsonl").exists() and not (
         tmp_path / "run/round-1/train-1"
     ).exists()
+
+
+@pytest.mark.slow
+def test_joint_stages_and_replayed_rounds_are_resumed_too(tmp_path):
+    """A round that is made again, in a new process's state, ends with the same weights and rows."""
+    stage = {"train": "dpo", "build": {"gap": {"per_question": 2}}, "learning_rate": 1e-3, "epochs": 2, "joint": True, "replay": {"decay": 0.5}}  # fmt: skip
+    config = looped(
+        tmp_path / "run", [stage], 2, evaluation={"questions": 0}, branching={"group": 4},
+        protocol={"name": "debate", "turns": 1}, reward={"rules": ["own"]},
+    )  # fmt: skip
+    loops.run_loop(config, False, True, lambda line: None)
+    whole = weights(tmp_path / "run/final"), records(tmp_path / "run")
+    for part in ("final", "round-2/train-1", "round-2/evaluate"):
+        shutil.rmtree(tmp_path / "run" / part)
+    torch.manual_seed(7)
+    loops.run_loop(config, True, True, lambda line: None)
+    assert (weights(tmp_path / "run/final"), records(tmp_path / "run")) == whole
+    rows = [json.loads(line) for line in (tmp_path / "run/round-2/train-1/ann.rows.jsonl").read_text().splitlines()]
+    assert {row["chosen"]["round"] for row in rows} == {1, 2}
 
 
 @pytest.mark.slow
