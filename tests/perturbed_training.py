@@ -1,8 +1,9 @@
-"""Change one option of a recipe at a time, and train three updates of its tiny version: does anything change?
+"""Change one option of a recipe at a time, and train three updates of its tiny version, or its rounds: does anything change?
 
 An option of which no other value changes a metric is inert. Either it is a defect, or the recipe's card gives the reason.
 Agents say what a script says, because answers of untaught models earn nothing: right and wrong answers in several forms,
-calls, verdicts, and good, bad and illegal moves. The models that learn from this are real.
+calls, verdicts, and good, bad and illegal moves. The models that learn from this are real. In a loop, models speak for
+themselves after a warm start, because how they sample is an option of the method.
 """
 
 import copy
@@ -20,10 +21,12 @@ from maporl.advantages import BASELINES, RETURNS, SCALES, TRANSFORMS
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file, shrunk
 from maporl.engines.base import Request
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, RunError
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS
 from maporl.runs.build import build_trainer
+from maporl.runs.loop import run_loop
+from maporl.storage.run_folder import RunFolder
 from maporl.team.agents import Policy
 from maporl.validation.load import from_dict
 from trl_ext.learner import NonFiniteError
@@ -52,6 +55,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check": (None,), "grounding": ("env",), "proximity": ("label",),
+    "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
     "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
@@ -216,15 +220,17 @@ class Perturbed:
     def __init__(self, name: str, folder: Path):
         self.name, self.recipe, self.folder = name, read_yaml(recipe_file(name)), folder
         self.values = self._tiny(self.recipe)
+        self.loops = "loop" in self.values
         self.plain = self._train(self.values, None).found
-        assert len(self.plain) == 3
+        assert len(self.plain) == (self.values["loop"]["rounds"] if self.loops else 3)
         assert self.differs(self.values) is False, f"{name}: the same run measured something else"
 
     def _tiny(self, recipe: dict[str, Any]) -> dict[str, Any]:
         values = shrunk(recipe, str(self.folder)) | {"evaluation": {"questions": 0}, "seed": SEED}
         values["reward"]["sources"] = recipe.get("reward", {}).get("sources", {"label": 1.0})
         values["training"]["save_steps"] = 0
-        del values["warm_start"]
+        if "loop" not in values:
+            del values["warm_start"]
         return values
 
     def _train(self, values: dict[str, Any], expected: list[Metrics] | None) -> Record:
@@ -234,6 +240,8 @@ class Perturbed:
             ConfigError: the configuration is refused.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.loops:
+            return self._run_loop(values, expected)
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
         longest = LONGEST_CALL if values.get("environments") else LONGEST
@@ -243,13 +251,19 @@ class Perturbed:
         trainer.train()
         return record
 
+    def _run_loop(self, values: dict[str, Any], expected: list[Metrics] | None) -> Record:
+        record = Record(expected)
+        run_loop(from_dict(values, self.name), resume=False, quiet=True, tell=lambda line: None)
+        record.found = RunFolder(self.folder).read_metrics()
+        return record
+
     def differs(self, values: dict[str, Any]) -> bool | None:
         """Return whether a configuration measures something else, or stops. None means that it is refused."""
         try:
             return self._train(values, self.plain).differs()
         except ConfigError:
             return None
-        except (ValueError, NonFiniteError):
+        except (ValueError, NonFiniteError, RunError):
             return True
 
     def changed(self, path: Keys, other: Any) -> dict[str, Any]:
