@@ -73,7 +73,7 @@ def values(folder: Path, seed: int, options: dict) -> dict:
         "training": {"use_cpu": True},
         "warm_start": {"steps": 30, "batch_size": 16, "learning_rate": 1e-2},
         "evaluation": {"questions": 200, "temperature": 1.0},
-        "loop": {"rounds": 4, "questions": 20, "stages": [stage]},
+        "loop": {"rounds": 2, "questions": 20, "stages": [stage]},
     }
 
 

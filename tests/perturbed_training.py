@@ -228,7 +228,7 @@ class Perturbed:
     def _tiny(self, recipe: dict[str, Any]) -> dict[str, Any]:
         values = shrunk(recipe, str(self.folder)) | {"evaluation": {"questions": 0}, "seed": SEED}
         values["reward"]["sources"] = recipe.get("reward", {}).get("sources", {"label": 1.0})
-        values["training"]["save_steps"] = 0
+        values["training"] |= {} if "loop" in values else {"save_steps": 0}
         if "loop" not in values:
             del values["warm_start"]
         return values

@@ -23,6 +23,7 @@ from maporl.loops.builders import BestOf, Gap, Siblings, Signs, Threshold, selec
 from maporl.loops.kto import kto_rows
 from maporl.loops.replay import drawn, shares
 from maporl.loops.rows import Pair, Row, described
+from maporl.loops.shards import dialogues_of
 from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_jointly, train_stage
 from maporl.report.charts import charts
 from maporl.report.metric_panels import METRICS
@@ -626,7 +627,9 @@ def test_a_policy_that_no_stage_trains_is_named_and_keeps_its_weights(tmp_path):
     told = []
     config = looped(tmp_path / "run", [STAGES[0] | {"roles": ["bob"]}], evaluation={"questions": 0})
     loops.run_loop(config, False, True, told.append)
-    assert any("no stage trains policy 'ann'" in line for line in told)
+    assert [line for line in told if line.startswith("warning:")] == [
+        "warning: round 1: no stage trains policy 'ann'; freeze its agents, or see the roles"
+    ]
     first, last = weights(tmp_path / "run/initial"), weights(tmp_path / "run/final")
     assert {n for n in last if last[n] != first[n]} == {"bob/model.safetensors"}
 
@@ -680,6 +683,19 @@ def test_a_check_of_a_loop_says_what_a_round_plays_and_trains(tmp_path):
     assert "then sft on threshold, then dpo on siblings, into" in line
     assert not any(line.startswith("run:") for line in lines)
     assert "warning: loop.questions=200, but the training split has 13; a round asks each once" in lines
+    unread = {"updates": "set loop.rounds", "training.learning_rate": "set learning_rate of each stage"}
+    assert [line for line in lines if "PPO reads it" in line] == [
+        f"warning: {name}: PPO reads it, and a loop does not; {instead}" for name, instead in unread.items()
+    ]
+    other = looped(
+        tmp_path / "run",
+        updates=100,
+        advantage={"baseline": "mean", "returns": "utterance"},
+        training={"use_cpu": True},
+    )
+    assert [line for line in check_run(other) if "PPO reads it" in line] == [
+        "warning: advantage: PPO reads it, and a loop does not; remove it"
+    ]
     with pytest.raises(ConfigError, match="makes single rows, and train: dpo takes pairs"):
         check_run(looped(tmp_path / "run", [{"train": "dpo", "build": "threshold"}]))
 
@@ -726,7 +742,7 @@ def test_malt_refines_every_draft(tmp_path):
     folder.mkdir()
     loop._write_initial(tmp_path / "initial")
     loop._sample(folder, 1, tmp_path / "initial")
-    dialogues = loops.dialogues_of(folder)
+    dialogues = dialogues_of(folder)
     assert len(dialogues) == 2 * 27
     assert all([u.role for u in d.utterances] == ["solver", "verifier", "refiner"] for d in dialogues)
     said = [{name_of(d, u) for d in dialogues if d.prompt == p for u in d.utterances} for p in (0, 1)]

@@ -145,7 +145,8 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         values |= _shrunk_loop(values)
     if "brevity" in values["reward"]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
-    return values | {"updates": 3, "output_dir": output_dir, "evaluation": {"questions": 4}}
+    length = {} if "loop" in values else {"updates": 3}
+    return values | length | {"output_dir": output_dir, "evaluation": {"questions": 4}}
 
 
 def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
@@ -160,6 +161,7 @@ def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
     return {
         "loop": loop | {"rounds": min(loop.get("rounds", 1), 2), "questions": 12, "stages": stages},
         "agents": agents,
+        "training": {"use_cpu": True},
         "task": values["task"] | ({"largest": 3} if values["task"]["name"] == "toy_sum" else {}),
     }
 

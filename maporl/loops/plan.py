@@ -1,8 +1,11 @@
 """What a loop does in a round: its stages with their builders, checked before anything is sampled. No torch."""
 
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
 from maporl.config.loops import StageSection
 from maporl.config.parse import build_named, entry_name
-from maporl.config.schema import Config
+from maporl.config.schema import Config, TrainingOptions
 from maporl.errors import ConfigError
 from maporl.loops.builders import BUILDERS, Builder
 from trl_ext import distributed
@@ -10,6 +13,7 @@ from trl_ext import distributed
 Stage = tuple[StageSection, Builder]
 TAKES = {"sft": "single rows", "dpo": "pairs", "kto": "signed rows"}
 """The rows that each trainer takes."""
+PPO_ONLY = ("updates", "advantage", "schedule")
 
 
 def stages_of(config: Config) -> list[Stage]:
@@ -65,4 +69,22 @@ def check_loop(config: Config, dialogues: int, condition: str, questions: int) -
         lines.append(
             f"warning: loop.questions={loop.questions}, but the training split has {questions}; a round asks each once"
         )
-    return lines
+    return [*lines, *_unread(config)]
+
+
+def _unread(config: Config) -> list[str]:
+    """Return a warning for each part of the configuration that was changed and that a loop does not read."""
+    declared = {field.name: field for field in fields(Config)}
+    changed = [name for name in PPO_ONLY if getattr(config, name) != _default(declared[name])]
+    if config.training.learning_rate != TrainingOptions().learning_rate:
+        changed.append("training.learning_rate")
+    instead = {"updates": "loop.rounds", "training.learning_rate": "learning_rate of each stage"}
+    return [
+        f"warning: {name}: PPO reads it, and a loop does not; {f'set {instead[name]}' if name in instead else 'remove it'}"
+        for name in changed
+    ]
+
+
+def _default(field: Field) -> Any:
+    """Return the default of a dataclass's field."""
+    return field.default if field.default_factory is MISSING else field.default_factory()

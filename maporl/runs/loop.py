@@ -18,14 +18,11 @@ from transformers import set_seed
 
 from maporl.config import Config
 from maporl.config.loops import StageSection
-from maporl.config.parse import entry_name
-from maporl.errors import RunError
 from maporl.evaluation.metrics import Evaluation
-from maporl.loops.builders import said
 from maporl.loops.figures import held_out_score, round_metrics
 from maporl.loops.plan import Stage, stages_of
-from maporl.loops.replay import drawn, shares
-from maporl.loops.rows import Pair, Row, described, of_round, written
+from maporl.loops.rows import Pair, Row, described, written
+from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
 from maporl.loops.stages import train_jointly, train_stage
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
@@ -38,7 +35,7 @@ from maporl.tasks import build_task
 from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, RunRecord, record_evaluation
-from maporl.types import Dialogue, from_json, to_json, without_tokens
+from maporl.types import Dialogue, to_json, without_tokens
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import new_folder, replace_file
 from trl_ext.checkpoint import load_weights, save_policy_weights
@@ -214,47 +211,29 @@ class Loop:
     def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path, start: Path) -> None:
         """Build the rows of a stage, and train each policy on its own."""
         section, _ = self.stages[position]
-        dialogues = dialogues_of(sample)
-        rows = self._rows(position, number)
-        where = f"round {number}, stage {position + 1} ({section.train} on {entry_name(section.build)})"
-        if not rows:
-            raise RunError(f"{where}: {_counts(dialogues, section)}; no rows were made of them, so nothing can be trained. "
-                           "Sample more questions, or change the builder's options; what was sampled is in "
-                           f"{sample}")  # fmt: skip
+        rows = stage_rows(self.folder, self.stages[position], number, position, self.config.seed)
+        dialogues, where = dialogues_of(sample), place_of(section, number, position)
         own: dict[str, list[Row | Pair]] = {}
         references = {"round": start, "initial": self.folder / INITIAL}
         judge = self._team(references[section.reference]) if section.reference in references else None
         team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
         for one in filter(None, (judge, team)):
             ready_to_play(one, find_device(self.config))
-        manifest: dict[str, Any] = {"utterances": _counts(dialogues, section)}
+        manifest: dict[str, Any] = {"utterances": counts(dialogues, section)}
+        spoke = speakers_in(dialogues, section.roles)
         for policy in (p for p in team.policies.values() if p.trainable):
             mine = [row for row in rows if row.policy == policy.name]
             manifest[policy.name] = described(mine)
-            if section.train == "kto" and mine and manifest[policy.name]["good"] in (0, len(mine)):
-                raise RunError(
-                    f"{where}: {manifest[policy.name]['good']} of {len(mine)} answers of policy {policy.name!r} are good, and "
-                    "KTO learns from good and bad ones; sample more questions, or change the builder's threshold"
-                )
             if mine:
+                check_both_kinds(manifest[policy.name], where, policy.name)
                 own[policy.name] = mine
                 (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
-            else:
+            elif policy.name in spoke:
                 self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
         for name, figures in self._train_policies(section, team, judge, own).items():
             manifest[name] |= figures
         self._save(team, folder)
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-
-    def _rows(self, position: int, number: int) -> list[Row | Pair]:
-        """Return the rows of a stage: those of the round, and by ``replay`` those of earlier rounds, the newest first."""
-        section, builder = self.stages[position]
-        rows: list[Row | Pair] = []
-        for age, share in enumerate(shares(section.replay, number)):
-            dialogues = dialogues_of(self.folder / f"round-{number - age}/sample")
-            own = of_round(builder(dialogues, section.roles), number - age)
-            rows += own if share == 1 else drawn(own, share, f"{self.config.seed}/{number}/{position}/{age}")
-        return rows
 
     def _train_policies(
         self, section: StageSection, team: Team, judge: Team | None, rows: dict[str, list[Row | Pair]]
@@ -332,18 +311,3 @@ class Loop:
                 for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
                     shutil.copytree(policy, hidden / policy.name)
                 write_manifest(hidden)
-
-
-def dialogues_of(sample: Path) -> list[Dialogue]:
-    """Return what was sampled into a folder of the loop."""
-    lines = (sample / "dialogues.jsonl").read_text(encoding="utf-8").split("\n")
-    return [from_json(line) for line in lines if line]
-
-
-def _counts(dialogues: Sequence[Dialogue], section: StageSection) -> str:
-    """Return how many utterances a stage can choose from, by role, with the range of their values."""
-    values: dict[str, list[float]] = {}
-    for row, _ in said(dialogues, section.roles):
-        values.setdefault(row.role, []).append(row.value)
-    parts = [f"{role}: {len(own)} with values from {min(own):.3g} to {max(own):.3g}" for role, own in values.items()]
-    return f"{len(dialogues)} dialogues, utterances: {', '.join(parts) or 'none of these roles'}"
