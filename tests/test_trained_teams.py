@@ -8,7 +8,11 @@ from test_search_recipes import rollout_of
 
 from maporl.advantages import TurnBatch
 from maporl.advantages.estimator import estimate_all
-from maporl.validation.load import load
+from maporl.errors import ConfigError
+from maporl.protocols import CallReturn
+from maporl.rewards.credit import credit_by_rules
+from maporl.types import Dialogue, Example, Utterance
+from maporl.validation.load import from_dict, load
 
 
 def weights_of(config, batch):
@@ -103,3 +107,77 @@ def test_in_wideseek_equal_rollouts_earn_equal_advantages_and_a_batch_may_be_cut
             alone = estimate_all(TurnBatch(**part), config)
             assert alone.advantages.tolist() == pytest.approx([float(whole.advantages[i]) for i in own])
             assert alone.weights.tolist() == pytest.approx([float(whole.weights[i]) for i in own])
+
+
+# -- PARL ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("update", "expected"), [(1, 1.32), (51, 1.16), (101, 1.0), (200, 1.0)])
+def test_parl_pays_less_and_less_for_starting_and_finishing(update, expected):
+    """Three of five agents were started and all of them finished, and the result is right: 1 + (.2 .6 + .2 1) fading."""
+    reward = load("parl").reward
+    said = [Utterance(0, "lead", "lead", 0, 0, [], "", role="planner", rewards={"score": 0.0})]
+    said += [
+        Utterance(n, "searcher", "searcher", n - 1, 1, [], "", caller=0, rewards={"reply_form": 1.0}) for n in (1, 2, 3)
+    ]
+    said.append(Utterance(4, "lead", "lead", 0, 2, [], "", role="planner", rewards={"score": 1.0, "started": 0.6}))
+    dialogue = Dialogue(Example("e", "q", "a"), said)
+    credit_by_rules([dialogue], reward, update)
+    assert said[-1].rewards["credit"] == said[0].rewards["credit"] == pytest.approx(expected)
+
+
+def parl(tmp_path):
+    """Rollout 0 asks two searchers at once, 1 asks one, whose reply lacks the form; both are right. 2 asks nobody and is wrong."""
+    pytest.importorskip("bm25s", reason="needs the extra search")
+
+    def script(request):
+        rollout = rollout_of(request)
+        if request.ask.role == "worker":
+            return "kr" if rollout else "Answer: kr"
+        if rollout == 2:
+            return request.example.meta["start"]
+        asks = "<ask_searcher>bd></ask_searcher>" * (2 - rollout)
+        return request.example.answer if request.ask.continues is not None else asks
+
+    values = recipe_values("parl", tmp_path, branching={"group": 3}, training={"per_device_train_batch_size": 1})
+    return scripted_trainer(values, script)
+
+
+def test_parl_pays_the_orchestrator_alone(tmp_path):
+    """Asking two at once takes three steps, as asking one does: 1 - .06 + .1 + .2, 1 - .06 + .05, and -.02."""
+    trainer = parl(tmp_path)
+    batch = played(trainer)
+    assert [round(d.utterances[-1].rewards["credit"], 6) for d in batch.dialogues] == [1.24, 0.99, -0.02]
+    found = rows(batch)
+    assert {row.utterance.agent for row in found} == {"lead"}, "the searchers are frozen"
+    assert [round(row.advantage, 4) for row in found] == [0.7545] * 2 + [0.3797] * 2 + [-1.1342]
+
+
+def test_parl_fades_with_the_updates_of_the_trainer(tmp_path):
+    trainer = parl(tmp_path)
+    batch = trainer.collected()
+    batch.number = 101
+    scored = trainer.score(batch)
+    assert [round(d.utterances[-1].rewards["credit"], 6) for d in scored.dialogues] == [0.94, 0.94, -0.02]
+
+
+@pytest.mark.parametrize(("calls", "texts", "expected"), [(4, 0, 0.0), (4, 2, 0.5), (2, 2, 1.0), (1, 2, 1.0)])
+def test_a_planner_that_asks_in_words_is_paid_for_its_calls_too(calls, texts, expected):
+    protocol = CallReturn(calls=calls)
+    play = protocol.play(Example("e", "q", "a"), ("lead", "searcher"))
+    asks, said = next(play), []
+    try:
+        while True:
+            calling = asks[0].role == "planner" and sum(u.agent == "lead" for u in said) < texts
+            text = "<call>x</call>" if calling else "y"
+            said.append(Utterance(len(said), asks[0].agent, "p", 0, len(said), [], text, role=asks[0].role))
+            asks = play.send([said[-1]])
+    except StopIteration:
+        assert said[-1].rewards["started"] == expected
+
+
+def test_a_fade_of_no_updates_is_refused(tmp_path):
+    values = recipe_values("parl", tmp_path)
+    values["reward"]["rules"][0]["mix"]["fade"] = 0
+    with pytest.raises(ConfigError, match="fade: expected a number of updates of at least 1, got 0"):
+        from_dict(values)
