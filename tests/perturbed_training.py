@@ -41,12 +41,13 @@ Metrics = dict[str, float]
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "environments", "tools.*.use",
-    "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
+    "agents.*.limits.parallel", "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
     "rules": tuple(RULES), "how": (*BRANCHINGS, "max", "sum"), "unit": ("row", "rollout"), "singleton": ("error", "zero", "raw"),
     "multi_objective_aggregation": ("sum_then_normalize",),
+    "of": ("turns",), "agents": ("each",), "calls": ("together",),
     "policy_per": ("agent", "turn"), "policy": ("another",), "lora": ({"r": 2}, {"r": 2, "alpha": 64}),
     "joint": ("cross",), "pick": ("sample",), "after_illegal": ("end", "replace"), "objective": ("ppo", "reinforce"),
     "ratio": ("token", "sequence", "sequence_mean", "trajectory"), "kl_in": ("reward", "loss"),
@@ -61,8 +62,8 @@ NAMES: dict[str, tuple[Any, ...]] = {
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
 """The most telling value of an option that is a number."""
-LONGEST, LONGEST_CALL = 26, 40
-"""The most tokens of a scripted answer, and of one that may be a call. A longer one is cut off, as engines do it."""
+LONGEST, LONGEST_CALL, LONGEST_CALLS = 26, 40, 80
+"""The most tokens of a scripted answer, of one that may be a call, and of one that may be two calls. A longer one is cut off, as engines do it."""
 SEED = 9
 """By this seed, past opponents of both ages speak within three updates."""
 NO_TIMES = ("time/", "memory/", "tokens_per_second", "tools/seconds")
@@ -112,6 +113,8 @@ def looking_up(request: Request, wrong: bool) -> list[str]:
     start = request.example.meta["start"]
     name = start if wrong else request.example.answer
     answers = [name, f"Answer: {name}", f"Answer: {name}{' so' * 12}", "no"]
+    if request.ask.agent == "lead" and request.ask.continues is None:
+        return [*answers, *[f"<ask_searcher>{start}></ask_searcher>" * 2] * 3]
     return {
         "router": ["<verify>yes</verify>"] * 4 + ["<verify>no</verify>", "no"],
         "searcher": [f"<search>{start}</search>", start],
@@ -245,6 +248,8 @@ class Perturbed:
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
         longest = LONGEST_CALL if values.get("environments") else LONGEST
+        if "parallel" in str(values["agents"]):
+            longest = LONGEST_CALLS
         trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), longest)))
         record = Record(expected)
         trainer.add_callback(record)

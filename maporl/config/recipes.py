@@ -88,7 +88,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     tiny ones.
     """
     values = copy.deepcopy(values)
-    kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
+    kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora", "limits")
     defaults = values.get("agent_defaults", {})
     values["agents"] = {
         agent: {key: value for key, value in (defaults | (section or {})).items() if key in kept}

@@ -363,7 +363,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
         try:
             with self.learning.whole_weights(judges):
-                self.player.scorer.credit(batch.dialogues, batch.task)
+                self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
         finally:
             self.player.world.drop_scored(batch.dialogues)
         for engine in self.engines.values():
