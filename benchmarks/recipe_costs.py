@@ -122,7 +122,7 @@ def cost(name: str, model: str) -> float:
         epochs = [{"epochs": stage.get("epochs", 1)} for stage in own["loop"]["stages"]]
         stages = [stage | each for stage, each in zip(values["loop"]["stages"], epochs, strict=True)]
         values["reward"]["sources"] = {"recipe_costs:coin": 1.0}
-        values["loop"] |= {"questions": QUESTIONS, "rounds": 1, "stages": stages}
+        values["loop"] |= {"questions": 1, "rounds": 1, "stages": stages}
     return tokens(values, name) / tokens(plain(values), name)
 
 

@@ -19,7 +19,8 @@ METHODS = {
     "marti_margin", "marti_quality", "cory", "marft_action", "marft_token", "marshal", "spiral", "comas", "mac_spgg", "mhgpo",
     "grpo_single", "m_grpo", "matpo", "salt", "advantage_alignment", "magrpo", "iac", "maac", "igrpo", "arenarl", "g_ra", "ssl", "spa_rl",
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
-    "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve", "r_zero", "malt", "madpo", "wideseek_r1", "parl",
+    "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve", "r_zero",
+    "malt", "madpo", "wideseek_r1", "parl", "scaling_inter",
 }  # fmt: skip
 
 
