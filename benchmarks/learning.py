@@ -2,7 +2,7 @@
 
     python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2
     python benchmarks/learning.py run configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
-    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl | search | orchestrator | coder_tester [--seeds 0 1 2]
+    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl | search | orchestrator | coder_tester | call_cost [--seeds 0 1 2]
 
 Each run is a separate process, one after the other. ``run`` prints the held-out accuracy of all agents together in the
 first and the final turn, before and after training, and the run's seconds. ``compare`` runs two methods on one
@@ -103,6 +103,18 @@ def calls(when: str, agent: str) -> Callable[[Run], float]:
     return lambda done: statistics.fmean(
         sum(len(u["calls"]) for u in d["utterances"] if u["agent"] == agent) for d in done.dialogues(when)
     )
+
+
+def on_sums(easy: bool, when: str, what: str) -> Callable[[Run], float]:
+    """The percentage of ``easy`` or of all other sums that are answered after a call ("calls"), or rightly ("right")."""
+
+    def share(done: Run) -> float:
+        asked = [d for d in done.dialogues(when) if d["example"]["question"].endswith("0=") == easy]
+        if what == "calls":
+            return 100 * statistics.fmean(any(u["calls"] for u in d["utterances"]) for d in asked)
+        return 100 * statistics.fmean(d["utterances"][-1]["grade"]["correct"] for d in asked)
+
+    return share
 
 
 def steps(when: str) -> Callable[[Run], float]:
@@ -269,6 +281,14 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
             "calls after": calls("after", "boss"),
             "steps before, with calls": steps("before"),
             "steps after, with calls": steps("after"),
+        },
+    ),
+    "call_cost": (
+        "configs/ppo/learning/call_cost.yaml",
+        {"a call costs 0.4": [], "a call costs nothing": ["reward.penalties.call=0"]},
+        {
+            f"{kind} sums, {what} {when}, %": on_sums(kind == "easy", when, what)
+            for what in ("calls", "right") for kind in ("easy", "hard") for when in ("before", "after")
         },
     ),
 }  # fmt: skip

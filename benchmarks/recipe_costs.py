@@ -6,7 +6,7 @@
 The unit is a token that passes through a model: once where it is read or sampled, and three times where it is trained,
 because the backward pass does twice the work of the forward pass. Tokens of policies, references, critics and judges count
 alike. Plain PPO is the same team with the same questions, protocol, rewards and lengths: each dialogue is played once, every
-policy has a critic and a reference, and a batch is passed once.
+policy has a critic and a reference, and a batch is passed once. An update of an outer loop is one round.
 
 Both train three updates as ``maporl recipes try`` does, with the recipe's own group sizes, rounds and drafts. The models are
 tiny and random, with the tokenizer of ``--tokenizer`` (a folder, or a name on the Hub; docs/recipes.md has the figures of
@@ -19,8 +19,10 @@ import argparse
 import json
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 RESULTS = Path(__file__).parent / "results/recipe_costs.json"
 BACKWARD = 3
 ANSWER = 128
+QUESTIONS = 4
 
 
 @contextmanager
@@ -48,16 +51,19 @@ def counted() -> Iterator[list[int]]:
         handle.remove()
 
 
-def tokens(values: dict[str, Any], name: str) -> int:
-    """Return the weighted tokens of a configuration's updates. Its warm start does not count."""
-    from maporl.runs.train import build_trainer
+def tokens(values: dict[str, Any], name: str) -> float:
+    """Return the weighted tokens for each question that a configuration trains on. Its warm start does not count."""
+    from maporl.runs.build import build_trainer
+    from maporl.runs.loop import run_loop
     from maporl.validation.load import from_dict
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(from_dict(values | {"output_dir": f"{folder}/run"}, name), quiet=True)
+        config = from_dict(values | {"output_dir": f"{folder}/run"}, name)
+        loop = config.loop.stages
+        run = partial(run_loop, config, resume=False, quiet=True) if loop else build_trainer(config, quiet=True).train
         with counted() as count:
-            trainer.train()
-        return count[0]
+            run()
+        return count[0] / (config.loop.rounds * config.loop.questions if loop else config.updates * QUESTIONS)
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
 
     A tournament compares the dialogues of a question, of which plain PPO has one. It is paid for labels instead.
     """
-    kept = {key: value for key, value in values.items() if key not in ("branching", "advantage")}
+    kept = {key: value for key, value in values.items() if key not in ("branching", "advantage", "loop")}
     freeze = values.get("schedule", {}).get("freeze", [])
     ppo = {"response_length": values["ppo"]["response_length"], "num_ppo_epochs": 1, "num_mini_batches": 1}
     training = {key: value for key, value in values["training"].items() if key not in ("critic", "value_learning_rate")}
@@ -74,6 +80,11 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
         "sources": sources or {"label": 1.0}
     }
     return kept | {"ppo": ppo, "training": training, "schedule": {"freeze": freeze}, "reward": reward}
+
+
+def coin(completions: list[Any], **columns: Any) -> list[float]:
+    """Pay every second text 1, so that a loop finds rows among answers that are all wrong."""
+    return [float(zlib.crc32(str(text).encode()) % 2) for text in completions]
 
 
 def random_model(tokenizer: str, folder: str) -> str:
@@ -106,7 +117,12 @@ def cost(name: str, model: str) -> float:
         values |= {"warm_start": {"steps": 0}, "ppo": values["ppo"] | {"response_length": ANSWER}}
         values["agent_defaults"] = {"model": model}
     # several forwards, as in real runs: the graph of a batch that one forward reads is kept, which saves a forward
-    values["training"] |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "save_steps": 0}
+    values["training"] |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": QUESTIONS, "save_steps": 0}
+    if "loop" in own:
+        epochs = [{"epochs": stage.get("epochs", 1)} for stage in own["loop"]["stages"]]
+        stages = [stage | each for stage, each in zip(values["loop"]["stages"], epochs, strict=True)]
+        values["reward"]["sources"] = {"recipe_costs:coin": 1.0}
+        values["loop"] |= {"questions": 1, "rounds": 1, "stages": stages}
     return tokens(values, name) / tokens(plain(values), name)
 
 

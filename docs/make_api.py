@@ -81,7 +81,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Train in Python",
         "The README has a first script. These options have the names of the YAML keys.",
-        "MultiAgentPPOTrainer MultiAgentPPOConfig Schedule Freeze Swap RoundRobin OpponentPool Stage Span "
+        "MultiAgentPPOTrainer MultiAgentPPOConfig Schedule Freeze Swap RoundRobin OpponentPool Stage Growth Span "
         "recipe_parts warm_start WarmStartSection PupilSection",
     ),
     (

@@ -112,6 +112,7 @@ _EXPORTS = {
     "build_trainer": "maporl.runs.build",
     "train": "maporl.runs.train",
     "Freeze": "maporl.schedules",
+    "Growth": "maporl.schedules",
     "OpponentPool": "maporl.schedules",
     "RoundRobin": "maporl.schedules",
     "Schedule": "maporl.schedules",

@@ -92,6 +92,33 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Options of the protocol that change with the updates, as the number of turns does in ScalingInter (AgentGym-RL).
+
+    ``options`` has the values of each option in order. A value holds for ``every`` updates, and the last one from then
+    on. ``options.limit`` is ``limit`` among the protocol's ``options``, such as those of a game. All dialogues of an update
+    are played with the same values. Evaluations are played as the section ``protocol`` says.
+
+    >>> growth = Growth({"turns": [6, 13, 20]}, every=100)
+    >>> [growth.at(step + 1)["turns"] for step in (0, 99, 100, 199, 200, 500)]
+    [6, 6, 13, 13, 20, 20]
+    """
+
+    options: dict[str, list[int]]
+    every: int
+
+    @property
+    def stages(self) -> int:
+        """The number of updates, divided by ``every``, after which nothing changes any more."""
+        return max(map(len, self.options.values()))
+
+    def at(self, update: int) -> dict[str, int]:
+        """Return the value of each option in ``update``, counted from 1."""
+        stage = (update - 1) // self.every
+        return {name: values[min(stage, len(values) - 1)] for name, values in self.options.items()}
+
+
+@dataclass(frozen=True)
 class Schedule:
     """What learns when.
 
@@ -116,6 +143,7 @@ class Schedule:
     critic_warmup: int = 0
     opponent_pool: OpponentPool | None = None
     curriculum: list[Stage] = field(default_factory=list)
+    growth: Growth | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -154,6 +182,9 @@ class Schedule:
             raise ValueError(
                 f"schedule.curriculum: expected rising updates from 2 on (before that, 'task' applies), got {updates}"
             )
+        growth = self.growth
+        if growth is not None and (growth.every < 1 or not growth.options or not all(growth.options.values())):
+            raise ValueError(f"schedule.growth: expected every >= 1 and options with lists of values, got {growth}")
         if self.round_robin is not None and not self.round_robin.agents:
             return replace(self, round_robin=replace(self.round_robin, agents=list(agents)))
         return self

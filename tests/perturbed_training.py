@@ -1,8 +1,9 @@
-"""Change one option of a recipe at a time, and train three updates of its tiny version: does anything change?
+"""Change one option of a recipe at a time, and train three updates of its tiny version, or its rounds: does anything change?
 
 An option of which no other value changes a metric is inert. Either it is a defect, or the recipe's card gives the reason.
 Agents say what a script says, because answers of untaught models earn nothing: right and wrong answers in several forms,
-calls, verdicts, and good, bad and illegal moves. The models that learn from this are real.
+calls, verdicts, and good, bad and illegal moves. The models that learn from this are real. In a loop, models speak for
+themselves after a warm start, because how they sample is an option of the method.
 """
 
 import copy
@@ -20,10 +21,12 @@ from maporl.advantages import BASELINES, RETURNS, SCALES, TRANSFORMS
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file, shrunk
 from maporl.engines.base import Request
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, RunError
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS
 from maporl.runs.build import build_trainer
+from maporl.runs.loop import run_loop
+from maporl.storage.run_folder import RunFolder
 from maporl.team.agents import Policy
 from maporl.validation.load import from_dict
 from trl_ext.learner import NonFiniteError
@@ -38,12 +41,13 @@ Metrics = dict[str, float]
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "environments", "tools.*.use",
-    "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
+    "agents.*.limits.parallel", "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
     "rules": tuple(RULES), "how": (*BRANCHINGS, "max", "sum"), "unit": ("row", "rollout"), "singleton": ("error", "zero", "raw"),
     "multi_objective_aggregation": ("sum_then_normalize",),
+    "of": ("turns",), "agents": ("each",), "calls": ("together",),
     "policy_per": ("agent", "turn"), "policy": ("another",), "lora": ({"r": 2}, {"r": 2, "alpha": 64}),
     "joint": ("cross",), "pick": ("sample",), "after_illegal": ("end", "replace"), "objective": ("ppo", "reinforce"),
     "ratio": ("token", "sequence", "sequence_mean", "trajectory"), "kl_in": ("reward", "loss"),
@@ -52,13 +56,14 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check": (None,), "grounding": ("env",), "proximity": ("label",),
+    "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
     "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
 """The most telling value of an option that is a number."""
-LONGEST, LONGEST_CALL = 26, 40
-"""The most tokens of a scripted answer, and of one that may be a call. A longer one is cut off, as engines do it."""
+LONGEST, LONGEST_CALL, LONGEST_CALLS = 26, 40, 80
+"""The most tokens of a scripted answer, of one that may be a call, and of one that may be two calls. A longer one is cut off, as engines do it."""
 SEED = 9
 """By this seed, past opponents of both ages speak within three updates."""
 NO_TIMES = ("time/", "memory/", "tokens_per_second", "tools/seconds")
@@ -108,6 +113,8 @@ def looking_up(request: Request, wrong: bool) -> list[str]:
     start = request.example.meta["start"]
     name = start if wrong else request.example.answer
     answers = [name, f"Answer: {name}", f"Answer: {name}{' so' * 12}", "no"]
+    if request.ask.agent == "lead" and request.ask.continues is None:
+        return [*answers, *[f"<ask_searcher>{start}></ask_searcher>" * 2] * 3]
     return {
         "router": ["<verify>yes</verify>"] * 4 + ["<verify>no</verify>", "no"],
         "searcher": [f"<search>{start}</search>", start],
@@ -216,15 +223,17 @@ class Perturbed:
     def __init__(self, name: str, folder: Path):
         self.name, self.recipe, self.folder = name, read_yaml(recipe_file(name)), folder
         self.values = self._tiny(self.recipe)
+        self.loops = "loop" in self.values
         self.plain = self._train(self.values, None).found
-        assert len(self.plain) == 3
+        assert len(self.plain) == (self.values["loop"]["rounds"] if self.loops else 3)
         assert self.differs(self.values) is False, f"{name}: the same run measured something else"
 
     def _tiny(self, recipe: dict[str, Any]) -> dict[str, Any]:
         values = shrunk(recipe, str(self.folder)) | {"evaluation": {"questions": 0}, "seed": SEED}
         values["reward"]["sources"] = recipe.get("reward", {}).get("sources", {"label": 1.0})
-        values["training"]["save_steps"] = 0
-        del values["warm_start"]
+        values["training"] |= {} if "loop" in values else {"save_steps": 0}
+        if "loop" not in values:
+            del values["warm_start"]
         return values
 
     def _train(self, values: dict[str, Any], expected: list[Metrics] | None) -> Record:
@@ -234,13 +243,23 @@ class Perturbed:
             ConfigError: the configuration is refused.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.loops:
+            return self._run_loop(values, expected)
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
         longest = LONGEST_CALL if values.get("environments") else LONGEST
+        if "parallel" in str(values["agents"]):
+            longest = LONGEST_CALLS
         trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), longest)))
         record = Record(expected)
         trainer.add_callback(record)
         trainer.train()
+        return record
+
+    def _run_loop(self, values: dict[str, Any], expected: list[Metrics] | None) -> Record:
+        record = Record(expected)
+        run_loop(from_dict(values, self.name), resume=False, quiet=True, tell=lambda line: None)
+        record.found = RunFolder(self.folder).read_metrics()
         return record
 
     def differs(self, values: dict[str, Any]) -> bool | None:
@@ -249,7 +268,7 @@ class Perturbed:
             return self._train(values, self.plain).differs()
         except ConfigError:
             return None
-        except (ValueError, NonFiniteError):
+        except (ValueError, NonFiniteError, RunError):
             return True
 
     def changed(self, path: Keys, other: Any) -> dict[str, Any]:

@@ -83,7 +83,13 @@ def test_every_name_taken_from_trl_is_public_or_exported_by_a_subpackage():
         ("trl.models.utils", "remove_hooks"),
     }  # not exported, since 0.12
     public = {("trl.trainer", "disable_dropout_in_model"), ("trl", "SFTConfig"), ("trl", "SFTTrainer")}
-    public |= {("trl", "add_response_schema"), ("trl", "DPOConfig"), ("trl", "DPOTrainer")}
+    public |= {
+        ("trl", "add_response_schema"),
+        ("trl", "DPOConfig"),
+        ("trl", "DPOTrainer"),
+        ("trl", "KTOConfig"),
+        ("trl", "KTOTrainer"),
+    }
     full_weights = {("trl.generation.vllm_client", "VLLMClient")}
     assert taken == public | around_zero_3 | full_weights
     for module, name in taken:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,23 +11,34 @@ import processes
 import pytest
 import torch
 from safetensors.torch import load_file
+from scripted_training import recipe_values
 from tiny_run import config_of
 
 from maporl.config.imports import named_imports
 from maporl.config.loops import StageSection
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
-from maporl.loops import stages
-from maporl.loops.builders import BestOf, Siblings, Threshold, selected
+from maporl.loops import kto, stages
+from maporl.loops.builders import BestOf, Gap, Siblings, Signs, Threshold, selected
+from maporl.loops.kto import kto_rows
+from maporl.loops.replay import drawn, shares
 from maporl.loops.rows import Pair, Row, described
-from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_stage
+from maporl.loops.shards import dialogues_of
+from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_jointly, train_stage
+from maporl.report.charts import charts
+from maporl.report.metric_panels import METRICS
+from maporl.report.read import read_run
+from maporl.report.story import story
 from maporl.rewards.rules import build_rules
 from maporl.runs import loop as loops
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunExists
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Stop, Utterance, from_json
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
 from trl_ext.manifest import CheckpointError
+from trl_ext.master_weights import MasterAdamW
 
 ROOT = Path(__file__).parents[1]
 
@@ -87,7 +100,7 @@ def test_equal_completions_make_no_pair_and_other_prompts_are_an_error():
         u.response_ids = [9, 2]
     assert by_role(Siblings()(tree, ("refiner",))) == {"refiner": 1}
     tree[5].utterances[2].prompt_ids = [3]
-    with pytest.raises(ValueError, match="shown different tokens"):
+    with pytest.raises(RunError, match="shown different tokens"):
         Siblings()(tree)
 
 
@@ -239,6 +252,280 @@ def test_the_published_dpo_loss_of_malt(tmp_path, monkeypatch):
     assert loss == pytest.approx(0.6256, abs=1e-4)
 
 
+# -- joint answers (MADPO) -----------------------------------------------------------------------------------------------
+
+
+def joint_answers(rewards=(0.9, 0.2, 0.5, 0.2), prompt=0):
+    """Dialogues in which ann and bob answer once. Both earn the reward."""
+    return [
+        Dialogue(
+            Example(str(prompt), "q", "a"),
+            [
+                Utterance(n, agent, agent, 0, n, [], "", prompt_ids=[n], response_ids=[5 + k, 2], rewards={"credit": r})
+                for n, agent in enumerate(("ann", "bob"))
+            ],
+            prompt=prompt,
+            rollout=k,
+        )
+        for k, r in enumerate(rewards)
+    ]
+
+
+def test_madpo_pairs_joint_answers_by_their_gap():
+    """Rewards .9 .2 .5 .2: pairs by gap .7 (0,1), .7 (0,3), .4 (0,2), .3 (2,1), .3 (2,3)."""
+    pairs = Gap(per_question=3)(joint_answers())
+    assert [(p.policy, p.chosen.place[1], p.rejected.place[1]) for p in pairs] == [
+        (agent, *pair) for pair in ((0, 1), (0, 3), (0, 2)) for agent in ("ann", "bob")
+    ]
+    everything = Gap(per_question=None)(joint_answers(), ("ann",))
+    assert [(p.chosen.place[1], p.rejected.place[1]) for p in everything] == [(0, 1), (0, 3), (0, 2), (2, 1), (2, 3)]
+    assert [round(p.chosen.value - p.rejected.value, 6) for p in everything] == [0.7, 0.7, 0.4, 0.3, 0.3]
+    chance = Gap(select="random", per_question=None)(joint_answers(), ("ann",))
+    assert chance != everything and sorted(map(str, chance)) == sorted(map(str, everything))
+    assert chance == Gap(select="random", per_question=None)(joint_answers(), ("ann",))
+    both = Gap(per_question=1)([*joint_answers(), *joint_answers((0.1, 0.4), prompt=1)], ("bob",))
+    assert [p.together for p in both] == [(1, 0, 0, 1), (1, 1, 1, 0)]
+    assert Gap()(joint_answers((1.0, 1.0, 1.0))) == []
+
+
+def test_gap_compares_single_answers_and_drops_equal_ones():
+    twice = joint_answers((1.0, 0.0))
+    twice[0].utterances.append(replace(twice[0].utterances[0], id=2, order=2))
+    with pytest.raises(RunError, match="ann spoke more than once in a dialogue"):
+        Gap()(twice)
+    equal = joint_answers((1.0, 0.0))
+    equal[1].utterances[0].response_ids = [5, 2]
+    assert [p.policy for p in Gap()(equal)] == ["bob"]
+
+
+def with_delta(policy, delta, prompt, good, bad):
+    """Change the policy's head, so that after ``prompt`` the log-ratio of two tokens is ``delta``. Return the hidden state."""
+    head, seen = policy.model.get_output_embeddings(), []
+    hook = head.register_forward_pre_hook(lambda module, given: seen.append(given[0][0, -1].detach()))
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        head.weight[good] += seen[0] / seen[0].dot(seen[0]) * (delta - logits[good] + logits[bad])
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize(("others", "loss", "factor"), [(-0.3, 0.6685, 0.0488), (2.0, 0.5629, 0.0430)])
+def test_madpo_adds_what_the_other_agent_prefers(others, loss, factor, tmp_path):
+    """Own delta .8: others -.3 -> loss .6685, factor .0488; others +2 -> .5629, .0430. No reference, beta .1."""
+    untied = {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}}
+    config, team = team_of(tmp_path, agent_defaults=untied)
+    ann, bob = team.policies["ann"], team.policies["bob"]
+    prompt, good, bad = [1, 9, 9, 4], 6, 7
+    hidden = with_delta(ann, 0.8, prompt, good, bad)
+    with_delta(bob, others, prompt, good, bad)
+    rows = {
+        name: [Row(name, name, name, "q", prompt, [token], value, (0, k, 0)) for k, (token, value) in enumerate(((good, 1.0), (bad, 0.0)))]
+        for name in ("ann", "bob")
+    }  # fmt: skip
+    pairs = {name: [Pair(*own)] for name, own in rows.items()}
+    gradient = []
+    ann.model.get_output_embeddings().weight.register_hook(gradient.append)
+    stage = StageSection(train="dpo", build="gap", learning_rate=1e-12, reference="none", joint=True, beta=0.1)
+    done = train_jointly(config, stage, team.policies, pairs, tmp_path, True)
+    assert done["ann"]["loss"] == pytest.approx(loss, abs=1e-4)
+    assert done["ann"]["chosen_before"] - done["ann"]["rejected_before"] == pytest.approx(0.8, abs=1e-4)
+    along = float(gradient[0][good] @ hidden / hidden.dot(hidden))  # the derivative of the loss by the logit of `good`
+    assert along == pytest.approx(-factor, abs=1e-4)
+    alone = train_stage(config, replace(stage, joint=False), ann, pairs["ann"], tmp_path, True)
+    assert alone["loss"] == pytest.approx(-math.log(1 / (1 + math.exp(-0.08))), abs=1e-4)
+    against = train_jointly(config, replace(stage, reference="stage"), team.policies, pairs, tmp_path, True)
+    assert against["ann"]["loss"] == pytest.approx(math.log(2), abs=1e-5), "deltas count from the reference"
+
+
+def test_joint_passes_share_one_schedule_and_see_what_the_others_have_learned(tmp_path):
+    """With two passes, the second one's loss counts what bob learned in the first. The rate falls over both."""
+    config, team = team_of(tmp_path)
+    pairs = {name: rows_of(name, 4) for name in ("ann", "bob")}
+    pairs = {name: [Pair(p.chosen, replace(p.rejected, place=(p.chosen.place[0], 1, 0))) for p in own] for name, own in pairs.items()}  # fmt: skip
+    stage = StageSection(
+        train="dpo", build="gap", learning_rate=1e-2, reference="none", joint=True, epochs=2, batch_size=2
+    )
+    rates, step = [], MasterAdamW.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            MasterAdamW,
+            "step",
+            lambda self, *a, **k: (rates.append(self.param_groups[0]["lr"]), step(self, *a, **k))[1],
+        )
+        train_jointly(config, stage, team.policies, pairs, tmp_path, True)
+    assert rates == pytest.approx([1e-2 * (1 - k / 4) for k in (0, 1)] * 2 + [1e-2 * (1 - k / 4) for k in (2, 3)] * 2)
+    with pytest.raises(ValueError, match=r"epochs: joint training makes whole passes, got 1\.5"):
+        StageSection(train="dpo", build="gap", joint=True, epochs=1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["round", "initial"])
+def test_the_reference_of_a_stage_may_be_the_weights_of_the_round_or_of_the_loop(reference, tmp_path):
+    """After SFT, DPO against earlier weights does not begin at log 2; against those of the stage it does."""
+
+    def losses(kind):
+        stages = [STAGES[0], STAGES[1] | {"learning_rate": 1e-12, "reference": kind}]
+        config = looped(tmp_path / f"{kind}", stages, rounds=2, questions=13, evaluation={"questions": 0})
+        return [
+            list(f["stages"][1].values())[1].get("loss") for f in loops.run_loop(config, False, True, lambda line: None)
+        ]
+
+    same, other = losses("stage"), losses(reference)
+    assert same == pytest.approx([math.log(2)] * 2, abs=1e-4) and min(abs(o - math.log(2)) for o in other) > 1e-4
+    if reference == "initial":
+        assert abs(other[1] - losses("round")[1]) > 1e-4
+
+
+# -- good and bad without pairs (KTO), and earlier rounds ----------------------------------------------------------------
+
+
+def signed(good=1, bad=1):
+    rows = [r for pair in rows_of("ann", max(good, bad)) for r in (pair.chosen, pair.rejected)]
+    return [
+        replace(r, good=r.value > 0.5)
+        for r in [r for r in rows if r.value][:good] + [r for r in rows if not r.value][:bad]
+    ]
+
+
+def test_signs_call_every_answer_good_or_bad():
+    rows = Signs()(malt_tree(), ("verifier", "refiner"))
+    assert {role: [r.good for r in rows if r.role == role].count(True) for role in ("verifier", "refiner")} == {
+        "verifier": 1,
+        "refiner": 4,
+    }
+    assert len(rows) == 4 + 8 and sum(r.good for r in Signs(0.4)(malt_tree(), ("verifier",))) == 3
+    assert described(rows)["good"] == 5 and "good" not in described(Threshold()(malt_tree()))
+
+
+def test_kto_compares_each_prompt_with_the_completion_before_it_and_balances_both_kinds():
+    rows = signed(2, 1)
+    columns = kto_rows(rows, [-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0])
+    assert [c["completion_ids"] for c in columns] == [r.completion_ids for r in rows]
+    assert [c["KL_completion_ids"] for c in columns] == [rows[n - 1].completion_ids for n in range(3)]
+    assert [(c["label"], c["ref_logps"], c["ref_KL_logps"]) for c in columns] == [
+        (True, -1, -4),
+        (True, -2, -5),
+        (False, -3, -6),
+    ]
+    assert kto.good_weight(signed(3, 9)) == 3
+    assert sorted(map(str, kto.shuffled(rows, 1))) == sorted(map(str, rows))
+    assert kto.shuffled(signed(9, 9), 1) != kto.shuffled(signed(9, 9), 2)
+
+
+@pytest.mark.parametrize("reference", ["stage", "none"])
+def test_the_published_kto_loss(reference, tmp_path, monkeypatch):
+    """Beta .1, z0 .1: log-ratio .5 of a good answer .4900; log-ratio -.6 of a bad one .4825. Without a reference it counts 0."""
+    config, team = team_of(tmp_path)
+    shift = {True: -0.5, False: 0.6, None: -0.1}
+    mismatched = {str(r.completion_ids): r for r in signed()}
+
+    def reference_of(policy, rows):
+        kinds = [
+            r.good
+            if mismatched[str(r.completion_ids)].prompt_ids == r.prompt_ids
+            and mismatched[str(r.completion_ids)].place == r.place
+            else None
+            for r in rows
+        ]
+        return [x + shift[kind] for x, kind in zip(completion_logprobs(policy, rows), kinds, strict=True)]
+
+    monkeypatch.setattr(stages, "completion_logprobs", reference_of)
+    stage = StageSection(train="kto", build="signs", learning_rate=1e-12, beta=0.1, reference=reference)
+    loss = train_stage(config, stage, team.policies["ann"], signed(), tmp_path, True)["loss"]
+    assert (loss == pytest.approx((0.4900 + 0.4825) / 2, abs=1e-4)) is (reference == "stage")
+
+
+def test_kto_makes_good_answers_likelier_than_bad_ones(tmp_path):
+    config, team = team_of(tmp_path)
+    policy, rows = team.policies["ann"], signed(4, 4)
+
+    def gap():
+        good, bad = ([r for r in rows if r.good is kind] for kind in (True, False))
+        return sum(completion_logprobs(policy, good)) - sum(completion_logprobs(policy, bad))
+
+    before = gap()
+    stage = StageSection(train="kto", build="signs", learning_rate=1e-2, epochs=5.0, batch_size=4)
+    train_stage(config, stage, policy, rows, tmp_path, True)
+    assert gap() > before + 1
+
+
+def test_replay_weighs_rounds_by_their_age():
+    """Three rounds, rate .5, oldest first: .1429 .2857 .5714 (MADPO's replay)."""
+    found = shares({"decay": 0.5}, 3)
+    assert [x / sum(found) for x in reversed(found)] == pytest.approx([0.1429, 0.2857, 0.5714], abs=1e-4)
+    assert shares("current", 3) == [1] and shares("all", 3) == [1, 1, 1]
+    assert shares({"nearest": 2}, 3) == [1, 1] and shares({"nearest": 5}, 3) == [1, 1, 1]
+    pairs = Gap(per_question=None)([*joint_answers(), *joint_answers(prompt=1)])
+    half = drawn(pairs, 0.5, "x")
+    assert len(half) == 10 and half == [p for p in pairs if p in half] and half == drawn(pairs, 0.5, "x")
+    assert {p.together for p in half if p.policy == "ann"} == {p.together for p in half if p.policy == "bob"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay": {"nearest": 1.5}}, "replay.nearest: expected a whole number of rounds, got 1.5"),
+        ({"replay": {"decay": 1.0}}, "replay.decay: expected a rate between 0 and 1"),
+        ({"replay": {"nearest": 1, "decay": 0.5}}, "replay: expected current, all"),
+        ({"train": "kto", "batch_size": 1}, "batch_size: train: kto compares the rows of a batch"),
+        ({"train": "kto", "joint": True}, "joint: it is an option of train: dpo, and kto does not read it"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        StageSection(**{"train": "dpo", "build": "gap", **options})
+
+
+def test_rounds_replay_what_earlier_rounds_sampled_and_kto_needs_both_kinds(tmp_path):
+    section = {"train": "kto", "build": {"signs": {"above": 0.9}}, "learning_rate": 1e-3, "replay": "all"}
+    config = looped(tmp_path / "run", [section], rounds=2, evaluation={"questions": 0})
+    one, two = (figures["stages"][0]["ann"] for figures in loops.run_loop(config, False, True, lambda line: None))
+    rows = [json.loads(line) for line in (tmp_path / "run/round-2/train-1/ann.rows.jsonl").read_text().splitlines()]
+    first = [row for row in rows if row["round"] == 1]
+    assert (
+        two["rows"] == len(rows)
+        and one["rows"] == len(first)
+        and 0 < len(first) < len(rows)
+        and 0 < one["good"] < one["rows"]
+    )
+    assert first == [
+        json.loads(line) for line in (tmp_path / "run/round-1/train-1/ann.rows.jsonl").read_text().splitlines()
+    ]
+    bad = looped(tmp_path / "bad", [section | {"build": {"signs": {"above": -1}}}], evaluation={"questions": 0})
+    with pytest.raises(
+        RunError, match=r"round 1, stage 1 \(kto on signs\): (\d+) of \1 answers of policy 'ann' are good"
+    ):
+        loops.run_loop(bad, False, True, lambda line: None)
+
+
+def test_a_round_that_made_the_team_worse_is_not_kept(tmp_path):
+    """SFT on all answers, at a rate that destroys the weights. The next round begins where the first one did, and so do the final weights."""
+    worse = {"train": "sft", "build": {"threshold": {"above": -1}}, "learning_rate": 0.3}
+    told = []
+    config = looped(
+        tmp_path / "run", [worse], 2, task={"name": "toy_sum", "largest": 9}, seed=1,
+        warm_start={"steps": 250, "learning_rate": 1e-2}, evaluation={"questions": 20},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"loop\.accept: not_worse compares held-out scores"):
+        check_run(
+            replace(
+                config,
+                loop=replace(config.loop, accept="not_worse"),
+                evaluation=replace(config.evaluation, questions=0),
+            )
+        )
+    config = replace(config, loop=replace(config.loop, accept="not_worse"))
+    figures = loops.run_loop(config, False, True, told.append)
+    assert [f["accepted"] for f in figures] == [0, 0]
+    assert told.count("warning: round 1: the held-out score fell, so its weights are not kept") == 1
+    assert (
+        weights(tmp_path / "run/final")
+        == weights(tmp_path / "run/initial")
+        != weights(tmp_path / "run/round-1/train-1")
+    )
+    assert (tmp_path / "run/evaluation_after.json").read_text() == (tmp_path / "run/evaluation_before.json").read_text()
+
+
 # -- the loop ------------------------------------------------------------------------------------------------------------
 
 
@@ -292,19 +579,21 @@ def test_a_loop_that_is_killed_in_any_part_ends_as_one_that_is_not(tmp_path):
     for number, part in enumerate(parts):
         partial = (run / part).parent / f".partial-{Path(part).name}"
         more = ["--resume"] if number else []
-        done = processes.run([ROOT / "tests/killed_at_rename.py", partial, "loop", file, "-q", *more])
+        done = processes.run([ROOT / "tests/killed_at_rename.py", partial, "train", file, "-q", *more])
         assert done.returncode == -9, done.stderr
         assert not (run / part).exists() and all((run / earlier).is_dir() for earlier in parts[:number])
-    done = processes.run(["-m", "maporl", "loop", str(file), "-q", "--resume"])
+    done = processes.run(["-m", "maporl", "train", str(file), "-q", "--resume"])
     assert done.returncode == 0, done.stderr
     assert weights(run / "final") == weights(tmp_path / "whole/final")
     assert records(run) == records(tmp_path / "whole")
 
 
-def test_a_stage_without_rows_ends_the_loop_with_its_counts(tmp_path):
-    config = looped(
-        tmp_path / "run", [{"train": "sft", "build": {"threshold": {"above": 2.0}}}], evaluation={"questions": 0}
-    )
+@pytest.mark.parametrize(
+    "stage",
+    [{"train": "sft", "build": {"threshold": {"above": 2.0}}}, {"train": "dpo", "build": {"siblings": {"above": 2.0}}}],
+)
+def test_a_stage_without_rows_ends_the_loop_with_its_counts(stage, tmp_path):
+    config = looped(tmp_path / "run", [stage], evaluation={"questions": 0}, warm_start={"steps": 3})
     with pytest.raises(
         RunError, match=r"round 1, stage 1 .*48 dialogues, utterances: ann: 72 with values from .*no rows"
     ):
@@ -315,11 +604,32 @@ def test_a_stage_without_rows_ends_the_loop_with_its_counts(tmp_path):
 
 
 @pytest.mark.slow
+def test_joint_stages_and_replayed_rounds_are_resumed_too(tmp_path):
+    """A round that is made again, in a new process's state, ends with the same weights and rows."""
+    stage = {"train": "dpo", "build": {"gap": {"per_question": 2}}, "learning_rate": 1e-3, "epochs": 2, "joint": True, "replay": {"decay": 0.5}}  # fmt: skip
+    config = looped(
+        tmp_path / "run", [stage], 2, evaluation={"questions": 0}, branching={"group": 4},
+        protocol={"name": "debate", "turns": 1}, reward={"rules": ["own"]},
+    )  # fmt: skip
+    loops.run_loop(config, False, True, lambda line: None)
+    whole = weights(tmp_path / "run/final"), records(tmp_path / "run")
+    for part in ("final", "round-2/train-1", "round-2/evaluate"):
+        shutil.rmtree(tmp_path / "run" / part)
+    torch.manual_seed(7)
+    loops.run_loop(config, True, True, lambda line: None)
+    assert (weights(tmp_path / "run/final"), records(tmp_path / "run")) == whole
+    rows = [json.loads(line) for line in (tmp_path / "run/round-2/train-1/ann.rows.jsonl").read_text().splitlines()]
+    assert {row["chosen"]["round"] for row in rows} == {1, 2}
+
+
+@pytest.mark.slow
 def test_a_policy_that_no_stage_trains_is_named_and_keeps_its_weights(tmp_path):
     told = []
     config = looped(tmp_path / "run", [STAGES[0] | {"roles": ["bob"]}], evaluation={"questions": 0})
     loops.run_loop(config, False, True, told.append)
-    assert any("no stage trains policy 'ann'" in line for line in told)
+    assert [line for line in told if line.startswith("warning:")] == [
+        "warning: round 1: no stage trains policy 'ann'; freeze its agents, or see the roles"
+    ]
     first, last = weights(tmp_path / "run/initial"), weights(tmp_path / "run/final")
     assert {n for n in last if last[n] != first[n]} == {"bob/model.safetensors"}
 
@@ -327,12 +637,15 @@ def test_a_policy_that_no_stage_trains_is_named_and_keeps_its_weights(tmp_path):
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "loop.stages is empty"),
         (
             [{"train": "sft", "build": "siblings"}],
-            "makes pairs, and train: sft takes single rows; use one of .'threshold', 'best_of'",
+            "makes pairs, and train: sft takes single rows; use one of .'threshold', 'best_of'.",
         ),
         ([{"train": "dpo", "build": "threshold"}], "makes single rows, and train: dpo takes pairs"),
+        (
+            [{"train": "kto", "build": "threshold"}],
+            "makes single rows, and train: kto takes signed rows; use one of .'signs'",
+        ),
         ([{"train": "dpo", "build": "sibling"}], "loop.stages.0.build: .*siblings"),
         ([{"train": "dpo", "build": {"siblings": {"over": 1}}}], "loop.stages.0.build.siblings"),
     ],
@@ -353,8 +666,84 @@ def test_a_builder_of_ones_own_is_a_named_import(tmp_path):
     assert [key.partition(":")[0] for key in named_imports(config)] == ["loop.stages.0.build", "loop.stages.1.build"]
 
 
-def test_sft_has_no_beta_and_ppo_runs_no_loop(tmp_path):
+def test_sft_has_no_beta(tmp_path):
     with pytest.raises(ConfigError, match="beta: it is an option of train: dpo"):
         looped(tmp_path / "run", [{"train": "sft", "build": "threshold", "beta": 0.2}])
-    with pytest.raises(ConfigError, match="maporl loop"):
-        train(looped(tmp_path / "run"), resume=False)
+
+
+def name_of(dialogue, u):
+    """An utterance's name among all that were said on its question."""
+    return u.sample or (dialogue.rollout, u.id)
+
+
+def test_a_check_of_a_loop_says_what_a_round_plays_and_trains(tmp_path):
+    lines = check_run(looped(tmp_path / "run", questions=200))
+    (line,) = (line for line in lines if line.startswith("loop:"))
+    assert line.startswith("loop: 1 round of 13 questions, 4 dialogues for each (52 in a round")
+    assert "then sft on threshold, then dpo on siblings, into" in line
+    assert not any(line.startswith("run:") for line in lines)
+    assert "warning: loop.questions=200, but the training split has 13; a round asks each once" in lines
+    unread = {"updates": "set loop.rounds", "training.learning_rate": "set learning_rate of each stage"}
+    assert [line for line in lines if "PPO reads it" in line] == [
+        f"warning: {name}: PPO reads it, and a loop does not; {instead}" for name, instead in unread.items()
+    ]
+    other = looped(
+        tmp_path / "run",
+        updates=100,
+        advantage={"baseline": "mean", "returns": "utterance"},
+        training={"use_cpu": True},
+    )
+    assert [line for line in check_run(other) if "PPO reads it" in line] == [
+        "warning: advantage: PPO reads it, and a loop does not; remove it"
+    ]
+    with pytest.raises(ConfigError, match="makes single rows, and train: dpo takes pairs"):
+        check_run(looped(tmp_path / "run", [{"train": "dpo", "build": "threshold"}]))
+
+
+def test_a_loop_says_in_its_metrics_and_its_page_what_each_round_did(tmp_path):
+    """Training by `train`, as a user does: the figures of a round are those of its manifests, under declared names."""
+    before, after = train(looped(tmp_path / "run", STAGES[:1], rounds=2), resume=False, quiet=True)
+    assert before.questions == after.questions > 0
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics] == [1, 2] and [m["episode"] for m in metrics] == [12, 24]
+    manifest = json.loads((tmp_path / "run/round-2/train-1/manifest.json").read_text())
+    for policy in ("ann", "bob"):
+        assert metrics[1][f"{policy}/stage_1/rows"] == manifest[policy]["rows"]
+        assert metrics[1][f"{policy}/stage_1/loss"] == manifest[policy]["loss"]
+    assert metrics[1]["eval_accuracy/turn_2"] == after.final().value
+    said = [from_json(line) for line in (tmp_path / "run/round-1/sample/dialogues.jsonl").read_text().splitlines()]
+    lengths = {(d.prompt, name_of(d, u)): len(u.response_ids) for d in said for u in d.utterances if u.agent == "ann"}
+    assert metrics[0]["ann/completions/mean_length"] == pytest.approx(sum(lengths.values()) / len(lengths))
+    assert not [name for m in metrics for name in m if not any(row.pattern.fullmatch(name) for row in METRICS)]
+    told = story(read_run(tmp_path / "run"))
+    assert (
+        "The team was trained in 2 rounds. A round samples up to 12 questions and then trains by SFT on threshold."
+        in str(told)
+    )
+    page = charts(read_run(tmp_path / "run"))
+    assert {"Rows of a stage", "Loss of a stage"} <= {chart["title"] for chart in page}
+
+
+def test_a_round_is_recorded_once_even_if_a_kill_came_between_its_two_files(tmp_path):
+    loops.run_loop(looped(tmp_path / "run", STAGES[:1], rounds=2), False, True, lambda line: None)
+    metrics, dialogues = (tmp_path / "run" / name for name in ("metrics.jsonl", "dialogues.jsonl"))
+    whole = metrics.read_text(), dialogues.read_text()
+    metrics.write_text(whole[0].splitlines(keepends=True)[0])
+    loops.run_loop(looped(tmp_path / "run", STAGES[:1], rounds=2), True, True, lambda line: None)
+    assert (metrics.read_text(), dialogues.read_text()) == whole
+
+
+def test_malt_refines_every_draft(tmp_path):
+    """The recipe's approval matches no verdict, so each of the 3 x 3 x 3 dialogues of a question has all three roles."""
+    config = from_dict(recipe_values("malt", tmp_path / "run"))
+    values = replace(config, loop=replace(config.loop, questions=2), evaluation=replace(config.evaluation, questions=0))
+    loop = loops.Loop(values, [], True, print)
+    loop.config, folder = values, tmp_path / "sample"
+    folder.mkdir()
+    loop._write_initial(tmp_path / "initial")
+    loop._sample(folder, 1, tmp_path / "initial")
+    dialogues = dialogues_of(folder)
+    assert len(dialogues) == 2 * 27
+    assert all([u.role for u in d.utterances] == ["solver", "verifier", "refiner"] for d in dialogues)
+    said = [{name_of(d, u) for d in dialogues if d.prompt == p for u in d.utterances} for p in (0, 1)]
+    assert [len(own) for own in said] == [3 + 9 + 27] * 2

@@ -198,7 +198,7 @@ def pays_nan(dialogues, credits):
 def test_a_rule_that_returns_no_credits_is_named(rule, message, monkeypatch):
     import maporl.rewards.credit as credit
 
-    monkeypatch.setattr(credit, "build_rules", lambda rules: [globals()[rule]])
+    monkeypatch.setattr(credit, "build_rules", lambda rules, update: [globals()[rule]])
     u = _utterance(_asked(), 0)
     u.rewards["score"] = 1.0
     dialogues = [Dialogue(Example("x", "q", ""), [u]), Dialogue(Example("x", "q", ""), [u])]
@@ -233,7 +233,7 @@ HERE = rf"test_own_mistakes\.py, line {_divides.__code__.co_firstlineno + 1}: Ze
 
 
 def test_errors_in_a_rule_or_a_reward_source_say_file_and_line(monkeypatch):
-    monkeypatch.setattr("maporl.rewards.credit.build_rules", lambda entries: [_divides])
+    monkeypatch.setattr("maporl.rewards.credit.build_rules", lambda entries, update: [_divides])
     said = Utterance(0, "ann", "ann", 0, 0, (), "4")
     dialogues = [Dialogue(Example("e", "2+2=", "4"), [said])]
     with pytest.raises(ConfigError, match=rf"^reward\.rules: mine: it failed: .*{HERE}$"):

@@ -219,6 +219,7 @@ def test_an_api_s_half_of_a_pair_is_written_down():
 
 
 PRINTS = {
+    "maporl/runs/loop.py": "names of policies and folders, which are made printable",
     "maporl/cli/common.py": "defines echo",
     "maporl/cli/screen.py": "defines Screen",
     "maporl/config/command_line.py": "prints errors, which it makes printable",

@@ -293,8 +293,8 @@ def test_a_team_with_silence_and_passes_is_trained(tmp_path):
     batches = []
     score = trainer.player.scorer.credit
 
-    def kept(dialogues, task):
-        score(dialogues, task)
+    def kept(dialogues, task, update):
+        score(dialogues, task, update)
         batches.extend(dialogues)
 
     trainer.player.scorer.credit = kept

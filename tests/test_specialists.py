@@ -154,8 +154,8 @@ def test_a_pupil_that_cannot_be_taught_is_refused(changes, message):
 
 
 def test_a_skill_of_a_task_without_skills_is_refused():
-    values = read_values(QUICK) | {"task": {"name": "toy_sum"}}
-    with pytest.raises(ConfigError, match=r"ann\.skill: task 'toy_sum' has no skills; remove it"):
+    values = read_values(QUICK) | {"task": {"name": "toy_times"}}
+    with pytest.raises(ConfigError, match=r"ann\.skill: task 'toy_times' has no skills; remove it"):
         from_dict(values)
 
 

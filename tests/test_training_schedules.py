@@ -144,7 +144,7 @@ def test_engines_take_over_a_past_opponent_once_in_an_update_although_questions_
     sync, play = engine.sync, trainer.collector._play
     engine.sync = lambda policy: (told.append(policy), sync(policy))
     trainer.collector._play = lambda *arguments: (played.append(arguments), play(*arguments))[1]
-    trainer.player.scorer.credit = lambda dialogues, task: [
+    trainer.player.scorer.credit = lambda dialogues, task, update: [
         u.rewards.update(credit=0.0) for d in dialogues for u in d.utterances
     ]
     trainer.collect(trainer.next_batch())

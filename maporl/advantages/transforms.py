@@ -253,11 +253,13 @@ class EqualShares(Transform):
     the loss is then the mean over turns and, after it, over dialogues (ReMA, arXiv 2503.09501). ``of: tokens`` divides by
     the number of its tokens there. With ``aggregation: token_mean`` an agent that says more then counts no more.
     ``agents: share`` divides by the number of agents of the dialogue too, so that each dialogue counts 1
-    (WideSeek-R1, arXiv 2602.04634). Statistics of groups are not changed.
+    (WideSeek-R1, arXiv 2602.04634). With ``calls: apart`` each turn that was called counts as an agent of its own, as the
+    sub-agents there do. Statistics of groups are not changed.
     """
 
     of: Literal["turns", "tokens"] = "turns"
     agents: Literal["each", "share"] = "each"
+    calls: Literal["together", "apart"] = "together"
     needs = ("agent", "rollout", "tokens")
     compares_turns = True
 
@@ -270,16 +272,20 @@ class EqualShares(Transform):
         tokens = batch.tensor(batch.column("tokens", "post: equal_shares"))
         shares = weights.clone()
         for rows in batch.groups(batch.dialogues()):
-            speakers = _by_agent(batch, [i for i in rows if weights[i] > 0])
+            speakers = self._speakers(batch, [i for i in rows if weights[i] > 0])
             for own in speakers:
                 said = weights[own].sum() if self.of == "turns" else (weights[own] * tokens[own]).sum()
                 shares[own] = weights[own] / said / (len(speakers) if self.agents == "share" else 1)
         return shares
 
-
-def _by_agent(batch: TurnBatch, rows: list[int]) -> list[list[int]]:
-    agents = batch.column("agent", "post: equal_shares")
-    return [[i for i in rows if agents[i] == agent] for agent in dict.fromkeys(agents[i] for i in rows)]
+    def _speakers(self, batch: TurnBatch, rows: list[int]) -> list[list[int]]:
+        agents = batch.column("agent", "post: equal_shares")
+        speakers: dict[tuple, list[int]] = {}
+        for i in rows:
+            called = self.calls == "apart" and batch.column("caller", "post: equal_shares")[i] is not None
+            turn = batch.column("turn", "post: equal_shares")[i] if called else None
+            speakers.setdefault((agents[i], turn), []).append(i)
+        return list(speakers.values())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli import crossplay, look, loop, recipes, share, train, verifier
+from maporl.cli import crossplay, look, recipes, share, train, verifier
 from maporl.cli.common import echo
 from maporl.config.command_line import printable_messages
 from reward_server.cli import serve
@@ -25,7 +25,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "check": train.check,
         "tools": train.tools,
         "sft": train.sft,
-        "loop": loop.loop,
         "verifier": verifier.app,
         "recipes": recipes.app,
     },

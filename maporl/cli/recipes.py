@@ -16,8 +16,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe; see: maporl recipes list")]
-SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)")
-"""Metrics that ``maporl recipes try`` prints: the mean rewards, and of every policy its loss and its gradient."""
+SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)|.*/stage_\d+/(rows|loss)")
+"""Metrics that ``maporl recipes try`` prints: the mean rewards, and of every policy its loss and its gradient or rows."""
 
 
 By = Annotated[
@@ -76,7 +76,7 @@ def show(name: Name) -> None:
 @app.command("try")
 @command
 def try_(name: Name) -> None:
-    """Three updates with tiny random models: that it runs, what it logs, and its page. It goes to a new temporary folder."""
+    """Three updates, or two rounds, with tiny random models: that it runs, what it logs, and its page. It goes to a new temporary folder."""
     quiet_libraries()
     from maporl.config.recipes import tiny_version
     from maporl.report.page import write_report
@@ -99,5 +99,7 @@ def try_(name: Name) -> None:
             (key for key in metrics if SHOWN.fullmatch(key)), key=lambda key: (not key.startswith("reward/"), key)
         )
         if shown:
-            echo(f"update {metrics['step']}: {', '.join(f'{key} {metrics[key]:.3g}' for key in shown)}")
+            echo(
+                f"{'round' if config.loop.stages else 'update'} {metrics['step']}: {', '.join(f'{key} {metrics[key]:.3g}' for key in shown)}"
+            )
     echo(write_report([Path(config.output_dir)]))

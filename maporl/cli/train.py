@@ -16,20 +16,26 @@ def train(
     values: Values = None,
     config: ConfigFile = None,
     set_: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in output_dir.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in output_dir: from its newest checkpoint, or in a loop with the first missing part.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and parameter counts only.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a team. Writes everything into output_dir of the configuration and never overwrites a run."""
+    """Train a team by PPO, or in rounds if the configuration has loop.stages. Writes everything into output_dir, and
+    never overwrites a run."""
     settings = load_config(values, config, set_)
     if dry_run:
         return _dry_run(settings)
     quiet_libraries()
     from maporl.cli.screen import Screen
     from maporl.evaluation.tables import before_after, flip_lines
-    from maporl.runs.train import must_train_by_ppo
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from maporl.validation.threads import threads_of
@@ -37,7 +43,6 @@ def train(
     from trl_ext.interruptions import Interrupted
     from trl_ext.threads import use
 
-    must_train_by_ppo(settings)
     console, folder = Screen(markup=False, highlight=False), Path(settings.output_dir)
     checked = check_run(settings)
     use(
@@ -67,12 +72,9 @@ def check(values: Values = None, config: ConfigFile = None, set_: Overrides = No
     """Check a configuration, its data and its tokenizers, without loading a model."""
     settings = load_config(values, config, set_)
     quiet_libraries()
-    from maporl.runs.loop import stages_of
     from maporl.training.run_record import rest_of
     from maporl.validation.preflight import check_run
 
-    if settings.loop.stages:
-        stages_of(settings)
     for line in check_run(settings):
         echo(line)
     folder = Path(settings.output_dir)

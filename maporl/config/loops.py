@@ -19,23 +19,28 @@ class StageSection:
     """One training stage of a round (:mod:`maporl.loops`).
 
     Args:
-        train: the trainer: TRL's SFT trainer or its DPO trainer.
+        train: the trainer: TRL's SFT trainer, its DPO trainer or its KTO trainer.
         build: how the data set is made of the round's dialogues: the name of a builder, or one ``{name: options}``.
         roles: only what was said in these roles is trained on; empty: everything. An agent without a role has its name.
         start: the weights that the stage starts from: those of the stage before it (last), or those with which the loop
             began (initial).
         epochs: the number of passes over the data set.
         learning_rate: the learning rate at the start. It falls linearly to 0.
-        batch_size: the number of rows, or of pairs, of a step.
-        beta: how much DPO holds the policy to its reference. None: 0.1.
-        reference: the reference of DPO: the weights at the start of the stage (stage), or none, whose log-probabilities
-            count as 0 (none). None: stage.
+        batch_size: the number of rows, or of pairs, of a step. KTO needs at least 2.
+        beta: how much DPO or KTO holds the policy to its reference. None: 0.1.
+        reference: the reference of DPO or KTO: the weights at the start of the stage (stage), of the round (round) or of the loop
+            (initial), or none, whose log-probabilities count as 0 (none). None: stage.
+        joint: whether DPO compares what all agents of a dialogue said together (MADPO): the log-ratios of
+            the other agents are added to a policy's own. They are computed before each pass over the data set.
+        replay: the rounds whose rows are trained on: the present one (current), all so far (all), the last N
+            (``{nearest: N}``), or all with the share ``rate ** age`` of their rows (``{decay: rate}``).
 
     Raises:
-        ValueError: SFT is given an option of DPO.
+        ValueError: a trainer is given an option that it does not read, joint training has no whole number of epochs, KTO
+            has a batch of one row, or ``replay`` is something else.
     """
 
-    train: Literal["sft", "dpo"]
+    train: Literal["sft", "dpo", "kto"]
     build: str | dict[str, Any]
     roles: tuple[str, ...] = ()
     start: Literal["last", "initial"] = "last"
@@ -43,24 +48,46 @@ class StageSection:
     learning_rate: Above0 = 5e-6
     batch_size: Count = 8
     beta: Above0 | None = None
-    reference: Literal["stage", "none"] | None = None
+    reference: Literal["stage", "round", "initial", "none"] | None = None
+    joint: bool = False
+    replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], Above0] = "current"
 
     def __post_init__(self):
-        given = [name for name in ("beta", "reference") if getattr(self, name) is not None]
-        if self.train == "sft" and given:
-            raise ValueError(f"{given[0]}: it is an option of train: dpo, and sft does not read it; remove it")
+        unread = {"sft": ("beta", "reference", "joint"), "kto": ("joint",), "dpo": ()}[self.train]
+        given = [name for name in unread if getattr(self, name) not in (None, False)]
+        if given:
+            raise ValueError(f"{given[0]}: it is an option of train: dpo, and {self.train} does not read it; remove it")
+        if self.train == "kto" and self.batch_size < 2:
+            raise ValueError("batch_size: train: kto compares the rows of a batch, got 1; give at least 2")
+        if self.joint and self.epochs != int(self.epochs):
+            raise ValueError(f"epochs: joint training makes whole passes, got {self.epochs}; give a whole number")
+        if isinstance(self.replay, dict):
+            self._check_replay(self.replay)
+
+    def _check_replay(self, replay: dict[Literal["nearest", "decay"], float]) -> None:
+        if len(replay) != 1:
+            raise ValueError(f"replay: expected current, all, {{nearest: N}} or {{decay: rate}}, got {replay}")
+        if (count := replay.get("nearest", 1)) != int(count):
+            raise ValueError(f"replay.nearest: expected a whole number of rounds, got {count}")
+        if (rate := replay.get("decay", 0.5)) >= 1:
+            raise ValueError(f"replay.decay: expected a rate between 0 and 1, got {rate}; replay: all takes all rows")
 
 
 @dataclass(frozen=True, config=STRICT)
 class LoopSection:
-    """An outer loop: rounds of sampling, building data sets, training on them, and evaluating. ``maporl loop`` runs it.
+    """An outer loop: rounds of sampling, building data sets, training on them, and evaluating.
+
+    A configuration with stages is trained in rounds, and not by PPO.
 
     Args:
         rounds: the number of rounds.
         questions: the number of questions that are sampled in a round.
         stages: what is trained in a round, in this order.
+        accept: whether the next round goes on from a round's weights always, or only if the held-out score did not fall
+            (not_worse). The score is the accuracy of the last answers, or without labels the mean score.
     """
 
     rounds: Count = 1
     questions: Count = 256
     stages: list[StageSection] = dataclasses.field(default_factory=list, hash=False)
+    accept: Literal["always", "not_worse"] = "always"

@@ -79,7 +79,8 @@ def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
 
 
 def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
-    """Return a configuration in a tiny version: random character models, tiny questions, and three updates on the CPU.
+    """Return a configuration in a tiny version: random character models, tiny questions, and three updates or two
+    rounds on the CPU.
 
     The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes and the
     periods of schedules are smaller. A brief warm start is added, and where answers are numbers the reward also measures how
@@ -87,7 +88,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     tiny ones.
     """
     values = copy.deepcopy(values)
-    kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora")
+    kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora", "limits")
     defaults = values.get("agent_defaults", {})
     values["agents"] = {
         agent: {key: value for key, value in (defaults | (section or {})).items() if key in kept}
@@ -140,9 +141,29 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     sources = values.setdefault("reward", {}).setdefault("sources", {"label": 1.0})
     if "label" in sources and not searches:
         values["reward"]["sources"] = sources | {"near": 1.0}
+    if "loop" in values:
+        values |= _shrunk_loop(values)
     if "brevity" in values["reward"]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
-    return values | {"updates": 3, "output_dir": output_dir, "evaluation": {"questions": 4}}
+    length = {} if "loop" in values else {"updates": 3}
+    return values | length | {"output_dir": output_dir, "evaluation": {"questions": 4}}
+
+
+def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what else is smaller in a loop: its rounds, questions and passes, and the sums.
+
+    The rates are such that tiny models learn. Adapters are left out: a warm start of one on random weights teaches nothing,
+    so that no answer would be good enough to learn from.
+    """
+    loop = values["loop"]
+    stages = [stage | {"learning_rate": 1e-3, "epochs": min(stage.get("epochs", 1), 2)} for stage in loop["stages"]]
+    agents = {name: {k: v for k, v in own.items() if k != "lora"} for name, own in values["agents"].items()}
+    return {
+        "loop": loop | {"rounds": min(loop.get("rounds", 1), 2), "questions": 12, "stages": stages},
+        "agents": agents,
+        "training": {"use_cpu": True},
+        "task": values["task"] | ({"largest": 3} if values["task"]["name"] == "toy_sum" else {}),
+    }
 
 
 Axis = Literal["credit", "loop", "protocol"]
@@ -167,11 +188,14 @@ def axes_of(name: str) -> dict[str, str]:
         ConfigError: no recipe has this name.
     """
     values = read_yaml(recipe_file(name))
-    choices = (_credit(values.get("advantage", {})), _loop(values), values["protocol"]["name"])
+    choices = (_credit(values), _loop(values), values["protocol"]["name"])
     return dict(zip(get_args(Axis), choices, strict=True))
 
 
-def _credit(advantage: dict[str, Any]) -> str:
+def _credit(values: dict[str, Any]) -> str:
+    if stages := values.get("loop", {}).get("stages"):
+        return "rows by " + ", ".join(dict.fromkeys(name for stage in stages for name in stage["build"]))
+    advantage = values.get("advantage", {})
     baseline, by = advantage.get("baseline", "critic"), ", ".join(advantage.get("key", ()))
     if baseline == "critic":
         return f"critic, {advantage.get('returns', 'token_gae')}"
@@ -191,7 +215,7 @@ def index_page() -> str:
         "# Recipes: an index of papers",
         "",
         "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it.",
-        "`maporl recipes try NAME` runs three updates of it with tiny models, shows their rewards and leaves a page.",
+        "`maporl recipes try NAME` runs three updates of it, or two rounds, with tiny models, shows their rewards and leaves a page.",
         '`maporl train NAME KEY=VALUE ...` runs it. To change one axis, change one line. A setting that "Exact" does not name, such',
         'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',
         'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',

@@ -16,7 +16,7 @@ from maporl.config.call_options import CallLimits, CallTexts, Seconds
 from maporl.config.engines import ENGINES
 from maporl.config.loops import LoopSection
 from maporl.decoding import Sampling
-from maporl.schedules import Freeze, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
+from maporl.schedules import Freeze, Growth, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from maporl.text import check_pattern, check_placeholders
 from trl_ext.attention import ATTENTIONS, check_name
 from trl_ext.ppo_options import Decoding, LearnerOptions, PPOOptions, option
@@ -674,6 +674,7 @@ for _plain in (
     Freeze,
     Swap,
     RoundRobin,
+    Growth,
     OpponentPool,
     Stage,
 ):

@@ -5,14 +5,17 @@ over all dialogues that share the utterance. An utterance that dialogues share i
 trained on, and those of engines without token ids, make no rows.
 """
 
+import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from maporl.errors import RunError
 from maporl.loops.rows import Pair, Row
 from maporl.types import Dialogue, Utterance
 
@@ -25,10 +28,10 @@ class Builder(ABC):
     """Makes rows of scored dialogues. It depends on nothing else, so the same dialogues give the same rows.
 
     Attributes:
-        pairs: whether the rows are pairs.
+        makes: single rows, pairs, or rows that are called good or bad.
     """
 
-    pairs: ClassVar[bool] = False
+    makes: ClassVar[Literal["single rows", "pairs", "signed rows"]] = "single rows"
 
     @abstractmethod
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row] | list[Pair]:
@@ -54,7 +57,7 @@ class Siblings(Builder):
     """
 
     above: Number = 0.5
-    pairs = True
+    makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
         families: dict[tuple, list[Row]] = defaultdict(list)
@@ -68,6 +71,17 @@ class Siblings(Builder):
             for rejected in family
             if rejected.value <= self.above and differ(chosen, rejected)
         ]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Signs(Builder):
+    """Every utterance. It is good if its value is greater than ``above``, and otherwise bad (KTO, arXiv 2402.01306)."""
+
+    above: Number = 0.5
+    makes = "signed rows"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        return [replace(row, good=row.value > self.above) for row, _ in said(dialogues, roles)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -86,18 +100,74 @@ class BestOf(Builder):
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         best: dict[int, tuple[float, Dialogue]] = {}
         for dialogue in dialogues:
-            values = [u.rewards["credit"] for u in dialogue.utterances if "credit" in u.rewards]
-            if values:
-                worth = sum(values) / len(values)
-                if dialogue.prompt not in best or worth > best[dialogue.prompt][0]:
-                    best[dialogue.prompt] = worth, dialogue
-        kept = selected([worth for worth, _ in best.values()], self.keep, self.skip, self.at_least)
+            value = worth(dialogue)
+            if value is not None and (dialogue.prompt not in best or value > best[dialogue.prompt][0]):
+                best[dialogue.prompt] = value, dialogue
+        kept = selected([value for value, _ in best.values()], self.keep, self.skip, self.at_least)
         ranked = list(best.values())
         return [row for row, _ in said([ranked[number][1] for number in kept], roles)]
 
 
-BUILDERS: dict[str, type[Builder]] = {"threshold": Threshold, "siblings": Siblings, "best_of": BestOf}
+@dataclass(frozen=True, config=STRICT)
+class Gap(Builder):
+    """Pairs of dialogues of one question, of which one is worth more than the other (MADPO's joint answers, CoMLRL).
+
+    The worth of a dialogue is the mean of its utterances' values. A pair of dialogues makes a pair of answers for each
+    agent, unless both are equal. ``reward_gap`` takes the pairs with the largest difference in worth first, and ``random``
+    takes any. At most ``per_question`` pairs of dialogues are taken; None takes all.
+    """
+
+    select: Literal["reward_gap", "random"] = "reward_gap"
+    per_question: Annotated[int, Field(ge=1)] | None = 16
+    makes = "pairs"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
+        """Return the pairs.
+
+        Raises:
+            RunError: an agent spoke more than once in a dialogue, or was shown something else in another one.
+        """
+        questions: dict[int, list[Dialogue]] = defaultdict(list)
+        for dialogue in dialogues:
+            if worth(dialogue) is not None:
+                questions[dialogue.prompt].append(dialogue)
+        return [
+            Pair(answer, other)
+            for prompt, played in questions.items()
+            for better, worse in self.chosen([worth(d) for d in played], f"{prompt}/{played[0].example.id}")  # type: ignore[misc]
+            for answer, other in _answers(played[better], played[worse], roles)
+            if differ(answer, other)
+        ]
+
+    def chosen(self, values: Sequence[float], name: str) -> list[tuple[int, int]]:
+        """Return the selected pairs of numbers of ``values``, the larger value first. ``name`` decides chance."""
+        numbers = range(len(values))
+        pairs = [
+            (a, b) if values[a] > values[b] else (b, a)
+            for a in numbers
+            for b in numbers[a + 1 :]
+            if values[a] != values[b]
+        ]
+        pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], pair))
+        if self.select == "random":
+            random.Random(name).shuffle(pairs)
+        return pairs[: self.per_question]
+
+
+BUILDERS: dict[str, type[Builder]] = {
+    "threshold": Threshold,
+    "siblings": Siblings,
+    "best_of": BestOf,
+    "gap": Gap,
+    "signs": Signs,
+}
 """Name -> builder."""
+
+
+def worth(dialogue: Dialogue) -> float | None:
+    """Return the mean of the values of a dialogue's utterances, or None if none has a value."""
+    values = [u.rewards["credit"] for u in dialogue.utterances if "credit" in u.rewards]
+    return sum(values) / len(values) if values else None
 
 
 def selected(values: Sequence[float], keep: float, skip: float = 0.0, at_least: float = float("-inf")) -> list[int]:
@@ -114,12 +184,12 @@ def differ(one: Row, other: Row) -> bool:
     """Return whether two rows have different completions.
 
     Raises:
-        ValueError: their prompts differ, so they cannot be compared.
+        RunError: their prompts differ, so they cannot be compared.
     """
     if one.prompt_ids != other.prompt_ids:
-        raise ValueError(
+        raise RunError(
             f"question {one.question!r}: {one.agent} was shown different tokens at {one.place} and {other.place}, so what "
-            "was said there makes no pair; sample with branching.how: fork_every"
+            "was said there makes no pair; pair with the builder siblings, and sample with branching.how: fork_every"
         )
     return one.completion_ids != other.completion_ids
 
@@ -136,6 +206,22 @@ def said(dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[tup
             key = (dialogue.prompt, *_identity(dialogue, u))
             found.setdefault(key, (_row(dialogue, u, role), before))
     return list(found.values())
+
+
+def _answers(better: Dialogue, worse: Dialogue, roles: Collection[str]) -> list[tuple[Row, Row]]:
+    """Return what each agent said in two dialogues, as rows."""
+    found = []
+    for dialogue in (better, worse):
+        own: dict[str, Row] = {}
+        for row, _ in said([dialogue], roles):
+            if row.agent in own:
+                raise RunError(
+                    f"question {row.question!r}: {row.agent} spoke more than once in a dialogue, and the builder gap compares "
+                    "single answers; use a protocol in which each agent speaks once, or the builder siblings"
+                )
+            own[row.agent] = row
+        found.append(own)
+    return [(found[0][agent], found[1][agent]) for agent in found[0] if agent in found[1]]
 
 
 def _row(dialogue: Dialogue, u: Utterance, role: str) -> Row:

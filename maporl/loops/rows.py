@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -22,6 +22,8 @@ class Row:
         value: the utterance's credit.
         place: where it was said: the number of the question, of the dialogue, and of the utterance.
         cut: whether the completion was cut off.
+        round: the round in which it was sampled.
+        good: whether it is called good or bad, for KTO.
     """
 
     policy: str
@@ -33,6 +35,8 @@ class Row:
     value: float
     place: tuple[int, int, int]
     cut: bool = False
+    round: int = 1
+    good: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,20 @@ class Pair:
         """The policy that said both."""
         return self.chosen.policy
 
+    @property
+    def together(self) -> tuple[int, int, int, int]:
+        """The round, the question and the two dialogues. All agents' pairs of these dialogues have the same."""
+        return (self.chosen.round, *self.chosen.place[:2], self.rejected.place[1])
+
+
+def of_round(rows: Sequence[Row] | Sequence[Pair], number: int) -> list[Row | Pair]:
+    """Return the rows with the number of the round in which they were sampled."""
+
+    def stamped(row: Row) -> Row:
+        return replace(row, round=number)
+
+    return [Pair(stamped(r.chosen), stamped(r.rejected)) if isinstance(r, Pair) else stamped(r) for r in rows]
+
 
 def written(rows: Sequence[Row | Pair]) -> str:
     """Return the rows as lines of JSON."""
@@ -57,7 +75,7 @@ def described(rows: Sequence[Row | Pair]) -> dict[str, Any]:
     """Return what a manifest says of a policy's rows.
 
     These are their number and a hash, the mean number of tokens, and the share that was cut off. Of pairs, these are
-    given for both sides, with the mean gap between the values.
+    given for both sides, with the mean gap between the values. Of rows for KTO, it is also said how many are good.
     """
     about: dict[str, Any] = {"rows": len(rows), "sha256": hashlib.sha256(written(rows).encode()).hexdigest()}
     pairs = [row for row in rows if isinstance(row, Pair)]
@@ -65,6 +83,8 @@ def described(rows: Sequence[Row | Pair]) -> dict[str, Any]:
     if pairs:
         sides = {"chosen_": [pair.chosen for pair in pairs], "rejected_": [pair.rejected for pair in pairs]}
         about["mean_gap"] = fmean(pair.chosen.value - pair.rejected.value for pair in pairs)
+    if any(row.good is not None for row in sides.get("", ())):
+        about["good"] = sum(bool(row.good) for row in sides[""])
     for side, own in sides.items():
         if own:
             about[f"{side}mean_tokens"] = fmean(len(row.completion_ids) for row in own)

@@ -1,16 +1,21 @@
-"""Train a policy on the rows of a loop, by TRL's SFT or DPO trainer, on the token ids as they were sampled."""
+"""Train a policy on the rows of a loop, by TRL's SFT, DPO or KTO trainer, on the token ids as they were sampled."""
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel, PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from maporl.config.loops import StageSection
 from maporl.config.schema import Config
+from maporl.loops.kto import kto_rows, kto_trainer, mismatched, shuffled
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
 from trl_ext.forward import base_of
@@ -37,7 +42,13 @@ class _NeverAsked(PreTrainedModel):
 
 
 def train_stage(
-    config: Config, stage: StageSection, policy: Policy, rows: Sequence[Row | Pair], scratch: Path, quiet: bool = False
+    config: Config,
+    stage: StageSection,
+    policy: Policy,
+    rows: Sequence[Row | Pair],
+    scratch: Path,
+    quiet: bool = False,
+    reference: Policy | None = None,
 ) -> dict[str, float]:
     """Train ``policy`` on ``rows``, in place.
 
@@ -45,18 +56,65 @@ def train_stage(
         config: the run's configuration, for its device, precision and seed.
         stage: the trainer and its options.
         policy: the policy, with the weights at which the stage starts.
-        rows: its rows: pairs for DPO, and others for SFT.
+        rows: its rows: pairs for DPO, rows with signs for KTO, and others for SFT.
         scratch: a folder that TRL may write into.
         quiet: whether to hide progress.
+        reference: the policy with the weights of the reference, if these are not those at which the stage starts.
 
     Returns:
         The mean loss. For DPO also the mean of the log-probabilities of the chosen and of the rejected completions, before
         and after the stage.
     """
-    with policy.active():
-        if stage.train == "sft":
+    if stage.train == "sft":
+        with policy.active():
             return {"loss": _train_sft(config, stage, policy, rows, scratch, quiet)}
-        return _train_dpo(config, stage, policy, [row for row in rows if isinstance(row, Pair)], scratch, quiet)
+    if stage.train == "kto":
+        with policy.active():
+            own = [row for row in rows if isinstance(row, Row)]
+            return {"loss": _train_kto(config, stage, policy, own, scratch, quiet, reference)}
+    learner = DPOLearner(config, stage, policy, [row for row in rows if isinstance(row, Pair)], reference)
+    learner.train(stage.epochs, scratch, quiet)
+    return learner.figures()
+
+
+def train_jointly(
+    config: Config,
+    stage: StageSection,
+    policies: Mapping[str, Policy],
+    pairs: Mapping[str, Sequence[Pair]],
+    scratch: Path,
+    quiet: bool = False,
+    references: Mapping[str, Policy] = MappingProxyType({}),
+) -> dict[str, dict[str, float]]:
+    """Train all ``policies`` by DPO on pairs of joint answers, in place, and return what :func:`train_stage` returns of each.
+
+    With ``delta`` as the log-ratio of an agent's chosen answer to its rejected one, less that of its reference, the loss of
+    an agent is ``-log sigmoid(beta (its delta + the sum of the others' deltas))``. A pass first computes the deltas of all
+    agents, and then trains one policy after another, so the others' deltas are those at the start of the pass.
+
+    Args:
+        config: the run's configuration.
+        stage: the options.
+        policies: the policies that are trained, by name.
+        pairs: the pairs of each policy.
+        scratch: a folder that TRL may write into.
+        quiet: whether to hide progress.
+        references: the policies with the weights of the reference, if these are not those at which the stage starts.
+    """
+    learners = {
+        name: DPOLearner(config, stage, policies[name], own, references.get(name), whole=True)
+        for name, own in pairs.items()
+    }
+    for number in range(int(stage.epochs)):
+        totals: dict[tuple, float] = defaultdict(float)
+        deltas = {name: learner.deltas() for name, learner in learners.items()}
+        for name, own in pairs.items():
+            for pair, delta in zip(own, deltas[name], strict=True):
+                totals[pair.together] += delta
+        for name, learner in learners.items():
+            others = [totals[pair.together] - own for pair, own in zip(pairs[name], deltas[name], strict=True)]
+            learner.train(1, scratch / f"{name}-{number}", quiet, others, config.seed + number)
+    return {name: learner.figures() for name, learner in learners.items()}
 
 
 def sft_rows(rows: Sequence[Row]) -> list[dict[str, list[int]]]:
@@ -142,29 +200,105 @@ def _train_sft(
     return _run(trainer, quiet)
 
 
-def _train_dpo(
-    config: Config, stage: StageSection, policy: Policy, pairs: list[Pair], scratch: Path, quiet: bool
-) -> dict[str, float]:
-    sides = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
-    before = [completion_logprobs(policy, side) for side in sides]
-    reference = [[0.0] * len(pairs)] * 2 if stage.reference == "none" else before
-    trainer = SampledDPOTrainer(
-        model=policy.model,
-        ref_model=_NeverAsked(PretrainedConfig(attn_implementation="eager")),  # type: ignore[call-arg]  # it takes any
-        args=DPOConfig(
-            beta=0.1 if stage.beta is None else stage.beta,
-            precompute_ref_log_probs=True,
-            **_options(config, stage, scratch, quiet),
-        ),
-        train_dataset=Dataset.from_list(dpo_rows(pairs, *reference)),
-        processing_class=policy.tokenizer,
-        optimizers=(_optimizer(policy, stage), None),
+def _train_kto(
+    config: Config,
+    stage: StageSection,
+    policy: Policy,
+    rows: Sequence[Row],
+    scratch: Path,
+    quiet: bool,
+    reference: Policy | None,
+) -> float:
+    rows = shuffled(rows, config.seed)
+    sides, judge = (rows, mismatched(rows)), reference or policy
+    known = [[0.0] * len(rows) if stage.reference == "none" else completion_logprobs(judge, side) for side in sides]
+    trainer = kto_trainer(
+        policy.model,
+        policy.tokenizer,
+        rows,
+        kto_rows(rows, *known),
+        0.1 if stage.beta is None else stage.beta,
+        _options(config, stage, scratch, quiet),
+        _optimizer(policy, stage),
     )
-    loss = _run(trainer, quiet)
-    after = [completion_logprobs(policy, side) for side in sides]
-    names = ("chosen_before", "rejected_before", "chosen_after", "rejected_after")
-    means = {name: sum(own) / len(own) for name, own in zip(names, [*before, *after], strict=True)}
-    return {"loss": loss, **means}
+    return _run(trainer, quiet)
+
+
+class DPOLearner:
+    """Trains one policy by DPO on pairs, in one run or in several passes that share the optimizer and its schedule.
+
+    Args:
+        config: the run's configuration.
+        stage: the options of DPO.
+        policy: the policy.
+        pairs: its pairs.
+        reference: the policy with the weights of the reference. None: the policy itself, as it is now.
+        whole: whether :meth:`train` is called for one pass at a time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stage: StageSection,
+        policy: Policy,
+        pairs: Sequence[Pair],
+        reference: Policy | None = None,
+        whole: bool = False,
+    ):
+        self.config, self.stage, self.policy, self.pairs = config, stage, policy, pairs
+        self.losses: list[float] = []
+        self.before = self._sides(policy)
+        if stage.reference == "none":
+            self.reference = ([0.0] * len(pairs),) * 2
+        else:
+            self.reference = self.before if reference is None else self._sides(reference)
+        self.optimizer, self.schedule = _optimizer(policy, stage), None
+        if whole:  # the rate falls over all passes, and not within each
+            steps = int(stage.epochs) * math.ceil(len(pairs) / stage.batch_size)
+            self.schedule = LambdaLR(self.optimizer, lambda step: max(0.0, 1 - step / steps))
+
+    def _sides(self, policy: Policy) -> tuple[list[float], list[float]]:
+        """Return the log-probabilities of the chosen and of the rejected completions."""
+        return (
+            completion_logprobs(policy, [pair.chosen for pair in self.pairs]),
+            completion_logprobs(policy, [pair.rejected for pair in self.pairs]),
+        )
+
+    def deltas(self) -> list[float]:
+        """Return the log-ratio of each pair under the present weights, less that of the reference."""
+        columns = zip(*self._sides(self.policy), *self.reference, strict=True)
+        return [chosen - rejected - (one - other) for chosen, rejected, one, other in columns]
+
+    def train(
+        self, epochs: float, scratch: Path, quiet: bool, others: Sequence[float] | None = None, seed: int | None = None
+    ) -> None:
+        """Train for ``epochs``. ``others`` is added to each pair's own delta, and bears no gradient."""
+        config, stage = self.config, self.stage
+        chosen, rejected = self.reference
+        if others is not None:
+            chosen = [own - other for own, other in zip(chosen, others, strict=True)]
+        options = _options(config, stage, scratch, quiet) | {"num_train_epochs": epochs}
+        with self.policy.active():
+            trainer = SampledDPOTrainer(
+                model=self.policy.model,
+                ref_model=_NeverAsked(PretrainedConfig(attn_implementation="eager")),  # type: ignore[call-arg]  # it takes any
+                args=DPOConfig(
+                    beta=0.1 if stage.beta is None else stage.beta,
+                    precompute_ref_log_probs=True,
+                    **options | {"seed": config.seed if seed is None else seed},
+                ),
+                train_dataset=Dataset.from_list(dpo_rows(self.pairs, chosen, rejected)),
+                processing_class=self.policy.tokenizer,
+                optimizers=(self.optimizer, self.schedule),
+            )
+            self.losses.append(_run(trainer, quiet))
+
+    def figures(self) -> dict[str, float]:
+        """Return the mean loss, and the mean log-probabilities of both sides before and after training."""
+        names = ("chosen_before", "rejected_before", "chosen_after", "rejected_after")
+        columns = [*self.before, *self._sides(self.policy)]
+        means = {name: sum(own) / len(own) for name, own in zip(names, columns, strict=True)}
+        return {"loss": sum(self.losses) / len(self.losses), **means}
 
 
 def _run(trainer: Any, quiet: bool) -> float:

@@ -29,7 +29,8 @@ class CallReturn(Protocol):
     how replies come back, and its limits how often it may call.
 
     The regular expression ``form`` says what a reply must contain. The worker earns 1 if the reply contains it and 0 if
-    not, under the reward name ``reply_form``.
+    not, under the reward name ``reply_form``. The planner's last utterance earns ``started``: the number of its calls divided by
+    ``calls``, at most 1.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
@@ -47,7 +48,7 @@ class CallReturn(Protocol):
     every_step_scored = False
     roles = True
     records = frozenset({"caller"})
-    pays = frozenset({"reply_form"})
+    pays = frozenset({"reply_form", "started"})
 
     def __post_init__(self):
         super().__post_init__()
@@ -82,6 +83,7 @@ class CallReturn(Protocol):
             (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
             call = next(matches(self.pattern, said.text), None)
             if call is None or not call.group(1).strip():
+                said.rewards["started"] = number / self.calls
                 return number
             said.answers = False
             asked = self.ask.format(question=example.question, call=call.group(1).strip())
@@ -92,7 +94,8 @@ class CallReturn(Protocol):
             reply.rewards["reply_form"] = float(any(matches(self.form, reply.text)))
             template = self.returned if number + 1 < self.calls else self.enough
             text, parents = template.format(reply=reply.text), (reply.id,)
-        yield [Ask(planner, _user(text), role="planner", parents=parents)]
+        (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
+        said.rewards["started"] = 1.0
         return self.calls
 
     def tools(self, agent: str, agents: tuple[str, ...]) -> list[Tool]:
@@ -140,6 +143,7 @@ class CallReturn(Protocol):
             ]
             parents = tuple(reply.id for reply in replies)
             (said,) = yield [Ask(planner, results, role="planner", parents=parents, continues=said.id)]
+        said.rewards["started"] = min(1.0, number / self.calls)
         return number
 
 

@@ -178,8 +178,15 @@ SECONDS = Panel(
     part="machine",
 )
 
+LIKELIHOOD = Panel(
+    "Log-probability of answers",
+    "Mean log-probability of chosen and rejected answers after a stage of a loop. Without a reference, both may fall.",
+    part="health",
+    comparisons=MEAN,
+)
+
 METRICS = (
-    Metric("step", "Updates done.", "updates"),
+    Metric("step", "Updates done, or rounds of a loop.", "updates"),
     Metric("episode", "Questions asked so far. A method may play several dialogues on each of them.", "questions"),
     Metric("accuracy/turn_N", "Answers of turn N that are right, averaged over agents and then over questions. A question that ended early keeps its last answers.", "share", ACCURACY, bar=("accuracy {}", ".0%")),
     Metric("accuracy/turn_N/AGENT", "The same for one agent.", "share"),
@@ -249,6 +256,24 @@ METRICS = (
     Metric("POLICY/policy/engine_gap", "Mean distance between two log-probabilities of a sampled token: the engine's and the trainer's. With ppo.top_p or ppo.top_k it contains what they cut off.", "nats",
            Panel("Sampler against trainer", "Mean distance between the log-probability with which a token was sampled and the one it is trained with, in nats.", "machine", comparisons=MEAN)),
     Metric("POLICY/policy/engine_kl", "Mean difference between the same two log-probabilities.", "nats"),
+    Metric("accepted", "1 where a round's weights are kept, and 0 where `loop.accept: not_worse` went back to those before it.", "0 or 1"),
+    Metric("POLICY/stage_N/rows", "Rows, or pairs, on which a policy was trained in stage N of a round of a loop.", "rows",
+           Panel("Rows of a stage", "Rows, or pairs, on which a policy was trained in each stage of a round.", "health", comparisons=MEAN)),
+    Metric("POLICY/stage_N/good", "Rows for KTO whose answers are good.", "rows"),
+    Metric("POLICY/stage_N/loss", "Mean loss of stage N.", "loss",
+           Panel("Loss of a stage", "Mean loss of a policy in each stage of a round.", "health", comparisons=MEAN)),
+    Metric("POLICY/stage_N/mean_gap", "Mean difference in value between the chosen and the rejected answers.", "reward"),
+    Metric("POLICY/stage_N/mean_tokens", "Mean number of tokens of the rows' answers.", "tokens"),
+    Metric("POLICY/stage_N/share_cut_off", "Rows whose answers were cut off.", "share"),
+    Metric("POLICY/stage_N/chosen_mean_tokens", "Mean number of tokens of the chosen answers.", "tokens"),
+    Metric("POLICY/stage_N/rejected_mean_tokens", "The same of the rejected answers.", "tokens"),
+    Metric("POLICY/stage_N/chosen_share_cut_off", "Chosen answers that were cut off.", "share"),
+    Metric("POLICY/stage_N/rejected_share_cut_off", "Rejected answers that were cut off.", "share"),
+    Metric("POLICY/stage_N/chosen_before", "Mean log-probability of a chosen answer before the stage.", "nats per answer"),
+    Metric("POLICY/stage_N/chosen_after", "The same after the stage.", "nats per answer",
+           LIKELIHOOD, line="POLICY, stage N, chosen"),
+    Metric("POLICY/stage_N/rejected_before", "Mean log-probability of a rejected answer before the stage.", "nats per answer"),
+    Metric("POLICY/stage_N/rejected_after", "The same after the stage.", "nats per answer", LIKELIHOOD, line="POLICY, stage N, rejected"),
     Metric("lr", "Learning rate of the first policy.", "per step"),
     Metric("tokens_per_second", "Sampled tokens divided by the seconds of the whole update.", "tokens per second",
            Panel("Tokens per second", "Sampled tokens divided by the seconds of the whole update.", "machine", terminal=True, comparisons=MEAN), bar=("{} tokens/s", ".0f")),

@@ -62,8 +62,8 @@ class Run:
         return self.folder.resolve().name
 
     def updates(self) -> list[dict[str, Any]]:
-        """The metrics of training, without those of evaluations."""
-        return [m for m in self.metrics if any(key.startswith("time/") for key in m)]
+        """The metrics of training, in updates or in rounds, without those of evaluations."""
+        return [m for m in self.metrics if "episode" in m or any(key.startswith("time/") for key in m)]
 
     def of(self, when: str) -> list[Recorded]:
         """The dialogues of the evaluation ``before`` or ``after`` training."""

@@ -80,6 +80,8 @@ def _example(run: Run) -> str:
 
 def _training(run: Run) -> str:
     updates = run.updates()
+    if run.section("loop").get("stages"):
+        return _rounds(run) + _warm_start(run)
     wanted = run.config.get("updates")
     if not updates:
         return "No update has been made." if wanted is not None and not run.dialogues else ""
@@ -97,6 +99,22 @@ def _training(run: Run) -> str:
         terms = [name if weight == 1 else f"{weight:g} {name}" for name, weight in reward["sources"].items()]
         told += f" The reward is {' + '.join(terms)}."
     return told + _warm_start(run)
+
+
+def _rounds(run: Run) -> str:
+    """How a loop trained the team."""
+    loop, done = run.section("loop"), len(run.updates())
+    if not done:
+        return "No round has ended."
+    of = f"in {counted(done, 'round')}" if run.finished else f"in {done} of {counted(loop['rounds'], 'round')} so far"
+    names = [
+        stage["build"] if isinstance(stage["build"], str) else next(iter(stage["build"])) for stage in loop["stages"]
+    ]
+    stages = [f"by {stage['train'].upper()} on {name}" for stage, name in zip(loop["stages"], names, strict=True)]
+    return (
+        f"The team was trained {of}. A round samples up to {counted(loop['questions'], 'question')} and then trains "
+        f"{', then '.join(stages)}."
+    )
 
 
 def _times(run: Run) -> str:

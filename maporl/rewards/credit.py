@@ -22,6 +22,7 @@ def assign_credit(
     agents: tuple[str, ...],
     reward: RewardSection,
     digits: Mapping[str, Collection[int]] | None = None,
+    update: int = 1,
 ) -> None:
     """Set ``rewards["credit"]`` of the utterances of graded and scored ``dialogues``.
 
@@ -32,7 +33,7 @@ def assign_credit(
     mean credit of the utterances whose speakers were shown it, and of those that it settled. Without them it has
     no credit and is not trained on. In the end the penalties of calls are subtracted.
 
-    ``digits`` lists, for each policy, the token ids that may repeat. The parts of a credit keep their names: ``bonus``,
+    ``update`` is the number of the update, from 1. ``digits`` lists, for each policy, the token ids that may repeat. The parts of a credit keep their names: ``bonus``,
     and ``penalty/NAME``, which is negative.
     """
     for u in (u for d in dialogues for u in d.utterances):
@@ -45,7 +46,7 @@ def assign_credit(
             for u in answers:
                 u.rewards["score"] = min(_penalties(u), default=u.rewards["score"])
     if reward.rules:
-        credit_by_rules(dialogues, reward)
+        credit_by_rules(dialogues, reward, update)
     else:
         _by_shares(dialogues, agents, reward)
     if penalties is not None and penalties.mode == "subtract":
@@ -59,13 +60,13 @@ def assign_credit(
         penalise_calls([u for d in dialogues for u in d.utterances if u.calls], penalties)
 
 
-def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection) -> None:
-    """Apply the rules from left to right to the dialogues of each question.
+def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection, update: int = 1) -> None:
+    """Apply the rules of ``update`` from left to right to the dialogues of each question.
 
     Raises:
         ConfigError: a rule raised an error, or returned anything but finite credits.
     """
-    rules = build_rules(reward.rules)
+    rules = build_rules(reward.rules, update=update)
     questions: dict[int, list[Dialogue]] = {}
     for dialogue in dialogues:
         questions.setdefault(dialogue.prompt, []).append(dialogue)

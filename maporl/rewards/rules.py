@@ -7,7 +7,7 @@ trained on. The rules are applied from left to right, and the first one receives
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
@@ -38,6 +38,10 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_choices(self)
+
+    def at_update(self, update: int) -> "Rule":
+        """Return the rule as it is in ``update``, counted from 1. By default it is this one."""
+        return self
 
     @property
     def reads(self) -> frozenset[str]:
@@ -217,12 +221,33 @@ class Mix(Rule):
     A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
     that called it, ``callees/NAME`` for the mean over the utterances that it called, or ``called/NAME`` for the mean
     over all utterances of the dialogue that were called. ``roles`` restricts the rule to utterances in these roles; by
-    default it changes all.
+    default it changes all. With ``fade`` the weights fall in a straight line to 0 over so many updates, and ``credit``
+    stays: what helps at the beginning is paid less and less, and in the end only the result is (PARL, Kimi K2.5).
+
+    Raises:
+        ValueError: ``fade`` is below 1.
     """
 
     weights: dict[str, float]
     credit: float = 1.0
     roles: tuple[str, ...] = ()
+    fade: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.fade is not None and self.fade < 1:
+            raise ValueError(f"fade: expected a number of updates of at least 1, got {self.fade}")
+
+    def at_update(self, update: int) -> "Mix":
+        """Return the rule with the weights that it has in ``update``, counted from 1.
+
+        >>> [Mix({"started": 0.2}, fade=10).at_update(update).weights["started"] for update in (1, 6, 11, 12)]
+        [0.2, 0.1, 0.0, 0.0]
+        """
+        if self.fade is None:
+            return self
+        share = max(0.0, 1.0 - (update - 1) / self.fade)
+        return replace(self, weights={name: share * weight for name, weight in self.weights.items()}, fade=None)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -529,8 +554,12 @@ RULES: dict[str, Any] = {
 }
 
 
-def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str = "reward.rules") -> list[Rule]:
-    """Build the rules that a configuration names, in its order. Each entry is a name or ``{name: options}``.
+def build_rules(
+    entries: Sequence[str | dict[str, dict[str, Any]]], where: str = "reward.rules", update: int = 1
+) -> list[Rule]:
+    """Build the rules that a configuration names, in its order, as they are in ``update``.
+
+    Each entry is a name or ``{name: options}``.
 
     Raises:
         ConfigError: a name is unknown, its options are wrong, or what a rule ``needs`` or ``reads`` is not a set of names.
@@ -539,7 +568,7 @@ def build_rules(entries: Sequence[str | dict[str, dict[str, Any]]], where: str =
     for rule in rules:
         check_names(rule.needs, f"{where}: {type(rule).__name__}.needs")
         check_names(rule.reads, f"{where}: {type(rule).__name__}.reads")
-    return rules
+    return [rule.at_update(update) for rule in rules]
 
 
 def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:

@@ -66,14 +66,14 @@ class Scorer:
         self.score(dialogues, task)
         return [sum(u.rewards.get("score", 0.0) for u in dialogue.utterances) for dialogue in dialogues]
 
-    def credit(self, dialogues: list[Dialogue], task: Task) -> None:
-        """Score the utterances and set their credits (``rewards["credit"]``), including penalties.
+    def credit(self, dialogues: list[Dialogue], task: Task, update: int = 1) -> None:
+        """Score the utterances and set their credits (``rewards["credit"]``) in ``update``, including penalties.
 
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.
         """
         self.score(dialogues, task)
-        assign_credit(dialogues, self.speakers, self.reward, self.digits)
+        assign_credit(dialogues, self.speakers, self.reward, self.digits, update)
         if self.missing_eos_penalty is None:
             return
         credited = (u for d in dialogues for u in d.utterances if "credit" in u.rewards)

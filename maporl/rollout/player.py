@@ -20,6 +20,7 @@ from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
 from maporl.protocols.base import Protocol, must_be_protocol
+from maporl.protocols.growth import grown
 from maporl.rewards.base import RewardSource, as_source, check_environments
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
@@ -29,6 +30,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
 from maporl.rollout.restate import UntrainedWeights, restate
+from maporl.schedules import Growth
 from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Ask, Dialogue, Example, Message
@@ -125,6 +127,8 @@ class Player:
         self.common_seed, self.untrained = common_seed, untrained
         self.engines_know = False
         """Whether the engines have taken over the weights of all policies."""
+        self.growth: Growth | None = None
+        """How options of the protocol change with the updates of a training. Evaluations do not follow it."""
         self._exchanged: dict[str, str] = {}
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
@@ -263,7 +267,7 @@ class Player:
             first: see :class:`maporl.rollout.driver.RolloutDriver`.
             scores: whether the referee scores what the protocol must know between turns.
         """
-        current = self.protocol.at_update(batch)
+        current = grown(self.protocol, self.growth, batch).at_update(batch)
         sources = current.between_turns() - current.pays if scores else frozenset()
         score, grade = scores and current.score_between_turns, current.grade_between_turns
         referee = ScoringReferee(task, self.scorer, sources, score, self.untrained, grade)

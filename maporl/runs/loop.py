@@ -1,8 +1,12 @@
-"""Run an outer loop (:mod:`maporl.loops`): sample, build, train, evaluate, repeat. ``maporl loop`` calls this."""
+"""Run an outer loop (:mod:`maporl.loops`): sample, build, train, evaluate, repeat.
+
+:func:`maporl.runs.train.train` calls this where a configuration has stages.
+"""
 
 import json
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,65 +18,43 @@ from transformers import set_seed
 
 from maporl.config import Config
 from maporl.config.loops import StageSection
-from maporl.config.parse import build_named
-from maporl.errors import ConfigError, RunError
-from maporl.loops.builders import BUILDERS, Builder, said
+from maporl.evaluation.metrics import Evaluation
+from maporl.loops.figures import held_out_score, round_metrics
+from maporl.loops.plan import Stage, stages_of
 from maporl.loops.rows import Pair, Row, described, written
-from maporl.loops.stages import train_stage
+from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
+from maporl.loops.stages import train_jointly, train_stage
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.rollout.suite import CHUNK
 from maporl.runs.build import build_player, find_device, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
+from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
 from maporl.team.team import Team
-from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, record_evaluation
-from maporl.types import Dialogue, from_json, to_json
+from maporl.text import printable
+from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, RunRecord, record_evaluation
+from maporl.types import Dialogue, to_json, without_tokens
 from maporl.validation.preflight import tasks_of
-from trl_ext import distributed
 from trl_ext.atomic import new_folder, replace_file
 from trl_ext.checkpoint import load_weights, save_policy_weights
 from trl_ext.manifest import verify, write_manifest
 from trl_ext.run_lock import RunLock
 
 Tell = Callable[[str], None]
-Stage = tuple[StageSection, Builder]
+EVALUATION = "evaluation.json"
 
 
-def stages_of(config: Config) -> list[Stage]:
-    """Return the stages of a loop with their builders, after checking that they fit each other.
-
-    Raises:
-        ConfigError: the configuration has no stages, a builder is unknown or has wrong options, a builder's rows do not
-            fit its trainer, or more than one process was launched.
-    """
-    if not config.loop.stages:
-        raise ConfigError("loop.stages is empty, so the loop would train nothing; docs/howto/loops.md shows some")
-    if distributed.size() > 1:
-        raise ConfigError(
-            f"loop: runs in one process, and {distributed.size()} were launched; start it without a launcher"
-        )
-    stages = []
-    for number, section in enumerate(config.loop.stages):
-        where = f"loop.stages.{number}.build"
-        (builder,) = build_named([section.build], BUILDERS, where, Builder)
-        if builder.pairs != (section.train == "dpo"):
-            made, wanted = ("pairs", "single rows") if builder.pairs else ("single rows", "pairs")
-            fitting = [name for name, kind in BUILDERS.items() if kind.pairs != builder.pairs]
-            raise ConfigError(f"{where}: makes {made}, and train: {section.train} takes {wanted}; use one of {fitting}")
-        stages.append((section, builder))
-    return stages
-
-
-def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | None = None) -> list[dict[str, Any]]:
     """Run the loop of ``config`` to its end, and return the figures of its rounds.
 
     Args:
-        config: the configuration. It has a section ``loop``.
+        config: the configuration. It has a section ``loop`` with stages.
         resume: whether to go on with the loop in ``output_dir``.
         quiet: whether to hide progress.
-        tell: is given a line for every part of a round.
+        tell: is given a line for every part of a round, and every warning. By default they go to standard error; with
+            ``quiet`` only the warnings.
 
     Raises:
         ConfigError: the configuration cannot run.
@@ -86,7 +68,15 @@ def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell = pri
     (must_hold_run if resume else must_be_free)(folder)
     with RunLock(folder):
         claim(folder, config, resume)
-        return Loop(config, stages, quiet, tell).run()
+        try:
+            return Loop(config, stages, quiet, tell or partial(_tell, quiet=quiet)).run()
+        finally:
+            RunRecord(folder, config).report(warn=False)
+
+
+def _tell(line: str, quiet: bool) -> None:
+    if line.startswith("warning:") or not quiet:
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 class Loop:
@@ -107,21 +97,42 @@ class Loop:
         """Run all rounds, and leave the last weights in ``final/``. Return the figures of the rounds."""
         weights = self._part("initial", self._write_initial)
         self._evaluate(weights, self.folder / BEFORE)
-        figures = []
+        figures: list[dict[str, Any]] = []
+        kept = self.folder / BEFORE
         for number in range(1, self.config.loop.rounds + 1):
             start = weights
             sample = self._part(f"round-{number}/sample", partial(self._sample, number=number, weights=start))
             for position in range(len(self.stages)):
                 weights = self._part(
                     f"round-{number}/train-{position + 1}",
-                    partial(self._train, number=number, sample=sample, position=position, weights=weights),
+                    partial(self._train, number=number, sample=sample, position=position, weights=weights, start=start),
                 )
             self._warn_untrained(number)
             ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
             figures.append(self._figures(number, ended))
-        self._end(weights, ended)
+            if self._accepted(kept, ended / EVALUATION):
+                kept = ended / EVALUATION
+            else:
+                weights, figures[-1]["accepted"] = start, 0
+                self.tell(f"warning: round {number}: the held-out score fell, so its weights are not kept")
+            self._record(number, sample, figures[-1])
+        self._end(weights, kept)
         replace_file(self.folder / "rounds.json", json.dumps(figures, indent=1))
         return figures
+
+    def _record(self, number: int, sample: Path, figures: dict[str, Any]) -> None:
+        """Add what a round measured to the files in which every run has its metrics and dialogues."""
+        run, dialogues = RunFolder(self.folder), dialogues_of(sample)
+        if run.metrics.exists() and any(record["step"] == number for record in run.read_metrics()):
+            return
+        run.rewind(number - 1)  # a kill may have left the dialogues without the metrics
+        run.add_dialogues(number, [without_tokens(d) for d in dialogues[: self.config.dialogues_logged]])
+        stages = [{name: own for name, own in stage.items() if name != "utterances"} for stage in figures["stages"]]
+        held_out = Evaluation.from_json(figures["evaluation"]) if figures["evaluation"] else None
+        asked = number * len({d.prompt for d in dialogues})
+        run.add_metrics(
+            number, {"episode": asked, "accepted": figures["accepted"], **round_metrics(dialogues, stages, held_out)}
+        )
 
     def _part(self, name: str, make: Callable[[Path], None]) -> Path:
         """Return the folder ``name`` of the loop, and ``make`` it first if it is missing."""
@@ -197,31 +208,54 @@ class Loop:
         player.world.close()
         (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")
 
-    def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path) -> None:
+    def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path, start: Path) -> None:
         """Build the rows of a stage, and train each policy on its own."""
-        section, builder = self.stages[position]
-        lines = (sample / "dialogues.jsonl").read_text(encoding="utf-8").split("\n")
-        dialogues = [from_json(line) for line in lines if line]
-        rows = builder(dialogues, section.roles)
-        where = f"round {number}, stage {position + 1} ({section.train} on {section.build})"
-        if not rows:
-            raise RunError(f"{where}: {_counts(dialogues, section)}; no rows were made of them, so nothing can be trained. "
-                           "Sample more questions, or change the builder's options; what was sampled is in "
-                           f"{sample}")  # fmt: skip
+        section, _ = self.stages[position]
+        rows = stage_rows(self.folder, self.stages[position], number, position, self.config.seed)
+        dialogues, where = dialogues_of(sample), place_of(section, number, position)
+        own: dict[str, list[Row | Pair]] = {}
+        references = {"round": start, "initial": self.folder / INITIAL}
+        judge = self._team(references[section.reference]) if section.reference in references else None
         team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
-        ready_to_play(team, find_device(self.config))
-        manifest: dict[str, Any] = {"utterances": _counts(dialogues, section)}
+        for one in filter(None, (judge, team)):
+            ready_to_play(one, find_device(self.config))
+        manifest: dict[str, Any] = {"utterances": counts(dialogues, section)}
+        spoke = speakers_in(dialogues, section.roles)
         for policy in (p for p in team.policies.values() if p.trainable):
-            own: list[Row | Pair] = [row for row in rows if row.policy == policy.name]
-            manifest[policy.name] = described(own)
-            if not own:
+            mine = [row for row in rows if row.policy == policy.name]
+            manifest[policy.name] = described(mine)
+            if mine:
+                check_both_kinds(manifest[policy.name], where, policy.name)
+                own[policy.name] = mine
+                (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
+            elif policy.name in spoke:
                 self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
-                continue
-            (folder / f"{policy.name}.rows.jsonl").write_text(written(own), encoding="utf-8")
-            with tempfile.TemporaryDirectory() as scratch:
-                manifest[policy.name] |= train_stage(self.config, section, policy, own, Path(scratch), self.quiet)
+        for name, figures in self._train_policies(section, team, judge, own).items():
+            manifest[name] |= figures
         self._save(team, folder)
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+    def _train_policies(
+        self, section: StageSection, team: Team, judge: Team | None, rows: dict[str, list[Row | Pair]]
+    ) -> dict[str, dict[str, float]]:
+        """Train each policy on its rows, and return its figures. ``judge`` has the weights of the reference."""
+        references = judge.policies if judge else {}
+        with tempfile.TemporaryDirectory() as scratch:
+            if section.joint:
+                pairs = {name: [row for row in own if isinstance(row, Pair)] for name, own in rows.items()}
+                return train_jointly(self.config, section, team.policies, pairs, Path(scratch), self.quiet, references)
+            return {
+                name: train_stage(
+                    self.config,
+                    section,
+                    team.policies[name],
+                    own,
+                    Path(scratch),
+                    self.quiet,
+                    references.get(name),
+                )
+                for name, own in rows.items()
+            }
 
     def _warn_untrained(self, number: int) -> None:
         """Warn of every policy that no stage of the round has trained."""
@@ -247,21 +281,29 @@ class Loop:
         player.world.close()
 
     def _evaluate_into(self, folder: Path, weights: Path) -> None:
-        self._evaluate(weights, folder / "evaluation.json")
+        self._evaluate(weights, folder / EVALUATION)
 
     def _figures(self, number: int, ended: Path) -> dict[str, Any]:
         stages = [self._manifest(number, position) for position in range(len(self.stages))]
-        file = ended / "evaluation.json"
+        file = ended / EVALUATION
         return {
             "round": number,
+            "accepted": 1,
             "stages": stages,
             "evaluation": json.loads(file.read_text()) if file.exists() else None,
         }
 
+    def _accepted(self, before: Path, after: Path) -> bool:
+        """Whether the next round goes on from the weights that were evaluated last."""
+        if self.config.loop.accept == "always":
+            return True
+        was, now = (Evaluation.from_json(json.loads(file.read_text())) for file in (before, after))
+        return held_out_score(now) >= held_out_score(was)
+
     def _end(self, weights: Path, ended: Path) -> None:
-        """Copy the last evaluation and the last weights to where every run has them."""
+        """Copy the evaluation of the last weights and these weights to where every run has them."""
         for suffix in (".jsonl", ".json"):
-            if (source := (ended / "evaluation.json").with_suffix(suffix)).exists():
+            if (source := ended.with_suffix(suffix)).exists():
                 target = (self.folder / AFTER).with_suffix(suffix)
                 replace_file(target, source.read_text(encoding="utf-8"))
         if not (self.folder / FINAL).is_dir():
@@ -269,12 +311,3 @@ class Loop:
                 for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
                     shutil.copytree(policy, hidden / policy.name)
                 write_manifest(hidden)
-
-
-def _counts(dialogues: Sequence[Dialogue], section: StageSection) -> str:
-    """Return how many utterances a stage can choose from, by role, with the range of their values."""
-    values: dict[str, list[float]] = {}
-    for row, _ in said(dialogues, section.roles):
-        values.setdefault(row.role, []).append(row.value)
-    parts = [f"{role}: {len(own)} with values from {min(own):.3g} to {max(own):.3g}" for role, own in values.items()]
-    return f"{len(dialogues)} dialogues, utterances: {', '.join(parts) or 'none of these roles'}"

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from maporl.config import Config
-from maporl.errors import ConfigError
 from maporl.evaluation.metrics import Evaluation
 from maporl.runs.build import build_player, build_trainer
 from maporl.runs.claim import claim, must_be_free, must_hold_run
+from maporl.runs.loop import run_loop
 from maporl.tasks import build_task
 from maporl.training.run_record import AFTER, BEFORE, FINAL, read_evaluation, record_evaluation, release
 from trl_ext import distributed
@@ -16,26 +16,16 @@ from trl_ext.checkpoint_folder import numbered_checkpoints
 from trl_ext.run_lock import RunLock
 
 
-def must_train_by_ppo(config: Config) -> None:
-    """Check that ``config`` does not describe an outer loop, which another command runs.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if config.loop.stages:
-        raise ConfigError(
-            "loop.stages: an outer loop is run by `maporl loop`; remove the section loop: to train by PPO"
-        )
-
-
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
     """Run ``config`` to its end, and return the evaluations before and after training.
 
+    A configuration with stages in its section ``loop`` is run in rounds (:mod:`maporl.runs.loop`), and any other by PPO.
     An evaluation is None if evaluation is turned off.
 
     Args:
         config: the configuration.
-        resume: whether to resume from the newest checkpoint. A run without a checkpoint starts again.
+        resume: whether to resume from the newest checkpoint, or from the last whole part of a loop. A run by PPO without a
+            checkpoint starts again.
         quiet: whether to hide progress bars.
 
     Raises:
@@ -43,9 +33,12 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         CheckpointError: the output folder holds no run to resume, or a run of another configuration or of other data.
         FolderInUse: another process trains in the output folder.
         ConfigError: the configuration cannot run.
+        RunError: a stage of a loop has nothing to train on.
     """
-    must_train_by_ppo(config)
     folder = Path(config.output_dir)
+    if config.loop.stages:
+        run_loop(config, resume, quiet)
+        return _evaluations(folder)
     if not distributed.is_main():
         return _train(config, folder, resume, quiet=True)
     (must_hold_run if resume else must_be_free)(folder)  # before the lock, whose file is new
@@ -82,13 +75,18 @@ def _train(config: Config, folder: Path, resume: bool, quiet: bool) -> tuple[Eva
 
 def _ended(config: Config, folder: Path) -> tuple[Evaluation | None, Evaluation | None]:
     """Return the evaluations of a run that has its final weights. If the last one is missing, it is made now."""
-    files = [folder / BEFORE, folder / AFTER]
-    if config.evaluation.questions and not files[1].exists():
+    if config.evaluation.questions and not (folder / AFTER).exists():
         player = build_player(config, folder / FINAL)
         held_out = build_task(config.task, "eval", config.seed)
         settings = config.evaluation
         record_evaluation(
-            player.play_evaluation(held_out, settings.questions, settings.decoding, config.seed), files[1]
+            player.play_evaluation(held_out, settings.questions, settings.decoding, config.seed), folder / AFTER
         )
+    return _evaluations(folder)
+
+
+def _evaluations(folder: Path) -> tuple[Evaluation | None, Evaluation | None]:
+    """Return the evaluations before and after training that a run's folder has."""
+    files = [folder / BEFORE, folder / AFTER]
     before, after = (read_evaluation(file.read_text(), file) if file.exists() else None for file in files)
     return before, after

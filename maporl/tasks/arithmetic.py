@@ -1,10 +1,11 @@
 """Sums and products with exact labels. Nothing is downloaded, and training never sees the held-out part."""
 
+import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any, Literal
 
 from maporl.tasks.base import Task
@@ -24,9 +25,15 @@ class Arithmetic(Task):
 
     ``template`` is the text of a question. It holds ``{a}`` and ``{b}``, and may hold ``{op}``.
 
+    ``easy`` is the share of questions whose second operand is a multiple of ten, such as ``47+30``. In all others a digit is
+    carried from the ones, as in ``47+35``. As many questions are left out as this share needs. None leaves all pairs.
+
+    A sum has the skill ``digitwise``, for warm starts: a pupil that adds each pair of digits by itself and forgets what is
+    carried. It is right on ``47+30`` (77) and wrong on ``47+35`` (72).
+
     Raises:
-        ValueError: the range holds fewer than two operands, the share is not between 0 and 1, or the template lacks an
-            operand.
+        ValueError: the range holds fewer than two operands, a share is not between 0 and 1, the template lacks an operand,
+            or ``easy`` is given for products or leaves a split empty.
     """
 
     operation: Literal["sum", "times"] = "sum"
@@ -36,6 +43,7 @@ class Arithmetic(Task):
     template: str = "{a}{op}{b}="
     split: Literal["train", "eval"] = "train"
     seed: int = 0
+    easy: float | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -45,6 +53,7 @@ class Arithmetic(Task):
             )
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
+        self._check_easy()
         try:
             check_placeholders(self.template, ("a", "b", "op"))
             put = [self.template.format(a=a, b=b, op="+") for a, b in ((0, 0), (0, 1), (1, 0))]
@@ -56,13 +65,28 @@ class Arithmetic(Task):
         if len(set(put)) < len(put):
             raise ValueError(f"template: expected a text with both {{a}} and {{b}}, got {self.template!r}")
 
+    def _check_easy(self) -> None:
+        if self.easy is None:
+            return
+        if self.operation != "sum" or not 0 < self.easy < 1:
+            raise ValueError(f"easy: expected a share between 0 and 1, of sums, got {self.easy} of {self.operation}")
+        if not self._pairs:
+            raise ValueError(f"easy: no pair of {self.smallest} to {self.largest} is left in the {self.split} split")
+
     @cached_property
     def _pairs(self) -> list[tuple[int, int]]:
         operands = range(self.smallest, self.largest + 1)
         pairs = list(product(operands, operands))
         random.Random(self.seed).shuffle(pairs)
         held_out = self._held_out(pairs)
-        return [pair for pair in pairs if (pair in held_out) == (self.split == "eval")]
+        pairs = [pair for pair in pairs if (pair in held_out) == (self.split == "eval")]
+        if self.easy is None:
+            return pairs
+        easy = [(a, b) for a, b in pairs if b % 10 == 0]
+        hard = [(a, b) for a, b in pairs if a % 10 + b % 10 >= 10]
+        size = math.floor(min(len(easy) / self.easy, len(hard) / (1 - self.easy)))
+        chosen = {*easy[: round(size * self.easy)], *hard[: size - round(size * self.easy)]}
+        return [pair for pair in pairs if pair in chosen]
 
     def _held_out(self, pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
         """Return the held-out pairs: each with its mirror image, the first in the order of ``pairs`` that fit the share."""
@@ -75,6 +99,11 @@ class Arithmetic(Task):
         return held_out
 
     answer_form = "Answer: <number>"
+
+    @property
+    def skills(self) -> tuple[str, ...]:  # type: ignore[override]  # it follows from the operation
+        """The skill of which a pupil of sums can be taught nothing else."""
+        return ("digitwise",) if self.operation == "sum" else ()
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -116,3 +145,15 @@ class Arithmetic(Task):
             return str(truth)
         largest = 2 * self.largest if self.operation == "sum" else self.largest**2
         return str(rng.choice([n for n in range(largest + 1) if n != truth]))
+
+    def write_by_skill(self, example: Example, skill: str) -> str:
+        """The sums of the pairs of digits, side by side, without what is carried.
+
+        Raises:
+            NotImplementedError: the questions are products.
+        """
+        if skill not in self.skills:
+            return super().write_by_skill(example, skill)
+        a, b = (number[::-1] for number in example.id.split(_SYMBOL[self.operation]))
+        *lower, highest = (int(x) + int(y) for x, y in zip_longest(a, b, fillvalue="0"))
+        return str(highest) + "".join(str(digit % 10) for digit in reversed(lower))

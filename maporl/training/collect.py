@@ -49,7 +49,7 @@ class Collector:
         self.player.world.renew()
         batch.dialogues = self._play(batch, batch.examples, past)
         for number in range(self.branching.resample):
-            self.player.scorer.credit(batch.dialogues, batch.task)
+            self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
             varied = with_reward_variance(batch.dialogues)
             kept = [d for d in batch.dialogues if d.prompt in varied]
             self.player.world.drop_scored([d for d in batch.dialogues if d.prompt not in varied])

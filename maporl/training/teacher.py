@@ -125,6 +125,6 @@ def _written(
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
         return task.write_agreeing(example, rng, rng.choice(others).words(), role)
     right = request.ask.continues is not None or rng.random() >= pupil.wrong
-    if pupil.skill is not None and right:
+    if pupil.skill is not None and right and request.ask.continues is None:  # after a call it answers rightly
         return task.write_by_skill(example, pupil.skill)
     return task.write_reply(example, rng, right, role)

@@ -24,6 +24,7 @@ from maporl.environments.build import TeamTools
 from maporl.evaluation.metrics import Evaluation
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.debate import Debate
+from maporl.protocols.growth import check_growth
 from maporl.rewards.base import RewardSource
 from maporl.rewards.functions import with_functions
 from maporl.rewards.metrics import mean_rewards, reward_sums
@@ -179,6 +180,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             tools=tools,
             sampling=sampling,
         )
+        check_growth(protocol, self.schedule.growth, self.player.speakers, "trainer")
+        self.player.growth = self.schedule.growth
         learning = {
             name: agent.role
             for name, agent in team.agents.items()
@@ -363,7 +366,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
         try:
             with self.learning.whole_weights(judges):
-                self.player.scorer.credit(batch.dialogues, batch.task)
+                self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
         finally:
             self.player.world.drop_scored(batch.dialogues)
         for engine in self.engines.values():

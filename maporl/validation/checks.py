@@ -11,6 +11,7 @@ from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
+from maporl.protocols.growth import check_growth
 from maporl.rewards.build import find_source
 from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS
@@ -164,6 +165,7 @@ def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
         config.schedule.resolved(protocol.turns, tuple(config.agents))
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+    check_growth(protocol, config.schedule.growth, playing, where)
     _check_exchange(config, playing, where)
 
 

@@ -17,7 +17,9 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
+from maporl.environments.world import World
 from maporl.errors import ConfigError, install_command
+from maporl.loops.plan import check_loop
 from maporl.protocols import build_protocol
 from maporl.rollout.branching import BRANCHINGS
 from maporl.tasks import Task, build_task
@@ -156,28 +158,37 @@ def check_run(config: Config) -> list[str]:
             config, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
         ),
         str(threads_of(config)),
-        _run_line(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else ""),
+        *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tool_lines,
-        *narrow_sampling(config),
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), learners(config), played),
         *warnings,
         *own_warnings,
         *label_warnings(config, splits),
         *check_questions(config, task),
-        *_small_data(config, task),
-        *check_groups(config, task, world),
         *check_hearing(config, task, world),
-        *method_warnings(config),
+        *(() if config.loop.stages else _check_ppo(config, task, world)),
         *_fewer_questions(config, held_out),
     ]
 
 
-def _run_line(config: Config, dialogues: int, condition: str) -> str:
+def _check_ppo(config: Config, task: Task, world: World) -> list[str]:
+    """Check what PPO reads and a loop does not: its groups, its batch, and its options."""
+    return [
+        *narrow_sampling(config),
+        *_small_data(config, task),
+        *check_groups(config, task, world),
+        *method_warnings(config),
+    ]
+
+
+def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> list[str]:
     """Return how much is played: updates, questions, and the dialogues of a question, on a ``condition`` or always."""
+    if config.loop.stages:
+        return check_loop(config, dialogues, condition, len(task))
     questions = config.questions_per_update()
     each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
     branched = "" if dialogues == 1 else each
-    return f"run: {config.updates} updates of {questions} questions{branched} into {config.output_dir}"
+    return [f"run: {config.updates} updates of {questions} questions{branched} into {config.output_dir}"]
 
 
 def _small_data(config: Config, task: Task) -> list[str]:

@@ -1,0 +1,90 @@
+"""What a loop does in a round: its stages with their builders, checked before anything is sampled. No torch."""
+
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from maporl.config.loops import StageSection
+from maporl.config.parse import build_named, entry_name
+from maporl.config.schema import Config, TrainingOptions
+from maporl.errors import ConfigError
+from maporl.loops.builders import BUILDERS, Builder
+from trl_ext import distributed
+
+Stage = tuple[StageSection, Builder]
+TAKES = {"sft": "single rows", "dpo": "pairs", "kto": "signed rows"}
+"""The rows that each trainer takes."""
+PPO_ONLY = ("updates", "advantage", "schedule")
+
+
+def stages_of(config: Config) -> list[Stage]:
+    """Return the stages of a loop with their builders, after checking that they fit each other.
+
+    Raises:
+        ConfigError: a builder is unknown or has wrong options, a builder's rows do not fit its trainer, rounds are to be
+            accepted without an evaluation, or more than one process was launched.
+    """
+    if config.loop.accept == "not_worse" and not config.evaluation.questions:
+        raise ConfigError(
+            "loop.accept: not_worse compares held-out scores, and evaluation.questions is 0; set how many questions to ask"
+        )
+    if distributed.size() > 1:
+        raise ConfigError(
+            f"loop: runs in one process, and {distributed.size()} were launched; start it without a launcher"
+        )
+    stages = []
+    for number, section in enumerate(config.loop.stages):
+        where = f"loop.stages.{number}.build"
+        (builder,) = build_named([section.build], BUILDERS, where, Builder)
+        wanted = TAKES[section.train]
+        if builder.makes != wanted:
+            fitting = [name for name, kind in BUILDERS.items() if kind.makes == wanted]
+            raise ConfigError(
+                f"{where}: makes {builder.makes}, and train: {section.train} takes {wanted}; use one of {fitting}"
+            )
+        stages.append((section, builder))
+    return stages
+
+
+def check_loop(config: Config, dialogues: int, condition: str, questions: int) -> list[str]:
+    """Check the stages of a loop. Return what a round plays and trains as lines of text.
+
+    Args:
+        config: the configuration.
+        dialogues: the number of dialogues that are played on a question.
+        condition: says when this number holds, or is empty.
+        questions: the number of questions of the training split.
+
+    Raises:
+        ConfigError: the stages cannot run.
+    """
+    loop = config.loop
+    trained = ", then ".join(f"{section.train} on {entry_name(section.build)}" for section, _ in stages_of(config))
+    asked = min(loop.questions, questions)
+    times = "1 round" if loop.rounds == 1 else f"{loop.rounds} rounds"
+    lines = [
+        f"loop: {times} of {asked} questions, {dialogues} dialogues for each ({asked * dialogues} in a round{condition}), "
+        f"then {trained}, into {config.output_dir}"
+    ]
+    if loop.questions > questions:
+        lines.append(
+            f"warning: loop.questions={loop.questions}, but the training split has {questions}; a round asks each once"
+        )
+    return [*lines, *_unread(config)]
+
+
+def _unread(config: Config) -> list[str]:
+    """Return a warning for each part of the configuration that was changed and that a loop does not read."""
+    declared = {field.name: field for field in fields(Config)}
+    changed = [name for name in PPO_ONLY if getattr(config, name) != _default(declared[name])]
+    if config.training.learning_rate != TrainingOptions().learning_rate:
+        changed.append("training.learning_rate")
+    instead = {"updates": "loop.rounds", "training.learning_rate": "learning_rate of each stage"}
+    return [
+        f"warning: {name}: PPO reads it, and a loop does not; {f'set {instead[name]}' if name in instead else 'remove it'}"
+        for name in changed
+    ]
+
+
+def _default(field: Field) -> Any:
+    """Return the default of a dataclass's field."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
