@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 
 from maporl.config.parse import read_yaml
+from maporl.environments.python import RunTests
+from maporl.environments.world import World
+from maporl.protocols import build_protocol
 from maporl.protocols.code import Code
-from maporl.tasks import TinyPrograms
+from maporl.rollout.episode import SpeakerSpec
+from maporl.tasks import TinyPrograms, build_task
 from maporl.text import asserts_in, code_of
-from maporl.validation.load import from_dict
+from maporl.training.teacher import play_teacher
+from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
 TASK = TinyPrograms()
@@ -84,3 +89,39 @@ def test_the_configuration_of_the_page_can_be_checked_and_its_agents_read_what_t
     values = read_yaml(Path("configs/ppo/coder_tester.yaml")) | {"output_dir": str(tmp_path)}
     lines = check_run(from_dict(values))
     assert not [line for line in lines if line.startswith("warning")]
+
+
+def test_a_solver_that_gives_in_writes_a_program_that_passes_the_tests_it_is_shown():
+    one = TinyPrograms(factors=1, terms=19, shown=1, told=0, held_out=0)
+    rng = random.Random(0)
+    assert one.write_agreeing(one[0], rng, "assert f(0)==17", "solver") == "```def f(x):return 1*x+17```"
+    wide = {TASK.write_agreeing(TASK[0], rng, "assert f(1)==9\nassert f(2)==", "solver") for _ in range(200)}
+    assert wide == {f"```def f(x):return {a}*x+{9 - a}```" for a in range(1, 5)}
+    assert (
+        TASK.write_agreeing(TASK[0], rng, "assert f(0)==5\nassert f(1)==7", "solver") == "```def f(x):return 2*x+5```"
+    )
+    impossible = {one.write_agreeing(one[0], rng, "assert f(0)==20", "solver") for _ in range(400)}
+    assert impossible == {f"```def f(x):return 1*x+{b}```" for b in range(20)}, "any function of the task"
+    assert one.write_agreeing(one[0], rng, "assert f(0)==17", "tester") == "assert f(0)==17", "a tester repeats"
+
+
+def test_the_warm_start_of_the_shipped_team_teaches_to_use_tests_and_to_write_wrong_ones():
+    config = load("configs/ppo/coder_tester.yaml")
+    task = build_task(config.task, "train", config.seed)
+    names = ("coder", "tester")
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in names}
+    (tool,) = RunTests().tools()
+    world = World(tools={"run_tests": tool})
+    try:
+        examples = [task[i % len(task)] for i in range(200)]
+        protocol = build_protocol(config.protocol, names)
+        played = play_teacher(task, protocol, specs, config.warm_start, random.Random(0), examples, world)
+    finally:
+        world.close()
+    first = [d.utterances[0].rewards["solved"] for d in played]
+    tests = [u.rewards["tests"] for d in played for u in d.utterances if u.agent == "tester"]
+    later = [(d.utterances[1], d.utterances[2]) for d in played if len(d.utterances) > 2]
+    assert not any(first) and 0.23 < sum(tests) / len(tests) < 0.37 and len(later) > 150
+    for test, program in later:
+        value = int(test.text.partition("==")[2])
+        assert program.text == f"```def f(x):return 1*x+{value}```" or value == 20  # no function of the task has 20
