@@ -22,6 +22,7 @@ COLUMNS = (
     "state",
     "action",
     "tokens",
+    "seconds",
 )
 
 
@@ -43,6 +44,7 @@ class TurnBatch:
         state: a name for the situation in which it was said. Equal names mean equal situations.
         action: a name for the action in that situation. Wordings of one move or of one answer have the same name.
         tokens: the number of the utterance's sampled tokens.
+        seconds: how long the calls took that the utterance made.
         mask: false at padding. Padding counts in no statistic and gets the advantage 0.
         parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None is a
             reward that a row lacks.
@@ -70,6 +72,7 @@ class TurnBatch:
     mask: Sequence[bool] | None = None
     parts: Mapping[str, Sequence[float | None]] | None = None
     part_weights: Mapping[str, float] | None = None
+    seconds: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.reward)

@@ -5,6 +5,7 @@ compared, ``weigh`` says how often each row counts in a statistic and in the los
 advantages.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -289,6 +290,40 @@ class EqualShares(Transform):
 
 
 @dataclass(frozen=True)
+class Duration(Transform):
+    """Multiply each advantage by the duration of its row, divided by the mean duration of the batch (arXiv 2509.01684).
+
+    Without it, actions that are soon done are sampled more often in a given time, and count more. The duration of a row
+    is how long its calls took, plus ``token_seconds`` for each of its sampled tokens. With ``token_seconds`` 0 a row
+    without calls has the advantage 0, unless no row of the batch took any time; then nothing changes. Times are
+    measured, so two runs with this transform differ.
+
+    Raises:
+        ValueError: ``token_seconds`` is negative.
+    """
+
+    token_seconds: float = 0.0
+    needs = ("seconds", "tokens")
+    compares_turns = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.token_seconds < math.inf:
+            raise ValueError(f"token_seconds: expected a number of at least 0, got {self.token_seconds}")
+
+    def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
+        """Return the multiplied advantages.
+
+        Raises:
+            ValueError: a column was not recorded.
+        """
+        seconds = batch.tensor(batch.column("seconds", "post: duration"))
+        durations = seconds + self.token_seconds * batch.tensor(batch.column("tokens", "post: duration"))
+        mean = durations[batch.rows()].mean()
+        return advantages * durations / mean if mean > 0 else advantages
+
+
+@dataclass(frozen=True)
 class DropZeros(Transform):
     """Rows whose advantage is 0 are not trained on (SPIRAL; dynamic sampling): they would only dilute a token mean."""
 
@@ -332,6 +367,7 @@ TRANSFORMS: dict[str, Any] = {
     "step_merge": StepMerge,
     "whiten": Whiten,
     "equal_shares": EqualShares,
+    "duration": Duration,
     "drop_zeros": DropZeros,
     "cumulative_kl": CumulativeKL,
 }

@@ -23,8 +23,8 @@ class Columns:
     It holds no tokens and no text, and it is what processes send to each other. ``name``, ``caller`` and ``earlier``
     refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
     ``action`` is a digest of what the utterance does, and not of its wording: the move that a game reads in it, or else
-    the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens. ``policy`` is
-    empty if no policy is trained on the utterance. ``rewards`` are its rewards by name.
+    the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens, and ``seconds`` is how long
+    its calls took. ``policy`` is empty if no policy is trained on the utterance. ``rewards`` are its rewards by name.
     """
 
     name: Name
@@ -44,6 +44,7 @@ class Columns:
     seed: Any = None
     state: Any = None
     rewards: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, dialogue: Dialogue, utterance: Utterance, policy: str = "") -> "Columns":
@@ -68,6 +69,7 @@ class Columns:
             seed=utterance.tags.get("seed"),
             state=utterance.tags.get("state"),
             rewards=dict(utterance.rewards),
+            seconds=sum(call.result.seconds for call in utterance.calls or () if call.result is not None),
         )
 
 
@@ -188,6 +190,7 @@ def turn_batch(
         caller=[None if entry.caller is None else callers[entry.caller] for entry in columns],
         action=[entry.action for entry in columns],
         tokens=[entry.tokens for entry in columns],
+        seconds=[entry.seconds for entry in columns],
         game=recorded("game"),
         seed=recorded("seed"),
         state=recorded("state"),
