@@ -129,6 +129,10 @@ def test_the_commands_list_show_and_refuse():
     assert tried.returncode == 0 and "update 3: " in tried.stdout, tried.stderr
 
 
+def test_who_types_loop_gets_train():
+    assert maporl("loop", "malt", "--dry-run").stdout == maporl("train", "malt", "--dry-run").stdout != ""
+
+
 def test_one_line_changes_one_axis_and_another_kind_of_section_begins_anew():
     config = load("grpo", ["advantage.key=[prompt, agent]", "advantage.unit=row"])
     assert config.advantage.key == ("prompt", "agent") and config.protocol == load("grpo").protocol

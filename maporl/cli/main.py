@@ -60,6 +60,7 @@ for panel, named in COMMANDS.items():
             app.add_typer(command, name=name, rich_help_panel=panel)
         else:
             app.command(name, rich_help_panel=panel)(command)
+app.command("loop", hidden=True)(train.train)  # who looks for outer loops types this; train runs them
 
 
 def _version(wanted: bool) -> None:
