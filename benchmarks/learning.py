@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -248,14 +249,15 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
     ),
     "coder_tester": (
         "configs/ppo/coder_tester.yaml",
-        {"one round": ["protocol.rounds=1"], "rounds": []},
+        {"coder and tester": []},
         {
-            "first program before, held out, %": team(0, "before"),
-            "final program before, %": team(-1, "before"),
-            "first program after, %": team(0),
-            "final program after, %": team(-1),
-            "right tests, first update, %": lambda done: 100 * done.updates("reward/tests/tester/turn_1")[0],
-            "right tests, last 10 updates, %": lambda done: late("reward/tests/tester/turn_1")(done) * 100,
+            f"{what}, {when}, %": partial(lambda name, last, done: 100 * statistics.fmean(done.updates(name)[last]), name, last)
+            for what, name in (
+                ("right tests", "reward/tests/tester/turn_1"),
+                ("first program", "reward/solved/coder/turn_1"),
+                ("second program", "reward/solved/coder/turn_2"),
+            )
+            for when, last in (("first update", slice(1)), ("last 10 updates", slice(-10, None)))
         },
     ),
     "search": (
