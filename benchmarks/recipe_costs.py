@@ -69,8 +69,11 @@ def tokens(values: dict[str, Any], name: str) -> float:
 def plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration of plain PPO for the same team, questions, protocol, rewards and lengths.
 
-    A tournament compares the dialogues of a question, of which plain PPO has one. It is paid for labels instead.
+    A tournament compares the dialogues of a question, of which plain PPO has one. It is paid for labels instead. What an
+    agent contributed is not known without ablations, and pays nothing.
     """
+    from maporl.rewards.rules import build_rules
+
     kept = {key: value for key, value in values.items() if key not in ("branching", "advantage", "loop")}
     freeze = values.get("schedule", {}).get("freeze", [])
     ppo = {"response_length": values["ppo"]["response_length"], "num_ppo_epochs": 1, "num_mini_batches": 1}
@@ -79,6 +82,9 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
     reward = {key: value for key, value in values["reward"].items() if key != "arena"} | {
         "sources": sources or {"label": 1.0}
     }
+    if "ablate" in values.get("branching", {}):
+        rules = zip(reward["rules"], build_rules(reward["rules"]), strict=True)
+        reward["rules"] = [entry for entry, rule in rules if not rule.reads & {"marginal", "shapley"}]
     return kept | {"ppo": ppo, "training": training, "schedule": {"freeze": freeze}, "reward": reward}
 
 

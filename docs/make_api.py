@@ -75,7 +75,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "Branch, and compute advantages",
         "[Advantages](advantages.md) explains returns, baselines, scales, transforms and keys. [Your own "
         "advantage](howto/advantage.md) shows how to write one.",
-        "BranchingSection AdvantageConfig AdvantageTerm estimate TurnBatch RETURNS Return BASELINES Baseline SCALES Scale "
+        "BranchingSection AblateSection AdvantageConfig AdvantageTerm estimate TurnBatch RETURNS Return BASELINES Baseline SCALES Scale "
         "TRANSFORMS Transform",
     ),
     (

@@ -290,6 +290,9 @@ class Dialogue:
         lost: the environments that did not answer in time. The dialogue ended there, and nobody is trained on it.
         environments: the opened environments by name, which reward functions may read
             (:class:`maporl.environments.rooms.Room`). The record leaves them out.
+        without: the agents that were left out, if this is an ablation.
+        ablations: this dialogue without some of its agents, for counterfactual credit (:mod:`maporl.rollout.ablation`). They
+            are scored, and nobody is trained on them.
     """
 
     example: Example
@@ -299,6 +302,8 @@ class Dialogue:
     rollout: int = 0
     lost: tuple[str, ...] = ()
     environments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    without: tuple[str, ...] = ()
+    ablations: list["Dialogue"] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "environments": {}}  # another process cannot use them
@@ -323,13 +328,15 @@ class Dialogue:
 def without_tokens(dialogue: Dialogue) -> Dialogue:
     """Return a copy of ``dialogue`` without token ids and log-probabilities, for reading and not for training."""
     bare: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": None}
-    return replace(dialogue, utterances=[replace(u, **bare) for u in dialogue.utterances])
+    utterances = [replace(u, **bare) for u in dialogue.utterances]
+    return replace(dialogue, utterances=utterances, ablations=[without_tokens(d) for d in dialogue.ablations])
 
 
 def to_record(dialogue: Dialogue) -> dict[str, Any]:
     """Return ``dialogue`` as plain values for JSON. :func:`from_record` turns them into an equal dialogue."""
-    record = asdict(replace(dialogue, environments={}))
+    record = asdict(replace(dialogue, environments={}, ablations=[]))
     del record["environments"]
+    record["ablations"] = [to_record(ablation) for ablation in dialogue.ablations]
     for utterance in record["utterances"]:
         for name in ("stop", "turn_end"):
             utterance[name] = utterance[name] and utterance[name].value
@@ -348,7 +355,8 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
     """
     example = Example(**_known(Example, record["example"]))
     own = {name: record[name] for name in ("outcome", "prompt", "rollout") if name in record}
-    own["lost"] = tuple(record.get("lost", ()))
+    own |= {name: tuple(record.get(name, ())) for name in ("lost", "without")}
+    own["ablations"] = [from_record(ablation) for ablation in record.get("ablations", ())]
     return Dialogue(example, [_utterance(entry) for entry in record["utterances"]], **own)
 
 

@@ -5,12 +5,14 @@ those options of the section ``reward``. The other columns say what was said and
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from maporl.config.schema import RewardSection
+from maporl.rewards.counterfactual import set_contributions
 from maporl.rewards.credit import assign_credit
 from maporl.rewards.rules import RULES
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
@@ -79,15 +81,20 @@ def utterance(row):
 def credits(rows, head):
     """The credit of each row of a table under the rule or the options in ``head``; None where the table has no number."""
     for name in set(rows[0]) - KNOWN:
-        assert is_credit(name) or name == "shared as" or re.fullmatch(r"reward `\w+`", name), name
+        assert is_credit(name) or name == "shared as" or re.fullmatch(r"reward `\w+`|without \w+", name), name
     said = [utterance(row) for row in rows]
     dialogues = {}
     for row, u in zip(rows, said, strict=True):
         number = int(row.get("dialogue", 1))
-        dialogues.setdefault(number, Dialogue(Example("e", "q", "a"), [], rollout=number)).utterances.append(u)
+        dialogue = dialogues.setdefault(number, Dialogue(Example("e", "q", "a"), [], rollout=number))
+        dialogue.utterances.append(u)
+        for name in (name for name in row if name.startswith("without ") and row[name]):
+            alone = replace(u, rewards={"score": float(row[name])})
+            dialogue.ablations.append(Dialogue(dialogue.example, [alone], without=(name.removeprefix("without "),)))
     spec = yaml.safe_load(head.strip("`"))
     entry = {"rules": [spec]} if isinstance(spec, str) or next(iter(spec)) in RULES else spec
     agents = tuple(dict.fromkeys(u.agent for u in said))
+    set_contributions(list(dialogues.values()))
     assign_credit(list(dialogues.values()), agents, RewardSection(**entry))
     return [u.rewards.get("credit") for u in said]
 

@@ -411,6 +411,35 @@ class RewardSection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class AblateSection:
+    """Dialogues that are played again without an agent, to see what it contributed (``maporl.rollout.ablation``).
+
+    Args:
+        who: the agents that are left out.
+        how: leave out ``each`` agent alone, for marginal credit, or every group of them (``coalitions``), for Shapley values.
+        placeholder: what is shown in place of an agent's words. None: the agent declines, and nothing of it is shown.
+        samples: how many times each of these dialogues is played. Outcomes are means over them.
+
+    Raises:
+        ValueError: ``who`` names an agent twice, or more than four agents whose groups are left out.
+    """
+
+    who: Annotated[tuple[str, ...], Field(min_length=1)]
+    how: Literal["each", "coalitions"] = "each"
+    placeholder: str | None = None
+    samples: Positive = 1
+
+    def __post_init__(self):
+        if len(set(self.who)) < len(self.who):
+            raise ValueError(f"who: names an agent twice: {list(self.who)}; remove one")
+        if self.how == "coalitions" and len(self.who) > 4:
+            raise ValueError(
+                f"who: {len(self.who)} agents have {2 ** len(self.who) - 1} groups to be left out in each dialogue; name at most 4, "
+                "or set how: each"
+            )
+
+
+@dataclass(frozen=True, config=STRICT)
 class BranchingSection:
     """The number of training dialogues for each question, and where they fork (``maporl.rollout.branching``).
 
@@ -426,6 +455,7 @@ class BranchingSection:
         drafts: the number of first steps of ``best_of``.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
         resample: how many times questions without reward variance are replaced by others (DAPO's dynamic sampling).
+        ablate: the agents without which every dialogue is played again. None: none.
 
     Raises:
         ValueError: ``group`` is too small, or two options exclude each other.
@@ -438,6 +468,7 @@ class BranchingSection:
     drafts: Annotated[int, Field(ge=2)] = 4
     common_seed: bool = True
     resample: Annotated[int, Field(ge=0)] = 0
+    ablate: AblateSection | None = None
 
     def __post_init__(self):
         if isinstance(self.group, tuple) and self.how != "fork_every":

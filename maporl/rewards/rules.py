@@ -1,60 +1,21 @@
 """Reward rules turn scores into one credit per utterance. ``RULES`` names them all. Pure Python, no torch.
 
-A rule is a frozen dataclass of its options. It is called with the dialogues of *one* question and their credits so far:
-a dict ``{utterance id: credit}`` for each dialogue. It returns new dicts. An utterance that is missing from them is not
-trained on. The rules are applied from left to right, and the first one receives the scores themselves.
+:mod:`maporl.rewards.rule` has their contract.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from maporl.config import build_named
+from maporl.rewards.counterfactual import Counterfactual
 from maporl.rewards.labels import IMPLIED
+from maporl.rewards.rule import Along, Credits, Rule
 from maporl.rewards.tournament import eliminate
-from maporl.text import check_choices, check_names
+from maporl.text import check_names
 from maporl.types import Dialogue, Utterance
-
-Credits = list[dict[int, float]]
-Along = Literal["utterance", "turn", "dialogue", "question"]
-"""What the credit of an utterance depends on: on nothing that is said after it, on its turn, on its whole dialogue, or
-on all dialogues of its question."""
-
-
-class Rule:
-    """The base class of rules. A rule is a frozen dataclass of options that can be called.
-
-    A derived class says with ``along`` what its credits depend on. A branching whose rewards are final refuses rules
-    that look at what follows an utterance (:class:`maporl.rollout.branching.Branching`). The default is the whole
-    dialogue, so that a new rule is refused rather than wrong.
-    """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """The columns that the protocol must record (:attr:`maporl.Protocol.records`)."""
-    along: ClassVar[Along] = "dialogue"
-    """What the credit of an utterance depends on."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-
-    def at_update(self, update: int) -> "Rule":
-        """Return the rule as it is in ``update``, counted from 1. By default it is this one."""
-        return self
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """The named rewards that it reads beside the score. A source or the protocol must give each of them."""
-        return frozenset()
-
-    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        """Return the changed credits of one question's ``dialogues``.
-
-        Raises:
-            NotImplementedError: the subclass does not define it.
-        """
-        raise NotImplementedError(f"{type(self).__name__}: a rule defines __call__(dialogues, credits)")
 
 
 @dataclass(frozen=True)
@@ -551,6 +512,7 @@ RULES: dict[str, Any] = {
     "inherit": Inherit,
     "margin": Margin,
     "quality": Quality,
+    "counterfactual": Counterfactual,
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardSource
+from maporl.rewards.counterfactual import set_contributions
 from maporl.rewards.credit import assign_credit
 from maporl.rewards.scoring import fill_in, grade_answers, score_dialogues
 from maporl.tasks.base import Task
@@ -51,11 +52,17 @@ class Scorer:
     def score(self, dialogues: list[Dialogue], task: Task) -> None:
         """Grade every answer, and set ``rewards["score"]`` of the utterances to the weighted sum of their sources.
 
+        Ablations are scored too, and what each agent contributed is set
+        (:func:`maporl.rewards.counterfactual.set_contributions`).
+
         Raises:
             RewardFailure: a source failed, or nothing scored an answer.
+            ConfigError: nobody answered in an ablation.
         """
-        grade_answers(dialogues, task)
-        score_dialogues(dialogues, task, self.sources, self.reward.sources)
+        played = [*dialogues, *(ablation for dialogue in dialogues for ablation in dialogue.ablations)]
+        grade_answers(played, task)
+        score_dialogues(played, task, self.sources, self.reward.sources)
+        set_contributions(dialogues)
 
     def worth(self, dialogues: list[Dialogue], task: Task) -> list[float]:
         """Return the sum of the scores of each dialogue's utterances. Each dialogue is judged separately.

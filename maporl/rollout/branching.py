@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from maporl.config.schema import BranchingSection
+from maporl.rollout.ablation import add_ablations
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Episode
 from maporl.types import Dialogue, Example, Utterance
@@ -244,7 +245,12 @@ BRANCHINGS: dict[str, Branching] = {
 def play_branched(
     driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
 ) -> list[Dialogue]:
-    """Play the ``examples`` with the branching that ``section`` names. The dialogues of one question stand together."""
+    """Play the ``examples`` with the branching that ``section`` names. The dialogues of one question stand together.
+
+    With ``section.ablate`` each dialogue has :attr:`maporl.Dialogue.ablations`.
+    """
     dialogues = BRANCHINGS[section.how].play(driver, examples, section, judge, rng)
+    if section.ablate is not None:
+        add_ablations(driver, [dialogue for dialogue in dialogues if not dialogue.lost], section.ablate)
     driver.release()
     return dialogues

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
-from maporl.engines.base import Engine, wait_for
+from maporl.engines.base import Engine, Pending, Ready, wait_for
 from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
@@ -312,11 +312,16 @@ class RolloutDriver:
         self.world.begin([episode.rooms for episode in episodes])
         steps = [Step(episode, self.builder.requests(episode), []) for episode in episodes]
         requests = [request for step in steps for request in step.requests]
-        pending: list[Any] = [None] * len(requests)
-        names = dict.fromkeys(self.specs[r.ask.agent].engine for r in requests)
+        pending: list[Any] = [
+            None if reply is None else Pending(Ready(reply))
+            for step in steps
+            for reply in map(step.episode.known, step.requests)
+        ]
+        asked = [i for i, one in enumerate(pending) if one is None]
+        names = dict.fromkeys(self.specs[requests[i].ask.agent].engine for i in asked)
         # an engine that answers at once keeps this thread, while the servers of others can work already
         for engine in sorted(names, key=lambda name: not self.engines[name].continuous):
-            rows = [i for i, r in enumerate(requests) if self.specs[r.ask.agent].engine == engine]
+            rows = [i for i in asked if self.specs[requests[i].ask.agent].engine == engine]
             submitted = self.engines[engine].submit([requests[i] for i in rows], self.decoding)
             for row, one in zip(rows, submitted, strict=True):
                 pending[row] = one

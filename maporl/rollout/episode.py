@@ -1,9 +1,10 @@
 """What a rollout consists of: who speaks, the dialogues in progress, and the steps that they wait for. Imports no torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from maporl.decoding import RowSampling, SpeakerSampling
-from maporl.engines.base import Pending, Request
+from maporl.engines.base import Pending, Reply, Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools, Turn
@@ -81,6 +82,7 @@ class Episode:
         turns: the number of turns that each agent has had.
         over: whether the dialogue has ended.
         state: the name of the state from which several forks take their next step.
+        known: gives the replies to requests that need no engine, and None for others. By default all need one.
     """
 
     dialogue: Dialogue
@@ -97,6 +99,7 @@ class Episode:
     turns: dict[str, int] = field(default_factory=dict)
     over: bool = False
     state: str | None = None
+    known: Callable[[Request], Reply | None] = lambda request: None
 
     def take(self, moves: list[Ask] | list[Act]) -> None:
         """Take what is asked or called next."""

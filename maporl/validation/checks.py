@@ -21,6 +21,7 @@ from maporl.team.sampling import check_sampling
 from maporl.training.ahead import check_ahead
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
 from maporl.training.rewards_apart import check_rewards_apart
+from maporl.validation.ablate import check_ablate, contributions
 
 
 def check(config: Config, where: str) -> None:
@@ -244,7 +245,7 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
     for source in sorted(used - pays):
         find_source(source, f"{where}: reward.sources", pays)
     rules = build_rules(config.reward.rules, f"{where}: reward.rules")
-    given = {*config.reward.sources, *pays}
+    given = {*config.reward.sources, *pays, *contributions(config.branching.ablate)}
     for entry, rule in zip(config.reward.rules, rules, strict=True):
         for reward in sorted(rule.reads - given):
             raise ConfigError(
@@ -298,6 +299,8 @@ def _check_async(config: Config, where: str) -> None:
 
 def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
     branching = config.branching
+    if branching.ablate is not None:
+        check_ablate(config, branching.ablate, protocol, where)
     if branching.resample and branching.most < 2:
         raise ConfigError(
             f"{where}: branching.resample: one dialogue per question has no reward variance; set group above 1"

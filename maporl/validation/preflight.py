@@ -21,6 +21,7 @@ from maporl.environments.world import World
 from maporl.errors import ConfigError, install_command
 from maporl.loops.plan import check_loop
 from maporl.protocols import build_protocol
+from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
 from maporl.tasks import Task, build_task
 from maporl.team.devices import split
@@ -188,6 +189,9 @@ def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> li
     questions = config.questions_per_update()
     each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
     branched = "" if dialogues == 1 else each
+    if config.branching.ablate is not None:
+        again = len(left_out(config.branching.ablate)) * config.branching.ablate.samples
+        branched += f", each played {again} more time{'s' if again > 1 else ''} without agents"
     return [f"run: {config.updates} updates of {questions} questions{branched} into {config.output_dir}"]
 
 

@@ -16,6 +16,7 @@ from maporl.engines.base import Engine, Reply, Request
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
+from maporl.rewards.counterfactual import set_contributions
 from maporl.rewards.credit import assign_credit
 from maporl.rollout.branching import BRANCHINGS, play_branched
 from maporl.rollout.driver import RolloutDriver
@@ -143,11 +144,13 @@ def _group_of_one(config: Config, task: Task, script: Script, world: World) -> G
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]
     dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some), random.Random(0))
-    for utterance in (u for d in dialogues for u in d.utterances):
+    everything = [*dialogues, *(ablation for dialogue in dialogues for ablation in dialogue.ablations)]
+    for utterance in (u for d in everything for u in d.utterances):
         if utterance.answers:
             utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
         if utterance.answers or utterance.rewards.keys() & config.reward.sources.keys():
             utterance.rewards["score"] = 0.0
+    set_contributions(dialogues)
     assign_credit(dialogues, tuple(driver.specs), config.reward)
     schedule = config.schedule.resolved(driver.protocol.turns, tuple(config.agents))
     plans = {str(plan): plan for plan in map(schedule.plan, range(1, min(config.updates, UPDATES) + 1))}

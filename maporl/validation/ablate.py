@@ -1,0 +1,49 @@
+"""Checks of dialogues that are played again without an agent (``branching.ablate``)."""
+
+from maporl.config.schema import AblateSection, Config
+from maporl.errors import ConfigError
+from maporl.protocols import Protocol, speakers
+from maporl.rewards.rules import build_rules
+from maporl.rollout.ablation import can_decline
+from maporl.rollout.branching import BRANCHINGS
+
+
+def contributions(ablate: AblateSection | None) -> set[str]:
+    """Return the names of the rewards that say what an agent contributed."""
+    if ablate is None:
+        return set()
+    return {"marginal", "shapley"} if ablate.how == "coalitions" else {"marginal"}
+
+
+def check_ablate(config: Config, ablate: AblateSection, protocol: Protocol, where: str) -> None:
+    """Check that agents can be left out, and that a rule reads what they contributed.
+
+    Raises:
+        ConfigError: they cannot, or no rule does. ``where`` names the configuration.
+    """
+    playing = speakers(config.protocol, tuple(config.agents))
+    where = f"{where}: branching.ablate"
+    for agent in ablate.who:
+        if agent not in playing:
+            raise ConfigError(f"{where}: who: {agent!r} does not play; name some of {list(playing)}")
+    if ablate.placeholder is None and not can_decline(protocol):
+        raise ConfigError(
+            f"{where}: protocol {protocol.label!r} has no agents that decline, so something must stand in the place of what "
+            "is left out; set placeholder, such as (nothing)"
+        )
+    if config.environments:
+        raise ConfigError(
+            f"{where}: a dialogue cannot be played again in environments ({next(iter(config.environments))!r}), whose steps were "
+            "taken; remove ablate, or the environments"
+        )
+    if BRANCHINGS[config.branching.how].final:
+        raise ConfigError(
+            f"{where}: {config.branching.how} credits utterances when they are said, but a contribution is known at the end of a "
+            "dialogue; use how: independent, fork_first or fork_every"
+        )
+    read = {name for rule in build_rules(config.reward.rules) for name in rule.reads}
+    if not read & contributions(ablate):
+        raise ConfigError(
+            f"{where}: no rule reads what the agents contributed, so the dialogues would be played for nothing; add "
+            "{mix: {weights: {marginal: 0.5}}} or counterfactual to reward.rules, or remove ablate"
+        )
