@@ -1,8 +1,9 @@
 """The claims that ``benchmarks/claims.py`` tests. Each expectation was written down before the claim's first run."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import correlation, fmean
 from typing import Literal
 
 from learning import GRPO_ON_GAMES, Run, late, of_agent, team
@@ -74,6 +75,9 @@ def alphas(value: float) -> list[str]:
     return [f"reward.bonus={{alpha: [{value}, {value}, {value}, {value}]}}"]
 
 
+FLAT = ["branching={group: 5}", "advantage.key=[prompt, agent]"]
+"""The overrides that play five dialogues, where C3 plays two letters and four guesses to each."""
+SURE = ["agents.guesser.sampling={temperature: 0.1}"]
 STILL = ["updates=1", "training.learning_rate=0", "training.value_learning_rate=0"]
 """The overrides with which a run trains nothing."""
 SECOND_PAIR = [
@@ -101,6 +105,46 @@ def late_kl(*policies: str) -> Callable[[Run], float]:
 def ended(policy: str) -> Callable[[Run], float]:
     """How many answers ``policy`` sampled to their end in training, in thousands."""
     return lambda done: sum(done.updates(f"{policy}/val/num_eos_tokens")) / 1000
+
+
+def letters_right(done: Run) -> float:
+    """The percent of held-out numbers for which the sender says the letter of the guesser's code, after training."""
+    said = [dialogue["utterances"][0] for dialogue in done.dialogues("after")]
+    return 100 * fmean(u["text"][:1] == "abcd"[int(u["messages"][-1]["content"].strip()[-1]) - 1] for u in said)
+
+
+def fidelity(done: Run) -> float:
+    """The correlation of a signal's advantage with what the signal is worth, over the signals of all updates.
+
+    A signal's worth is the mean score of the guesses after *other* signals of the update that say the same of the same number,
+    minus the mean over all other signals of that number.
+    """
+    pairs = []
+    for sent in signals_sent(done):
+        for number, (state, letter, advantage, _) in enumerate(sent):
+            others = [(s, l, w) for k, (s, l, _, w) in enumerate(sent) if k != number and s == state]
+            same = [w for _, l, w in others if l == letter]
+            if same:
+                pairs.append((advantage, fmean(same) - fmean(w for _, _, w in others)))
+    return correlation(*zip(*pairs, strict=True))
+
+
+def signals_sent(done: Run) -> list[list[tuple[str, str, float, float]]]:
+    """For each update, its signals: the number, the letter, the advantage and the mean score of the guesses that follow it."""
+    updates: dict[int, dict[tuple, list[tuple]]] = {}
+    for line in (done.folder / "dialogues.jsonl").read_text().splitlines():
+        dialogue = json.loads(line)
+        sent, *guessed = dialogue["utterances"]
+        place = (dialogue["prompt"], sent["sample"] or dialogue["rollout"])
+        if guessed and sent["trace"]:  # one copy of a signal that dialogues share has the trace
+            row = (
+                sent["messages"][-1]["content"],
+                sent["text"],
+                sent["trace"]["advantages"][0],
+                sent["rewards"]["credit"],
+            )
+            updates.setdefault(dialogue["step"], {}).setdefault(place, []).append(row)
+    return [[rows[0] for rows in signals.values()] for _, signals in sorted(updates.items())]
 
 
 CORY = [
@@ -265,6 +309,22 @@ CLAIMS = {
         arms={"AT-GRPO": [], "GRPO": [*GRPO_ON_GAMES, "updates=40"]},
         measures={"solved, %": team(0), "answers that ended, thousands": ended("shared")},
         comparisons=(Comparison("solved, %", "AT-GRPO", "GRPO", 1),),
+    ),
+    "c3": Claim(
+        title="Continuing a message several times says more of its worth than sampling more messages",
+        paper="C3 (arXiv 2603.06859)",
+        expectation="A sender learns which letter a hot guesser, who errs often, takes for which number. C3 samples two letters for each "
+        "number and four guesses to each; flat sampling takes five letters with one guess each, which are as many utterances. "
+        "The advantages of C3's letters agree better with what the letters are worth, and after 80 updates its sender is right more "
+        "often. With a guesser who never errs, replaying adds nothing, and the gain vanishes. In a run with another seed the flat sender "
+        "ended ahead.",
+        world="configs/ppo/claims/signals.yaml",
+        arms={"C3": [], "flat": FLAT, "C3, sure guesser": SURE, "flat, sure guesser": [*FLAT, *SURE]},
+        measures={"letters, %": letters_right, "agreement with the worth": fidelity},
+        comparisons=(
+            *(Comparison(measure, "C3", "flat", 1) for measure in ("letters, %", "agreement with the worth")),
+            Comparison("letters, %", "C3, sure guesser", "flat, sure guesser", 1),
+        ),
     ),
     "gdpo": Claim(
         title="Rewards that are normalised apart improve each of them",

@@ -203,6 +203,14 @@ def test_a_text_without_a_plan_is_illegal(player, text):
         game.read(player, text)
 
 
+@pytest.mark.parametrize(("code", "taught"), [(False, ("1", "2", "3")), (True, ("2",))])
+def test_a_guesser_of_signals_is_taught_a_code_if_there_is_one(code, taught):
+    game = begun(Signals(states=3, code=code))
+    assert game.taught(0) == ("a", "b", "c")
+    game.step({0: "b"})
+    assert game.taught(1) == taught
+
+
 def test_signals_hide_the_state_from_the_guesser():
     game = begun(Signals(states=3))
     game.state = 1

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from maporl.environments.games.base import Game
 
@@ -29,10 +30,14 @@ class Signals(CodeGame):
     Payments: the guess pays. Both get 1 if it is right, and 0 if it is wrong. An illegal move pays its author -1.5 and
     the other nothing.
 
+    With ``code`` a warm start teaches player 1 to take ``a`` for 1, ``b`` for 2 and so on, and player 0 nothing. So a signal
+    has a worth from the beginning.
+
     Raises:
         ValueError: ``states`` is outside 2 to 9.
     """
 
+    code: bool = False
     longest = 1
 
     def reset(self, rng: random.Random) -> None:
@@ -51,6 +56,12 @@ class Signals(CodeGame):
     def moves(self, player: int) -> tuple[str, ...]:
         names = "abcdefghi" if player == 0 else "123456789"
         return tuple(names[: self.states])
+
+    def taught(self, player: int) -> tuple[str, ...]:
+        """Any legal move, or with ``code`` the number that the guesser's code has for the letter."""
+        if self.code and player == 1:
+            return (str(ascii_lowercase.index(str(self.signal)) + 1),)
+        return self.moves(player)
 
     def step(self, moves: dict[int, str]) -> dict[int, float]:
         ((player, move),) = moves.items()
