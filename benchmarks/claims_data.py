@@ -122,10 +122,10 @@ def fidelity(done: Run) -> float:
     pairs = []
     for sent in signals_sent(done):
         for number, (state, letter, advantage, _) in enumerate(sent):
-            others = [(s, l, w) for k, (s, l, _, w) in enumerate(sent) if k != number and s == state]
-            same = [w for _, l, w in others if l == letter]
+            others = [(said, worth) for k, (of, said, _, worth) in enumerate(sent) if k != number and of == state]
+            same = [worth for said, worth in others if said == letter]
             if same:
-                pairs.append((advantage, fmean(same) - fmean(w for _, _, w in others)))
+                pairs.append((advantage, fmean(same) - fmean(worth for _, worth in others)))
     return correlation(*zip(*pairs, strict=True))
 
 
