@@ -161,3 +161,87 @@ def test_wrong_numbers_of_branches_are_refused(tmp_path, branching, words):
     values["branching"] = branching
     with pytest.raises(ValueError, match=words):
         from_dict(values, "test")
+
+
+# -- with a critic ----------------------------------------------------------------------------------------------------
+
+REWARDS, FORECASTS = [1.0, 1.0, 0.0, 1.0], [0.8, 0.6, 0.5, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"scale": "none"}, [0.4, 0.3333, -0.7, 0.3667]),
+        ({}, [0.6487, 0.5045, -1.7298, 0.5766]),
+        ({"scale": "none", "alpha": 0.5}, [0.3667, 0.3333, -0.85, 0.35]),
+        ({"scale": "none", "alpha": 0.0}, [1 / 3, 1 / 3, -1, 1 / 3]),
+    ],
+    ids=["differences", "normalised", "half of the critic", "without the critic"],
+)
+def test_c3_with_a_critic_on_one_group(options, expected):
+    batch = TurnBatch(reward=REWARDS, value=FORECASTS, prompt=[0] * 4)
+    given = {"returns": "utterance", "baseline": "assisted", "scale": "std", "ddof": 0, "eps": 1e-8, "key": ("prompt",)}
+    found = estimate(batch, AdvantageConfig(**(given | options)))
+    torch.testing.assert_close(found.float(), torch.tensor(expected), atol=1e-3, rtol=0)
+
+
+def test_answers_of_equal_reward_still_differ_by_their_forecasts():
+    batch = TurnBatch(reward=[1.0, 1.0], value=[0.9, 0.1], prompt=[0, 0])
+    config = AdvantageConfig(returns="utterance", baseline="assisted", scale="none", key=("prompt",))
+    assert estimate(batch, config).tolist() == pytest.approx([0.9, 0.1])
+
+
+def assisted_batch(tmp_path):
+    """The next update of the recipe c3_assisted, in which every second answer is right."""
+    values = recipe_values("c3_assisted", tmp_path, task={"largest": 4}, branching={"group": [2, 4]})
+    values["ppo"] |= {"kl_coef": 0.0, "response_length": 8}
+    said = defaultdict(int)
+
+    def script(request):
+        said[request.example.id, request.ask.agent] += 1
+        number = said[request.example.id, request.ask.agent]
+        if request.ask.agent == "reasoner":
+            return f"m{number}"
+        return request.example.answer if number % 3 else "x"
+
+    return played(scripted_trainer(values, script))
+
+
+def siblings(batch):
+    """The rows of each group of siblings: (return, the critic's value of the last token, advantage, row, token batch)."""
+    groups = defaultdict(list)
+    for policy, tokens in batch.token_batches.items():
+        for i, sample in enumerate(tokens.sample.tolist()):
+            columns = batch.samples[policy][sample].columns
+            before = columns.earlier[-1][2] if columns.earlier else columns.prompt
+            last = int(tokens.sampled_mask[i].nonzero().max())
+            advantage = float(tokens.advantages[i, last])
+            groups[before].append((float(tokens.score[i]), float(tokens.values[i, last]), advantage, i, tokens))
+    return list(groups.values())
+
+
+def test_c3_assisted_compares_rewards_with_what_a_critic_expects_of_siblings(tmp_path):
+    groups = siblings(assisted_batch(tmp_path))
+    assert sorted(len(group) for group in groups) == [2] * 4 + [4] * 8
+    for group in groups:
+        n = len(group)
+        rewards, forecasts = (torch.tensor([row[k] for row in group], dtype=torch.float64) for k in (0, 1))
+        raw = rewards - (forecasts.sum() - forecasts) / (n - 1)
+        expected = (raw - raw.mean()) / (raw.std(correction=0) + 1e-8)
+        torch.testing.assert_close(torch.tensor([row[2] for row in group]), expected.float(), atol=2e-3, rtol=1e-3)
+
+
+def test_the_critic_of_c3_assisted_learns_from_what_follows_a_message(tmp_path):
+    for group in siblings(assisted_batch(tmp_path)):
+        for reward, _, _, i, tokens in group:
+            last = int(tokens.sampled_mask[i].nonzero().max())
+            assert tokens.value_mask[i].nonzero().flatten().tolist() == [last]
+            assert float(tokens.returns[i, last]) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("returns", ["turn_gae", "token_gae"])
+def test_a_baseline_that_reads_what_was_said_needs_a_number_for_each_utterance(tmp_path, returns):
+    values = recipe_values("c3_assisted", tmp_path)
+    values["advantage"] |= {"returns": returns}
+    with pytest.raises(ValueError, match="reads the critic after an utterance"):
+        from_dict(values, "test")

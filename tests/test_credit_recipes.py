@@ -283,6 +283,32 @@ def test_turn_ppo_runs_gae_over_turns():
     assert config.training.value_learning_rate == pytest.approx(10 * config.training.learning_rate)
 
 
+# -- ArCHer -------------------------------------------------------------------------------------------------------------
+
+
+def test_archer_values_an_utterance_by_the_state_that_follows(tmp_path):
+    """Through the trainer: reward plus 0.95 times the next value minus this one, and nothing else."""
+    batch = TurnBatch(reward=[0.0, 0.0], value=[0.5, 0.7], prompt=[0, 0], rollout=[0, 0], agent=["a"] * 2, turn=[0, 1])
+    config = load("archer").advantage
+    assert estimate_all(batch, config).targets.tolist()[0] == pytest.approx(0.665)
+    values = recipe_values("archer", tmp_path)
+    update = played(scripted_trainer(values, perfect))
+    found = defaultdict(list)
+    for policy, tokens in update.token_batches.items():
+        for i, sample in enumerate(tokens.sample.tolist()):
+            columns = update.samples[policy][sample].columns
+            value, advantage = (
+                float(column[i][tokens.sampled_mask[i]][0]) for column in (tokens.values, tokens.advantages)
+            )
+            key = (columns.prompt, columns.rollout, columns.agent)
+            found[key].append((columns.turn, float(tokens.score[i]), value, advantage))
+    assert len(found) > 4 and max(map(len, found.values())) > 1
+    for turns in found.values():
+        following = [value for _, _, value, _ in sorted(turns)[1:]] + [0.0]
+        for (_, reward, value, advantage), later in zip(sorted(turns), following, strict=True):
+            assert advantage == pytest.approx(reward + 0.95 * later - value, abs=1e-4)
+
+
 # -- ReMA ---------------------------------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,25 @@ def critic(returns: Tensor, groups, weights, batch: TurnBatch, config: Advantage
     return batch.tensor(batch.value)
 
 
+def assisted(
+    returns: Tensor, groups: Groups, weights: Tensor, batch: TurnBatch, config: AdvantageConfig, state
+) -> Tensor:
+    """Return the mean of what is known of the *other* rows of the group: returns, and what a critic expects of them.
+
+    It is ``(1 - alpha) loo(R) + alpha loo(Q)``, where Q is the critic's value when the utterance has been said (C3,
+    arXiv 2603.06859, ``value_assisted``). With ``alpha`` 1 an utterance that the critic overrates lowers the others. A scale then
+    raises it above them: its advantage is that of ``R + Q / (n - 1)`` among n rows.
+
+    Raises:
+        ValueError: the batch has no values.
+    """
+    if batch.value is None:
+        raise ValueError("baseline: assisted needs the column 'value', which the batch lacks")
+    own = leave_one_out(returns, groups, weights, batch, config, state)
+    expected = leave_one_out(batch.tensor(batch.value), groups, weights, batch, config, state)
+    return (1 - config.alpha) * own + config.alpha * expected
+
+
 BASELINES: dict[str, Any] = {
     "none": Baseline(none),
     "mean": Baseline(mean, over="group"),
@@ -125,6 +144,7 @@ BASELINES: dict[str, Any] = {
     "batch_mean": Baseline(batch_mean, over="batch"),
     "ema": Baseline(ema, remembers=True),
     "critic": Baseline(critic, needs_critic=True),
+    "assisted": Baseline(assisted, over="group", needs_critic=True, reads_after=True),
 }
 
 

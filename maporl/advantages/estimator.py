@@ -128,7 +128,7 @@ def _compare(
     counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
     raw = returns - baseline.compute(returns, counted, statistics, batch, config, state)
     advantages = scale.compute(raw, returns, counted, statistics, batch, config)
-    if baseline.over == "group":
+    if baseline.over == "group" and not baseline.needs_critic:
         for rows in counted:
             kept = [i for i in rows if statistics[i] > 0]
             if bool((returns[kept] == returns[kept[0]]).all()):

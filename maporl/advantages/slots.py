@@ -50,6 +50,8 @@ class Baseline:
         needs_critic: whether it reads a critic's values.
         remembers: whether it keeps a number for each key between updates.
         scales_mean: whether return minus baseline is that of the group's mean times a factor, so that a scale undoes it.
+        reads_after: whether the critic's value is that of the utterance's last token, which has read the utterance, and not
+            that of the state before it. The critic is then trained there.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("returns", "groups", "weights", "batch", "config", "state")
@@ -58,6 +60,7 @@ class Baseline:
     needs_critic: bool = False
     remembers: bool = False
     scales_mean: bool = False
+    reads_after: bool = False
 
 
 @dataclass(frozen=True)

@@ -519,6 +519,7 @@ class AdvantageConfig:
             the weighted results are summed (GDPO, arXiv 2601.05242). The names are TRL's.
         plus: further advantages that are added, each as ``{weight: 1.0, key: [...], ...}``. What an entry does not name
             is that of this section. They are added before the transforms (GiGPO, arXiv 2505.10978).
+        alpha: the weight of what a critic expects in ``baseline: assisted``, beside the returns themselves.
     """
 
     returns: str = "token_gae"
@@ -535,6 +536,7 @@ class AdvantageConfig:
     singleton: Literal["error", "zero", "raw"] = "error"
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     plus: tuple["AdvantageTerm", ...] = ()
+    alpha: Share = 1.0
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -157,12 +157,14 @@ class Advantages:
     # -- one number for each utterance --------------------------------------------------------------------------------
 
     def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> dict[str, Metrics]:
-        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token.
+        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token, or of its
+        last one if the baseline reads what was said.
 
         Returns:
             By policy, how much the returns in its groups differ (:func:`group_spreads`), if groups are compared.
         """
-        first = {name: _first_sampled(batch.sampled_mask) for name, batch in batches.items()}
+        after = baseline_of(self.config).reads_after
+        judged = {name: _one_sampled(batch.sampled_mask, last=after) for name, batch in batches.items()}
         per_token = [transform for transform in self.transforms if transform.per_token]
         scores = {
             name: (batch.score if per_token else token_rewards(batch, self.options).sum(1)).tolist()
@@ -172,13 +174,13 @@ class Advantages:
         reward = [scores[policy][row] for policy, row in rows] + [c.credit for c in others]
         value = None
         if baseline_of(self.config).needs_critic:
-            values = {name: batch.values[range(len(batch)), batch.first].tolist() for name, batch in batches.items()}
+            values = {name: batch.values[judged[name]].tolist() for name, batch in batches.items()}
             value = [values[policy][row] for policy, row in rows]
             value += [0.0] * len(others)
         turns = turn_batch(columns, reward, value, self.sources)
         must_be_sums(turns)
         estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
-        _spread(batches, rows, estimates, first)
+        _spread(batches, rows, estimates, judged)
         for transform in per_token:
             for batch in batches.values():
                 kl, mask = token_kl(batch, "k1"), batch.sampled_mask
@@ -234,19 +236,22 @@ def group_spreads(estimates: Estimates, groups: Sequence[Sequence[int]], owners:
     }
 
 
-def _spread(batches: dict[str, TokenBatch], rows: list[Row], estimates: Estimates, first: Mapping[str, Tensor]) -> None:
-    """Write each utterance's advantage to all its sampled tokens, and the critic's target to its ``first`` one."""
+def _spread(
+    batches: dict[str, TokenBatch], rows: list[Row], estimates: Estimates, judged: Mapping[str, Tensor]
+) -> None:
+    """Write each utterance's advantage to all its sampled tokens, and the critic's target to the ``judged`` one."""
     for batch in batches.values():
         batch.advantages, batch.returns = torch.zeros_like(batch.values), torch.zeros_like(batch.values)
     for i, (policy, row) in enumerate(rows):
         batch = batches[policy]
         batch.advantages[row] = float(estimates.advantages[i]) * batch.sampled_mask[row]
-        batch.returns[row] = float(estimates.targets[i]) * first[policy][row]
+        batch.returns[row] = float(estimates.targets[i]) * judged[policy][row]
         batch.weight[row] = float(estimates.weights[i])
     for name, batch in batches.items():
-        batch.value_mask = first[name].cpu()
+        batch.value_mask = judged[name].cpu()
 
 
-def _first_sampled(mask: Tensor) -> Tensor:
-    """Return a mask of each row's first sampled token. The value there is that of the state before the utterance."""
-    return mask & (mask.cumsum(1) == 1)
+def _one_sampled(mask: Tensor, last: bool) -> Tensor:
+    """Return a mask of each row's first or ``last`` sampled token. The value of a token is that of the state before it."""
+    place = mask.cumsum(1)
+    return mask & (place == (mask.sum(1, keepdim=True) if last else 1))

@@ -29,6 +29,11 @@ def check_advantage(config: AdvantageConfig, recorded: Sequence[str], where: str
             f"{where}: advantage: returns {config.returns} needs a critic's values, but baseline is {config.baseline!r}; set "
             "advantage.baseline: critic"
         )
+    if baseline.reads_after and (returns.needs_critic or returns.per_token):
+        raise ConfigError(
+            f"{where}: advantage: baseline {config.baseline} reads the critic after an utterance, and returns {config.returns} before it; "
+            "set advantage.returns: utterance (or reward_to_go, tree)"
+        )
     if returns.per_token and config.baseline != "none" and not baseline.needs_critic:
         raise ConfigError(
             f"{where}: advantage: returns {config.returns} goes with baseline critic or none, got {config.baseline!r}; for a baseline "
