@@ -31,6 +31,7 @@ _EXPORTS = {
     "Verifiers": "maporl.tasks",
     "MBPP": "maporl.tasks",
     "Mathematics": "maporl.tasks",
+    "Mixture": "maporl.tasks",
     "Parts": "maporl.tasks",
     "PromptDataset": "maporl.tasks",
     "Prompts": "maporl.tasks",

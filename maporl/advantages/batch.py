@@ -23,6 +23,7 @@ COLUMNS = (
     "action",
     "tokens",
     "seconds",
+    "task",
 )
 
 
@@ -45,6 +46,7 @@ class TurnBatch:
         action: a name for the action in that situation. Wordings of one move or of one answer have the same name.
         tokens: the number of the utterance's sampled tokens.
         seconds: how long the calls took that the utterance made.
+        task: the task of the question, where tasks are mixed.
         mask: false at padding. Padding counts in no statistic and gets the advantage 0.
         parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None is a
             reward that a row lacks.
@@ -73,6 +75,7 @@ class TurnBatch:
     parts: Mapping[str, Sequence[float | None]] | None = None
     part_weights: Mapping[str, float] | None = None
     seconds: Sequence[float] | None = None
+    task: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.reward)

@@ -232,6 +232,11 @@ class Whiten(Transform):
     over: Literal["rows", "tokens"] = "rows"
     compares_turns = True
 
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # it follows from the options
+        """The columns that it needs."""
+        return (*self.key, "tokens") if self.over == "tokens" else self.key
+
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
         """Return the whitened advantages.
 

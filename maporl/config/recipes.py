@@ -109,6 +109,9 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     elif searches:
         values["agent_defaults"] |= {"call_format": "tags", "call_texts": BARE}
         values["task"] = {"name": "tiny_hops"}
+    elif values["task"]["name"] == "mixture":
+        small = ({"name": "toy_sum", "largest": 9}, {"name": "toy_times", "largest": 9})
+        values["task"]["tasks"] = {name: small[i % 2] for i, name in enumerate(values["task"]["tasks"])}
     elif values["task"]["name"] != "episodes":
         values["task"] = {"name": "toy_sum", "largest": 9}
     if proposes:

@@ -15,6 +15,7 @@ from maporl.tasks.gsm8k import GSM8K
 from maporl.tasks.hops import TinyHops
 from maporl.tasks.hotpotqa import HotpotQA
 from maporl.tasks.mathematics import Mathematics
+from maporl.tasks.mixture import Mixture
 from maporl.tasks.parts import Parts
 from maporl.tasks.programs import MBPP, HumanEval
 from maporl.tasks.prompts import PromptDataset, Prompts
@@ -41,6 +42,7 @@ TASKS: dict[str, Any] = {
     "tiny_programs": TinyPrograms,
     "verifiers": Verifiers,
     "prompts": PromptDataset,
+    "mixture": Mixture,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 
@@ -79,6 +81,7 @@ __all__ = [
     "HotpotQA",
     "HumanEval",
     "Mathematics",
+    "Mixture",
     "Parts",
     "PromptDataset",
     "Prompts",

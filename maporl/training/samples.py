@@ -24,7 +24,7 @@ class Columns:
     refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
     ``action`` is a digest of what the utterance does, and not of its wording: the move that a game reads in it, or else
     the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens, and ``seconds`` is how long
-    its calls took. ``policy`` is empty if no policy is trained on the utterance. ``rewards`` are its rewards by name.
+    its calls took. ``task`` is the name of its task in a mixture. ``policy`` is empty if no policy is trained on the utterance. ``rewards`` are its rewards by name.
     """
 
     name: Name
@@ -45,6 +45,7 @@ class Columns:
     state: Any = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    task: str | None = None
 
     @classmethod
     def of(cls, dialogue: Dialogue, utterance: Utterance, policy: str = "") -> "Columns":
@@ -69,6 +70,7 @@ class Columns:
             seed=utterance.tags.get("seed"),
             state=utterance.tags.get("state"),
             rewards=dict(utterance.rewards),
+            task=dialogue.asked(utterance).meta.get("task"),
             seconds=sum(call.result.seconds for call in utterance.calls or () if call.result is not None),
         )
 
@@ -194,6 +196,7 @@ def turn_batch(
         game=recorded("game"),
         seed=recorded("seed"),
         state=recorded("state"),
+        task=recorded("task"),
         parts=None if sources is None else {n: [c.rewards.get(n) for c in columns] for n in sources},
         part_weights=sources,
     )

@@ -367,7 +367,8 @@ def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
     always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action", "tokens", "seconds"]
     roles = ["role"] if protocol.roles or any(a.role for a in config.agents.values()) else []
     forks = ["state"] if config.branching.how != "independent" else []
-    return list(dict.fromkeys([*always, *roles, *forks, *sorted(protocol.records)]))
+    tasks = ["task"] if config.task.get("name") == "mixture" else []
+    return list(dict.fromkeys([*always, *roles, *forks, *tasks, *sorted(protocol.records)]))
 
 
 def _check_task(config: Config, protocol: Protocol, where: str) -> None:
