@@ -51,8 +51,8 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     return variance
 
 
-def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """Return ``(values - mean) / sqrt(var + 1e-8)`` under ``mask``, with the unbiased variance; 0 outside the mask.
+def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tensor:
+    """Return ``(values - mean) / sqrt(var + 1e-8)`` under ``mask``, and 0 outside of it. By default the variance is unbiased.
 
     ``shift_mean=False`` keeps the mean, which is used for rewards. A single value has no spread, so it becomes 0.
 
@@ -60,7 +60,7 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
         ValueError: the mask selects no value.
     """
     mean = masked_mean(values, mask)
-    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask, unbiased) + 1e-8)
     if not shift_mean:
         whitened = whitened + mean
     return torch.where(mask.bool(), whitened, torch.zeros_like(whitened))

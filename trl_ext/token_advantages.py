@@ -44,21 +44,24 @@ def token_kl(rows: TokenBatch, estimator: str) -> Tensor:
     return torch.where(rows.sampled_mask, maths.kl_estimate(rows.old_logprobs, rows.ref_logprobs, estimator), 0.0)
 
 
-def whiten_groups(batches: Sequence[TokenBatch]) -> None:
+def whiten_groups(batches: Sequence[TokenBatch], unbiased: bool = True) -> None:
     """Whiten ``advantages`` within each ``group``, over the sampled tokens of all ``batches``.
 
-    The batches may belong to several policies.
+    The batches may belong to several policies. The standard deviation is ``unbiased``, or that of the population.
     """
-    for rows, whitened in zip(batches, _whitened([r.advantages for r in batches], batches), strict=True):
+    values = [rows.advantages for rows in batches]
+    for rows, whitened in zip(batches, _whitened(values, batches, unbiased=unbiased), strict=True):
         rows.advantages = whitened
 
 
-def _whitened(values: Sequence[Tensor], batches: Sequence[TokenBatch], shift_mean: bool = True) -> list[Tensor]:
+def _whitened(
+    values: Sequence[Tensor], batches: Sequence[TokenBatch], shift_mean: bool = True, unbiased: bool = True
+) -> list[Tensor]:
     results = [torch.zeros_like(v) for v in values]
     for group in torch.cat([r.group for r in batches]).unique().tolist():
         masks = [r.sampled_mask & (r.group == group).unsqueeze(1) for r in batches]
         flat = torch.cat([v[m] for v, m in zip(values, masks, strict=True)])
-        whitened = maths.masked_whiten(flat, torch.ones_like(flat, dtype=torch.bool), shift_mean)
+        whitened = maths.masked_whiten(flat, torch.ones_like(flat, dtype=torch.bool), shift_mean, unbiased)
         parts = whitened.split([int(m.sum()) for m in masks])
         for result, mask, part in zip(results, masks, parts, strict=True):
             result[mask] = part

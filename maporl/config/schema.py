@@ -345,8 +345,10 @@ def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:
 class JudgeSection:
     """The options of the reward source ``judge``: an agent of the team scores every answer.
 
-    ``prompt`` may use ``{question}``, ``{answer}`` and ``{reference}``. The reward is the last number that ``pattern``
-    finds, divided by ``largest``. A verdict without a number gives ``unreadable``, or stops the run if that is None.
+    With ``scores: everything`` it scores everything that is said, as a coach does. ``prompt`` may use ``{question}``, ``{answer}``, which is
+    what was said, ``{reference}``, ``{agent}``, ``{role}``, ``{input}``, which is what the agent was shown, and ``{tools}``, which is what
+    its calls returned. The reward is the last number that ``pattern`` finds, divided by ``largest``. A verdict without a number
+    gives ``unreadable``, or stops the run if that is None.
 
     Raises:
         ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
@@ -359,9 +361,11 @@ class JudgeSection:
     pattern: str = r"[Ss]core:\s*(\d+(?:\.\d+)?)"
     largest: Annotated[float, Field(gt=0)] = 10.0
     unreadable: Finite | None = None
+    scores: Literal["answers", "everything"] = "answers"
 
     def __post_init__(self):
-        _check_judging(self.prompt, {"question", "answer", "reference"}, self.pattern)
+        allowed = {"question", "answer", "reference", "agent", "role", "input", "tools"}
+        _check_judging(self.prompt, allowed, self.pattern)
 
 
 @dataclass(frozen=True, config=STRICT)

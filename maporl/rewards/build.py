@@ -63,6 +63,12 @@ ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier"
 it without building them, because some load a model."""
 
 
+def scores_everything(section: RewardSection) -> list[str]:
+    """Return the names of the sources of :data:`SOURCES` that score everything that is said."""
+    coaches = section.judge is not None and section.judge.scores == "everything" and "judge" in section.sources
+    return ["judge"] if coaches else []
+
+
 def build_sources(
     section: RewardSection, names: Collection[str], speak: Speak | None = None
 ) -> dict[str, RewardSource]:

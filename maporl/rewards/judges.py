@@ -17,28 +17,23 @@ Speak = Callable[[str, list[list[Message]]], list[str]]
 
 
 class PointwiseJudge(RewardSource):
-    """Shows every answer to the judge. The reward is the last number of the verdict, divided by ``largest``."""
+    """Shows every answer, or everything that is said, to the judge.
 
-    answers_only = True
+    The reward is the last number of the verdict, divided by ``largest``.
+    """
 
     def __init__(self, section: JudgeSection, speak: Speak):
         self.section, self.speak, self.agents = section, speak, (section.agent,)
+        self.answers_only = section.scores == "answers"
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
-        """Return the judge's reward for each answer.
+        """Return the judge's reward for each utterance that it is shown.
 
         Raises:
             RewardFailure: a verdict has no readable number, and the configuration gives no value for this case.
         """
         asked = [(d, u) for d in dialogues for u in d.utterances]
-        conversations = [
-            _user(
-                self.section.prompt.format(
-                    question=task.question(d.asked(u)), answer=u.words(), reference=d.asked(u).answer
-                )
-            )
-            for d, u in asked
-        ]
+        conversations = [_user(self.section.prompt.format(**_parts(d, u, task))) for d, u in asked]
         verdicts = self.speak(self.section.agent, conversations)
         values = iter([self._read(text, d, u) for text, (d, u) in zip(verdicts, asked, strict=True)])
         return [[next(values) for _ in d.utterances] for d in dialogues]
@@ -54,6 +49,20 @@ class PointwiseJudge(RewardSource):
                 "the reward of such answers"
             )
         return self.section.unreadable
+
+
+def _parts(dialogue: Dialogue, utterance: Utterance, task: Task) -> dict[str, str]:
+    """Return what a prompt may say of an utterance, by placeholder."""
+    asked = dialogue.asked(utterance)
+    return {
+        "question": task.question(asked),
+        "answer": utterance.words(),
+        "reference": asked.answer,
+        "agent": utterance.agent,
+        "role": utterance.role or utterance.agent,
+        "input": "\n\n".join(message["content"] for message in utterance.messages),
+        "tools": "\n\n".join(call.result.text for call in utterance.calls if call.result is not None) or "nothing",
+    }
 
 
 class PairwiseJudge(RewardSource):

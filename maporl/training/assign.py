@@ -187,7 +187,7 @@ class Advantages:
                 batch.advantages = transform.apply_to_tokens(batch.advantages, kl, mask, self.options.kl_coef)
         if per_token and self.config.scale != "none":
             self._number_groups(batches, rows, columns[: len(rows)])
-            whiten_groups(list(batches.values()))
+            whiten_groups(list(batches.values()), unbiased=self.config.ddof == 1)
         compared = turns.groups(self.config.key) if baseline_of(self.config).over == "group" else []
         owners = [policy for policy, _ in rows]
         return {name: group_spreads(estimates, compared, owners, name) for name in batches}
