@@ -107,6 +107,17 @@ def ended(policy: str) -> Callable[[Run], float]:
     return lambda done: sum(done.updates(f"{policy}/val/num_eos_tokens")) / 1000
 
 
+def asking(fade: str = "") -> str:
+    """The override that pays 0.2 for starting sub-agents and 0.2 for their finishing."""
+    options = f"weights: {{started: 0.2, called/reply_form: 0.2}}{', ' + fade if fade else ''}"
+    return f"reward.rules=[{{mix: {{{options}}}}}, last]"
+
+
+def calls_asked(done: Run) -> float:
+    """How many sub-agents are asked for each held-out question, after training."""
+    return fmean(sum(u["caller"] is not None for u in dialogue["utterances"]) for dialogue in done.dialogues("after"))
+
+
 def letters_right(done: Run) -> float:
     """The percent of held-out numbers for which the sender says the letter of the guesser's code, after training."""
     said = [dialogue["utterances"][0] for dialogue in done.dialogues("after")]
@@ -325,6 +336,30 @@ CLAIMS = {
             *(Comparison(measure, "C3", "flat", 1) for measure in ("letters, %", "agreement with the worth")),
             Comparison("letters, %", "C3, sure guesser", "flat, sure guesser", 1),
         ),
+    ),
+    "parl": Claim(
+        title="Pay for asking, which fades, teaches an orchestrator to ask",
+        paper="PARL (Kimi K2.5 report)",
+        expectation="An orchestrator can answer only if it asks two frozen specialists, and at first asks in two of a hundred questions. "
+        "With 0.2 for starting sub-agents and 0.2 for their finishing, which fade to 0 in 20 updates, it asks more often after 40 updates and is right on "
+        "more held-out questions than if only right answers pay. If asking is paid to the end, it is right no more often than if the pay "
+        "fades.",
+        world="configs/ppo/claims/rare_calls.yaml",
+        arms={
+            "outcome alone": [],
+            "fading pay": [asking("fade: 20")],
+            "lasting pay": [asking()],
+        },
+        measures={
+            "right, %": team(-1),
+            "calls a question": calls_asked,
+        },
+        comparisons=(
+            Comparison("right, %", "fading pay", "outcome alone", 1),
+            Comparison("calls a question", "fading pay", "outcome alone", 1),
+        ),
+        remark=lambda mean: f"With lasting pay it is right on {mean['lasting pay']['right, %']:.1f}% and asks "
+        f"{mean['lasting pay']['calls a question']:.1f} times.",
     ),
     "gdpo": Claim(
         title="Rewards that are normalised apart improve each of them",

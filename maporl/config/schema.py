@@ -450,9 +450,10 @@ class BranchingSection:
     Args:
         how: ``independent`` dialogues. Or one dialogue that forks before its first step (``fork_first``), before a
             random step (``fork_random``) or before every step (``fork_every``). Or a ``tree`` with ``group`` candidates
-            at every step, of which one continues. Or ``best_of``: the best of ``drafts`` first steps forks.
-        group: the number of dialogues for each question, or of candidates at each step. ``fork_every`` takes a list too: the
-            number of branches before each step, of which the last one holds for all later steps (C3).
+            at every step, of which one continues. Or ``best_of``: the best of ``drafts`` first steps forks. Or ``stages``: ``keep``
+            of a step's outputs continue, each with a group of its own.
+        group: the number of dialogues for each question, or of candidates at each step. ``fork_every`` and ``stages`` take a
+            list too: the number of branches before each step, of which the last one holds for all later steps (C3).
         joint: what happens if several agents speak at once. The k-th answers of all make a dialogue (aligned), or every
             combination of answers does (cross).
         pick: which candidate of a tree continues.
@@ -460,12 +461,15 @@ class BranchingSection:
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
         resample: how many times questions without reward variance are replaced by others (DAPO's dynamic sampling).
         ablate: the agents without which every dialogue is played again. None: none.
+        keep: how many outputs of a step continue in ``stages``.
+        choose: which outputs these are: ``random`` ones; good and bad ones in turn (``balanced``); bad answers, and good words
+            that are no answers (``adaptive``); or one of each of the commonest answers (``frequent``).
 
     Raises:
         ValueError: ``group`` is too small, or two options exclude each other.
     """
 
-    how: Literal["independent", "fork_first", "fork_random", "fork_every", "tree", "best_of"] = "independent"
+    how: Literal["independent", "fork_first", "fork_random", "fork_every", "tree", "best_of", "stages"] = "independent"
     group: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] = 1
     joint: Literal["aligned", "cross"] = "aligned"
     pick: Literal["best", "sample"] = "best"
@@ -473,11 +477,13 @@ class BranchingSection:
     common_seed: bool = True
     resample: Annotated[int, Field(ge=0)] = 0
     ablate: AblateSection | None = None
+    keep: Positive = 2
+    choose: Literal["random", "balanced", "adaptive", "frequent"] = "random"
 
     def __post_init__(self):
-        if isinstance(self.group, tuple) and self.how != "fork_every":
+        if isinstance(self.group, tuple) and self.how not in ("fork_every", "stages"):
             raise ValueError(
-                f"group: a list says how many branches each step has, which needs how: fork_every; with {self.how} give one "
+                f"group: a list says how many branches each step has, which needs how: fork_every or stages; with {self.how} give one "
                 f"number, got {list(self.group)}"
             )
         if self.how not in ("independent", "best_of") and self.most < 2:

@@ -9,7 +9,7 @@ from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
-from maporl.rewards.labels import Brevity, critical_steps, f1, label, near, readable
+from maporl.rewards.labels import Brevity, critical_steps, f1, label, near, readable, verdict
 from maporl.rewards.repeats import Repeats
 from maporl.rewards.verifiers_rewards import VerifiersReward
 
@@ -47,6 +47,7 @@ SOURCES: dict[str, Builder] = {
     "format": lambda section, speak: FunctionSource(readable, answers_only=True),
     "near": lambda section, speak: FunctionSource(near, answers_only=True),
     "f1": lambda section, speak: FunctionSource(f1, answers_only=True),
+    "verdict": lambda section, speak: FunctionSource(verdict),
     "critical_steps": lambda section, speak: FunctionSource(critical_steps),
     "repeats": lambda section, speak: Repeats(),
     "verifiers": lambda section, speak: VerifiersReward(),

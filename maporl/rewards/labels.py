@@ -7,7 +7,7 @@ from maporl.rewards.scoring import grade_answers
 from maporl.tasks.base import Task
 from maporl.tasks.grading.numbers import number
 from maporl.tasks.grading.spans import token_f1
-from maporl.types import Dialogue
+from maporl.types import Dialogue, Utterance
 
 
 def label(dialogues: list[Dialogue], task: Task) -> Values:
@@ -52,6 +52,26 @@ def f1(dialogues: list[Dialogue], task: Task) -> Values:
         [None if u.grade is None else shared(u.grade.answer, d.asked(u).answer) for u in d.utterances]
         for d in dialogues
     ]
+
+
+def verdict(dialogues: list[Dialogue], task: Task) -> Values:
+    """Return 1 for a verdict that is true, and 0 for one that is not (MarsRL, arXiv 2511.11373).
+
+    A verdict in the protocol ``refine`` approves the draft that it was shown, or does not. It is true if it approves a right draft
+    or does not approve a wrong one.
+    """
+    grade_answers(dialogues, task)
+    return [[_true_verdict(d, u) for u in d.utterances] for d in dialogues]
+
+
+def _true_verdict(dialogue: Dialogue, utterance: Utterance) -> float | None:
+    if utterance.answers or not utterance.parents or utterance.role != "verifier":
+        return None
+    grades = {u.id: u.grade for u in dialogue.utterances}
+    grade = grades.get(utterance.parents[0])
+    if grade is None or grade.correct is None:
+        return None
+    return float(bool(utterance.settles) == grade.correct)
 
 
 def critical_steps(dialogues: list[Dialogue], task: Task) -> Values:

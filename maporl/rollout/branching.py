@@ -17,12 +17,14 @@ from maporl.config.schema import BranchingSection
 from maporl.rollout.ablation import add_ablations
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Episode
+from maporl.rollout.stages import choose, going_on
 from maporl.types import Dialogue, Example, Utterance
 
 Numbers = defaultdict[int, "itertools.count[int]"]
 """The next free rollout number of each question."""
 Judge = Callable[[list[Dialogue]], list[float]]
-"""Returns the worth of each dialogue, which holds only its newest utterances. Each dialogue is judged separately."""
+"""Scores the utterances of each dialogue, which may hold only its newest ones, and returns the sum of their scores. Each dialogue is judged
+separately."""
 BranchedPlay = Callable[[RolloutDriver, list[Example], BranchingSection, Judge, random.Random], list[Dialogue]]
 Earned = tuple[int, Utterance, dict[str, float]]
 """The number of a question, an utterance, and the utterance's rewards when it was judged."""
@@ -99,6 +101,40 @@ def tree(
         done += [branch for branch in branches if branch.over or not any(branch is c for c in chosen)]
         episodes = [branch for branch in chosen if not branch.over]
     dialogues = _in_order(done)
+    _restore(dialogues, earned)
+    return dialogues
+
+
+def stages(
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
+) -> list[Dialogue]:
+    """Sample ``group`` outputs at every step, and continue ``keep`` of a question's outputs with a group each.
+
+    ``choose`` says which (:func:`maporl.rollout.stages.choose`). The others end there. MarsRL (arXiv 2511.11373) trains solvers,
+    verifiers and correctors so, and SDRL (arXiv 2601.22297) first answers and answers to pairs of them. Where several agents
+    speak in a step, what goes on may combine words of several dialogues. What an output earned when it was judged is final.
+    """
+    numbers: Numbers = defaultdict(lambda: itertools.count(1))
+    episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
+    ended: list[Episode] = []
+    earned: list[Earned] = []
+    while episodes:
+        branches = [branch for episode in episodes for branch in _fanned(driver, episode, section, numbers)]
+        new = driver.step(branches)
+        judge([branch.dialogue for branch in branches])  # whole, because a verdict is judged by its draft
+        for branch, said in zip(branches, new, strict=True):
+            earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
+        questions: dict[int, list[Episode]] = {}
+        for branch in branches:
+            questions.setdefault(branch.dialogue.prompt, []).append(branch)
+        episodes, made = [], []
+        for own in questions.values():
+            chosen = choose(own, section.choose, section.keep, rng)
+            going, added = going_on(driver, chosen, lambda episode: _next(numbers, episode, 1)[0])
+            episodes += going
+            made += added
+        ended += [branch for branch in [*branches, *made] if not any(branch is going for going in episodes)]
+    dialogues = _in_order(ended)
     _restore(dialogues, earned)
     return dialogues
 
@@ -209,6 +245,15 @@ def _every_fork(section: BranchingSection, steps: Steps) -> int:
     return math.prod(section.at(i) ** (speakers if section.joint == "cross" else 1) for i, speakers in enumerate(steps))
 
 
+def _staged(section: BranchingSection, steps: Steps) -> int:
+    dialogues, branches = 0, section.at(0)
+    for i, speakers in enumerate(steps[:-1]):
+        going = section.keep if speakers > 1 else min(section.keep, branches)
+        dialogues += branches - (0 if speakers > 1 else going)
+        branches = going * section.at(i + 1)
+    return dialogues + branches
+
+
 def _candidates(section: BranchingSection, steps: Steps) -> int:
     return 1 + len(steps) * (section.most - 1)
 
@@ -239,6 +284,7 @@ BRANCHINGS: dict[str, Branching] = {
     "fork_every": Branching(fork_every, dialogues=_every_fork),
     "tree": Branching(tree, judges=True, final=True, dialogues=_candidates),
     "best_of": Branching(best_of, judges=True),
+    "stages": Branching(stages, judges=True, final=True, dialogues=_staged),
 }
 
 

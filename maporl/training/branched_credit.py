@@ -21,7 +21,7 @@ def check_branched_credit(branching: BranchingSection, reward: RewardSection, pr
             and the credit of an answer depends on what follows it. The message begins with ``where``.
     """
     kind = BRANCHINGS[branching.how]
-    if kind.judges and not protocol.every_step_scored:
+    if kind.judges and not protocol.every_step_scored and "verdict" not in reward.sources:
         raise ConfigError(
             f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
             f"{protocol.label!r} has steps that nothing scores yet; use how: independent or fork_first"
