@@ -462,8 +462,8 @@ class BranchingSection:
         resample: how many times questions without reward variance are replaced by others (DAPO's dynamic sampling).
         ablate: the agents without which every dialogue is played again. None: none.
         keep: how many outputs of a step continue in ``stages``.
-        choose: which outputs these are: ``random`` ones; good and bad ones in turn (``balanced``); bad answers, and good words
-            that are no answers (``adaptive``); or one of each of the commonest answers (``frequent``).
+        choose: which outputs these are: ``random`` ones; good and bad ones in turn (``balanced``); bad answers, and good
+            verdicts (``adaptive``); or one of each of the commonest answers (``frequent``).
 
     Raises:
         ValueError: ``group`` is too small, or two options exclude each other.

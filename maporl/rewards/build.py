@@ -9,9 +9,10 @@ from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
-from maporl.rewards.labels import Brevity, critical_steps, f1, label, near, readable, verdict
+from maporl.rewards.labels import Brevity, critical_steps, f1, is_verdict, label, near, readable, verdict
 from maporl.rewards.repeats import Repeats
 from maporl.rewards.verifiers_rewards import VerifiersReward
+from maporl.types import Utterance
 
 
 def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
@@ -64,10 +65,11 @@ ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier"
 it without building them, because some load a model."""
 
 
-def scores_everything(section: RewardSection) -> list[str]:
-    """Return the names of the sources of :data:`SOURCES` that score everything that is said."""
-    coaches = section.judge is not None and section.judge.scores == "everything" and "judge" in section.sources
-    return ["judge"] if coaches else []
+def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
+    """Return the names of the sources of :data:`SOURCES` that score an utterance that does not answer."""
+    coaches = section.judge is not None and section.judge.scores == "everything"
+    found = {"judge": coaches, "verdict": is_verdict(utterance)}
+    return [name for name, scores in found.items() if scores and name in section.sources]
 
 
 def build_sources(

@@ -64,8 +64,13 @@ def verdict(dialogues: list[Dialogue], task: Task) -> Values:
     return [[_true_verdict(d, u) for u in d.utterances] for d in dialogues]
 
 
+def is_verdict(utterance: Utterance) -> bool:
+    """Return whether an utterance judges a draft that it was shown."""
+    return utterance.role == "verifier" and not utterance.answers and bool(utterance.parents)
+
+
 def _true_verdict(dialogue: Dialogue, utterance: Utterance) -> float | None:
-    if utterance.answers or not utterance.parents or utterance.role != "verifier":
+    if not is_verdict(utterance):
         return None
     grades = {u.id: u.grade for u in dialogue.utterances}
     grade = grades.get(utterance.parents[0])

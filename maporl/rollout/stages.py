@@ -18,8 +18,8 @@ def choose(branches: list[Episode], how: str, keep: int, rng: random.Random) -> 
 
     Args:
         branches: the episodes after the step. Their utterances are scored.
-        how: ``random``; ``balanced``: good and bad ones in turn, by their worth; ``adaptive``: bad answers, and good words that do not
-            answer, such as true reports of errors; ``frequent``: one of each of the commonest answers, and nothing if all are
+        how: ``random``; ``balanced``: good and bad ones in turn, by their worth; ``adaptive``: bad answers, and what is good among other words, such as true reports of
+            errors; ``frequent``: one of each of the commonest answers, and nothing if all are
             equal.
         keep: how many outputs go on.
         rng: draws among equals.

@@ -9,7 +9,7 @@ from maporl.config.imports import is_import, look_up
 from maporl.config.schema import RewardSection
 from maporl.protocols.base import Protocol
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.build import ANSWERS_ONLY, is_completion_reward, scores_everything
+from maporl.rewards.build import ANSWERS_ONLY, is_completion_reward, scores_others
 from maporl.rewards.credit import credit_by_readers, credit_by_rules
 from maporl.rewards.scoring import weighted_scores
 from maporl.types import Dialogue, Utterance
@@ -39,7 +39,7 @@ def credit_lines(
     unsure = [n for n in reward.sources if n not in protocol.pays and n not in ANSWERS_ONLY and not _is_completion(n)]
     for u in (u for d in dialogues for u in d.utterances):
         given = (
-            [name for name in reward.sources if name not in protocol.pays] if u.answers else scores_everything(reward)
+            [name for name in reward.sources if name not in protocol.pays] if u.answers else scores_others(reward, u)
         )
         u.rewards |= dict.fromkeys(given, 1.0)
     try:

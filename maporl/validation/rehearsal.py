@@ -16,7 +16,7 @@ from maporl.engines.base import Engine, Reply, Request
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
-from maporl.rewards.build import scores_everything
+from maporl.rewards.build import scores_others
 from maporl.rewards.counterfactual import set_contributions
 from maporl.rewards.credit import assign_credit
 from maporl.rollout.branching import BRANCHINGS, play_branched
@@ -149,7 +149,7 @@ def _group_of_one(config: Config, task: Task, script: Script, world: World) -> G
     for utterance in (u for d in everything for u in d.utterances):
         if utterance.answers:
             utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
-        scored = utterance.rewards.keys() & config.reward.sources.keys() or scores_everything(config.reward)
+        scored = utterance.rewards.keys() & config.reward.sources.keys() or scores_others(config.reward, utterance)
         if utterance.answers or scored:
             utterance.rewards["score"] = 0.0
     set_contributions(dialogues)
