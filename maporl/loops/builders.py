@@ -8,7 +8,7 @@ trained on, and those of engines without token ids, make no rows.
 import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from maporl.errors import RunError
 from maporl.loops.rows import Pair, Row
+from maporl.text import check_placeholders
 from maporl.types import Dialogue, Utterance
 
 STRICT = ConfigDict(extra="forbid")
@@ -154,12 +155,74 @@ class Gap(Builder):
         return pairs[: self.per_question]
 
 
+@dataclass(frozen=True, config=STRICT)
+class Flatten(Builder):
+    """Whole dialogues as one text of one policy, which learns to play all roles (Chain-of-Agents, arXiv 2508.13167).
+
+    Everything that was said stands in ``form``, in the order of speaking, and what calls returned stands in ``observation`` after
+    the words that called. What calls returned bears no loss. With ``roles`` only what was said in them bears loss. The text answers the
+    question as the task puts it, after the system prompt of the agent that speaks with the policy.
+
+    Taken are dialogues whose last answer is worth more than ``above`` and that have at least ``least`` utterances, and of
+    each question at most ``per_question``, the first ones. None takes all.
+    """
+
+    into: str
+    form: str = "<{name}>{text}</{name}>"
+    observation: str = "<observation>{text}</observation>"
+    above: Number = 0.5
+    least: Annotated[int, Field(ge=1)] = 2
+    per_question: Annotated[int, Field(ge=1)] | None = None
+
+    def __post_init__(self):
+        check_placeholders(self.form, ("name", "text"))
+        check_placeholders(self.observation, ("name", "text"))
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        taken: dict[int, int] = defaultdict(int)
+        rows = []
+        for dialogue in dialogues:
+            answers = [u.rewards["credit"] for u in dialogue.answers() if "credit" in u.rewards]
+            if not answers or answers[-1] <= self.above or len(dialogue.utterances) < self.least:
+                continue
+            taken[dialogue.prompt] += 1
+            if self.per_question is not None and taken[dialogue.prompt] > self.per_question:
+                continue
+            place = (dialogue.prompt, dialogue.rollout, 0)
+            pieces, example = tuple(self.pieces(dialogue, roles)), dialogue.example
+            rows.append(
+                Row(
+                    self.into,
+                    self.into,
+                    self.into,
+                    example.id,
+                    [],
+                    [],
+                    answers[-1],
+                    place,
+                    pieces=pieces,
+                    example=example,
+                )
+            )
+        return rows
+
+    def pieces(self, dialogue: Dialogue, roles: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
+        """Yield the texts of a dialogue, each with whether it bears loss."""
+        for u in dialogue.utterances:
+            role = u.role or u.agent
+            yield self.form.format(name=role, text=u.text), not roles or role in roles
+            for call in u.calls:
+                if call.result is not None:
+                    yield self.observation.format(name=call.name, text=call.result.text), False
+
+
 BUILDERS: dict[str, type[Builder]] = {
     "threshold": Threshold,
     "siblings": Siblings,
     "best_of": BestOf,
     "gap": Gap,
     "signs": Signs,
+    "flatten": Flatten,
 }
 """Name -> builder."""
 

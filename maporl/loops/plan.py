@@ -7,7 +7,7 @@ from maporl.config.loops import StageSection
 from maporl.config.parse import build_named, entry_name
 from maporl.config.schema import Config, TrainingOptions
 from maporl.errors import ConfigError
-from maporl.loops.builders import BUILDERS, Builder
+from maporl.loops.builders import BUILDERS, Builder, Flatten
 from trl_ext import distributed
 
 Stage = tuple[StageSection, Builder]
@@ -41,8 +41,19 @@ def stages_of(config: Config) -> list[Stage]:
             raise ConfigError(
                 f"{where}: makes {builder.makes}, and train: {section.train} takes {wanted}; use one of {fitting}"
             )
+        if isinstance(builder, Flatten):
+            _check_student(config, builder.into, where)
         stages.append((section, builder))
     return stages
+
+
+def _check_student(config: Config, into: str, where: str) -> None:
+    """Check that a policy of this name learns."""
+    policies = {agent.policy or name for name, agent in config.agents.items() if agent.trainable and agent.weights}
+    if into not in policies:
+        raise ConfigError(
+            f"{where}: flatten.into: {into!r} names none of the policies that learn; name one of {sorted(policies)}"
+        )
 
 
 def check_loop(config: Config, dialogues: int, condition: str, questions: int) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from maporl.types import Example
+
 
 @dataclass(frozen=True)
 class Row:
@@ -24,6 +26,10 @@ class Row:
         cut: whether the completion was cut off.
         round: the round in which it was sampled.
         good: whether it is called good or bad, for KTO.
+        bears_loss: for each token of the completion, whether it bears loss. None: all do.
+        pieces: the completion as texts, each with whether it bears loss, if the policy's tokenizer must encode it yet
+            (:mod:`maporl.loops.flattened`).
+        example: the question that the prompt asks, if it must be encoded too.
     """
 
     policy: str
@@ -37,6 +43,9 @@ class Row:
     cut: bool = False
     round: int = 1
     good: bool | None = None
+    bears_loss: list[bool] | None = None
+    pieces: tuple[tuple[str, bool], ...] = ()
+    example: Example | None = None
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,12 @@ def train_jointly(
 
 
 def sft_rows(rows: Sequence[Row]) -> list[dict[str, list[int]]]:
-    """Return the rows with the columns of TRL's SFT trainer. Only the completion bears loss."""
+    """Return the rows with the columns of TRL's SFT trainer. Only the completion bears loss, or its part in ``bears_loss``."""
     return [
         {
             "input_ids": [*row.prompt_ids, *row.completion_ids],
-            "completion_mask": [0] * len(row.prompt_ids) + [1] * len(row.completion_ids),
+            "completion_mask": [0] * len(row.prompt_ids)
+            + ([1] * len(row.completion_ids) if row.bears_loss is None else [int(bears) for bears in row.bears_loss]),
         }
         for row in rows
     ]

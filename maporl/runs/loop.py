@@ -20,6 +20,7 @@ from maporl.config import Config
 from maporl.config.loops import StageSection
 from maporl.evaluation.metrics import Evaluation
 from maporl.loops.figures import held_out_score, round_metrics
+from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage, stages_of
 from maporl.loops.rows import Pair, Row, described, written
 from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
@@ -32,6 +33,7 @@ from maporl.runs.build import build_player, find_device, player_of, ready_to_pla
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
+from maporl.team.agents import Policy
 from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, RunRecord, record_evaluation
@@ -222,7 +224,11 @@ class Loop:
         manifest: dict[str, Any] = {"utterances": counts(dialogues, section)}
         spoke = speakers_in(dialogues, section.roles)
         for policy in (p for p in team.policies.values() if p.trainable):
-            mine = [row for row in rows if row.policy == policy.name]
+            mine = [
+                encoded(row, policy, self._student(policy), tasks_of(self.config)[0]) if isinstance(row, Row) else row
+                for row in rows
+                if row.policy == policy.name
+            ]
             manifest[policy.name] = described(mine)
             if mine:
                 check_both_kinds(manifest[policy.name], where, policy.name)
@@ -234,6 +240,10 @@ class Loop:
             manifest[name] |= figures
         self._save(team, folder)
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+    def _student(self, policy: Policy) -> str | None:
+        """Return the system prompt of the agent that speaks with ``policy``."""
+        return self.config.agents[policy.agents[0]].system
 
     def _train_policies(
         self, section: StageSection, team: Team, judge: Team | None, rows: dict[str, list[Row | Pair]]

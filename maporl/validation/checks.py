@@ -157,7 +157,7 @@ def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: agents: none is trainable, so nothing would be trained; set trainable: true for one"
         )
     playing = speakers(config.protocol, tuple(config.agents))
-    if learning.isdisjoint(playing):
+    if learning.isdisjoint(playing) and not config.loop.stages:  # a loop may teach one that does not play
         raise ConfigError(
             f"{where}: protocol.agents: of {list(playing)} none is trainable, so nothing would be trained; add one of "
             f"{sorted(learning)} or set trainable: true for one that plays"

@@ -1,0 +1,33 @@
+"""Rows that hold texts become token ids of the policy that learns them. No torch."""
+
+from dataclasses import replace
+
+from maporl.loops.rows import Row
+from maporl.rollout.requests import opening
+from maporl.tasks.base import Task
+from maporl.team.agents import Policy
+from trl_ext.chat import encode_prompt
+from trl_ext.plain_text import encode_text
+
+
+def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:
+    """Return ``row`` with token ids, if it holds texts: the question as a chat, the pieces one by one, and EOS.
+
+    Args:
+        row: the row.
+        policy: the policy that learns it.
+        system: the system prompt of the agent that speaks with the policy.
+        task: says how the question is put.
+    """
+    if row.example is None:
+        return row
+    question = {"role": "user", "content": task.question(row.example)}
+    prompt = encode_prompt(policy.tokenizer, [*opening(system, task.before_question(row.example)), question], None)
+    ids: list[int] = []
+    bears: list[bool] = []
+    for text, learned in row.pieces:
+        new = encode_text(policy.tokenizer, text, special=True)
+        ids += new
+        bears += [learned] * len(new)
+    ids.append(policy.tokenizer.eos_token_id)
+    return replace(row, prompt_ids=prompt, completion_ids=ids, bears_loss=[*bears, True], pieces=(), example=None)
