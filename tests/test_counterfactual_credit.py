@@ -66,6 +66,13 @@ def test_equal_answers_earn_equal_credit_and_a_batch_may_be_cut_between_question
         torch.testing.assert_close(earned.setdefault((batch.parent[i], float(batch.reward[i])), whole[i]), whole[i])
 
 
+def test_a_designer_is_compared_by_the_mean_of_its_executions():
+    """MetaAgent-X: two designs, carried out twice each, with the outcomes 1, 0 and 1, 1."""
+    found = credit(trees([[1, 0], [1, 1]]), ddof=1)
+    torch.testing.assert_close(found[:2], torch.tensor([-0.7071, 0.7071]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(found[2:], torch.tensor([0.7071, -0.7071, 0.0, 0.0]), atol=1e-3, rtol=0)
+
+
 # -- through the trainer's steps --------------------------------------------------------------------------------------
 
 

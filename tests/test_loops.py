@@ -498,6 +498,7 @@ def test_rounds_replay_what_earlier_rounds_sampled_and_kto_needs_both_kinds(tmp_
         loops.run_loop(bad, False, True, lambda line: None)
 
 
+@pytest.mark.slow
 def test_a_round_that_made_the_team_worse_is_not_kept(tmp_path):
     """SFT on all answers, at a rate that destroys the weights. The next round begins where the first one did, and so do the final weights."""
     worse = {"train": "sft", "build": {"threshold": {"above": -1}}, "learning_rate": 0.3}
@@ -724,6 +725,7 @@ def test_a_loop_says_in_its_metrics_and_its_page_what_each_round_did(tmp_path):
     assert {"Rows of a stage", "Loss of a stage"} <= {chart["title"] for chart in page}
 
 
+@pytest.mark.slow
 def test_a_round_is_recorded_once_even_if_a_kill_came_between_its_two_files(tmp_path):
     loops.run_loop(looped(tmp_path / "run", STAGES[:1], rounds=2), False, True, lambda line: None)
     metrics, dialogues = (tmp_path / "run" / name for name in ("metrics.jsonl", "dialogues.jsonl"))

@@ -49,8 +49,8 @@ LONGER = {
 }
 
 
-LONG = {"spiral_textarena", "at_grpo_code"}
-"""Recipes whose prompts or programs are long even in a tiny version."""
+LONG = {"spiral_textarena", "at_grpo_code", "shapley", "c3_assisted", "mars_rl", "multi_agent_evolve"}
+"""Recipes whose prompts or programs are long even in a tiny version, or that play many dialogues."""
 
 
 @pytest.mark.parametrize(
