@@ -46,7 +46,7 @@ def load(options: argparse.Namespace):
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from maporl.config.schema import TinySection
-    from maporl.team.tiny import build_tiny_tokenizer
+    from maporl.tiny import build_tiny_tokenizer
 
     dtype = getattr(torch, options.dtype)
     if options.model != "tiny":

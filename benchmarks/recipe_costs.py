@@ -129,7 +129,8 @@ def cost(name: str, model: str) -> float:
     if "loop" in own:
         epochs = [{"epochs": stage.get("epochs", 1)} for stage in own["loop"]["stages"]]
         stages = [stage | each for stage, each in zip(values["loop"]["stages"], epochs, strict=True)]
-        values["reward"]["sources"] = {"recipe_costs:coin": 1.0}
+        read = {name: weight for name, weight in values["reward"]["sources"].items() if name == "nll"}
+        values["reward"]["sources"] = {"recipe_costs:coin": 1.0} | read
         values["loop"] |= {"questions": 1, "rounds": 1, "stages": stages}
     return tokens(values, name) / tokens(plain(values), name)
 

@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from maporl.config.schema import TinySection
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.rewards.verifier.model import Verifier
-from maporl.team.tiny import build_tiny_tokenizer
+from maporl.tiny import build_tiny_tokenizer
 
 
 def make_verifier(folder: Path, small: bool) -> str:

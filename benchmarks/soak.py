@@ -30,7 +30,7 @@ def main() -> None:
 
     from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
     from maporl.config.schema import TinySection
-    from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
     torch.manual_seed(0)
     agents = []

@@ -4,6 +4,7 @@ import torch
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import (
+    AutoModelForSequenceClassification,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
@@ -48,6 +49,15 @@ def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast, d
     if dtype != "auto":
         for parameter in model.parameters():  # buffers stay in float32, as those of models that are read
             parameter.data = parameter.data.to(getattr(torch, dtype))
+    return model
+
+
+def build_tiny_classifier(section: TinySection, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Build a sequence classifier with one output, with the trunk of :func:`build_tiny_model`. Its output is 0."""
+    config = _build(section, tokenizer).config
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.score.weight.data.zero_()
     return model
 
 

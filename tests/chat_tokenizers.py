@@ -4,7 +4,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from maporl.config.schema import TinySection
-from maporl.team.tiny import build_tiny_tokenizer
+from maporl.tiny import build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE
 
 CHATML = (

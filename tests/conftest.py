@@ -13,7 +13,7 @@ import torch
 
 from maporl.config import imports
 from maporl.config.schema import TinySection
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
 collect_ignore = ["mcp_test_server.py", "open_env_server.py"]
 """Servers that tests start by their path. They import what only their own extras install."""

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import AdvantageConfig, TinySection
 from maporl.schedules import OpponentPool, Schedule
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import distributed
 
 

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from maporl.config.schema import TinySection
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config, checkpoint, distributed
 from trl_ext.checkpoint import read_checkpoint, write_checkpoint
 from trl_ext.learner import Learner

@@ -39,7 +39,7 @@ Metrics = dict[str, float]
 # tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to,
 # such as the library that is searched
 NO_OPTIONS = (
-    "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "agent_defaults.dtype",
+    "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "reward.verifier.model", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "environments", "tools.*.use",
     "agents.*.limits.parallel", "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip
@@ -57,6 +57,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
+    "form": ("cgc",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
     "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""

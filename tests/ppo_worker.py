@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from maporl.config.schema import TinySection
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config, PPOv2Trainer, distributed
 
 

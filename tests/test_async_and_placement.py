@@ -16,7 +16,7 @@ from maporl.rewards import RewardSource
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, load_agents
 from maporl.team.team import Policy
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.learner import Learner, NonFiniteError

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from maporl.config.schema import TinySection
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.rewards.verifier.model import Verifier
-from maporl.team.tiny import build_tiny_tokenizer
+from maporl.tiny import build_tiny_tokenizer
 from maporl.validation.load import load
 
 sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package

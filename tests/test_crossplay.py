@@ -23,7 +23,7 @@ from maporl.runs.crossplay import AgentPool, play_crossplay, read_entrants, seat
 from maporl.runs.train import train
 from maporl.tasks import build_task
 from maporl.team.pretrained import read_team, weights_of
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from trl_ext.ppo_options import GREEDY
 

@@ -7,13 +7,13 @@ from scripted_training import recipe_values
 
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
-from maporl.loops.builders import Flatten
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import stages_of
+from maporl.loops.singles import Flatten
 from maporl.loops.stages import sft_rows
 from maporl.runs.loop import run_loop
 from maporl.tasks import Arithmetic
-from maporl.team.tiny import build_tiny_tokenizer
+from maporl.tiny import build_tiny_tokenizer
 from maporl.types import Call, Dialogue, Example, Result, Utterance
 from maporl.validation.load import from_dict
 

@@ -20,6 +20,7 @@ FLOORS = (  # from the ground up; rooms of one floor may import each other, but 
     },
     {"maporl.storage"},
     {"maporl.config"},
+    {"maporl.tiny"},
     {"maporl.evaluation"},
     {"maporl.sandbox", "maporl.environments"},
     {"maporl.tasks"},

@@ -19,7 +19,7 @@ from test_distributed import STRATEGIES, free_port
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Agent, Arithmetic, Team
-from maporl.config.schema import WarmStartSection
+from maporl.config.schema import VerifierSection, WarmStartSection
 from maporl.protocols import build_protocol
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
@@ -286,15 +286,15 @@ def test_a_bfloat16_verifier_that_keeps_learning_steps_master_weights_and_resume
         for n, (text, right) in enumerate([("4", True), ("7", False)])
     ]
     dialogue = Dialogue(Example("a", "2+2=", "4"), answers)
-    ends = []
+    ends, section = [], VerifierSection("here", learn_every=1, learning_rate=1e-5)
     for dtype, interrupted in ((torch.float32, False), (HALF, False), (HALF, True)):
         torch.manual_seed(0)
-        learning = CoTraining(Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), 1, 1e-5)
+        learning = CoTraining(Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), section)
         for update in range(20):
             if interrupted and update == 10:
                 learning.save(tmp_path)
                 learning = CoTraining(
-                    Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), 1, 1e-5
+                    Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), section
                 )
                 learning.load(tmp_path)
             learning.after_update(update, [dialogue], Arithmetic(largest=4))

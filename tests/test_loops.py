@@ -19,11 +19,12 @@ from maporl.config.loops import StageSection
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.loops import kto, stages
-from maporl.loops.builders import BestOf, Gap, Siblings, Signs, Threshold, selected
 from maporl.loops.kto import kto_rows
+from maporl.loops.pairs import Gap, Siblings
 from maporl.loops.replay import drawn, shares
 from maporl.loops.rows import Pair, Row, described
 from maporl.loops.shards import dialogues_of
+from maporl.loops.singles import BestOf, Signs, Threshold, selected
 from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_jointly, train_stage
 from maporl.report.charts import charts
 from maporl.report.metric_panels import METRICS
@@ -115,6 +116,7 @@ REWARDS = [0.95, 0.91, 0.83, 0.80, 0.78, 0.66, 0.62, 0.55, 0.48, 0.41]
 
 
 def test_a_selection_takes_the_share_first_and_the_threshold_after_it():
+    """Best-of-10 rewards, share .7 or .8 without the best tenth, threshold .6 (recipe optima)."""
     assert [REWARDS[i] for i in selected(REWARDS, 0.7, at_least=0.6)] == REWARDS[:7]
     assert [REWARDS[i] for i in selected(REWARDS, 0.8, 0.1, 0.6)] == [0.91, 0.83, 0.80, 0.78, 0.66, 0.62]
 
@@ -660,7 +662,7 @@ def test_stages_that_cannot_run_are_refused_before_anything_is_loaded(stages, me
 def test_a_builder_of_ones_own_is_a_named_import(tmp_path):
     """A stranger's team names none, and other processes find its folder."""
     (tmp_path / "own_builders.py").write_text(
-        "from maporl.loops.builders import Builder\n\nclass First(Builder):\n    pass\n"
+        "from maporl.loops.builder import Builder\n\nclass First(Builder):\n    pass\n"
     )
     stages = [{"train": "sft", "build": "own_builders:First"}, {"train": "sft", "build": {"own_builders:First": {}}}]
     config = looped(tmp_path / "run", stages, pythonpath=[str(tmp_path)])

@@ -23,7 +23,7 @@ CODE = "def simple_math_problem():\n    return {a} + {b}\n"
 def stand_ins(tmp_path_factory):
     """Folders: two models of different architectures, a verifier, and data of both kinds."""
     from maporl.config.schema import TinySection
-    from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
     root = tmp_path_factory.mktemp("stand-ins")
     for name, architecture in (("first", "llama"), ("second", "qwen3")):

@@ -331,6 +331,7 @@ LOOKS_AHEAD = {
     "team_mean": {}, "sum": {}, "last": {}, "zero_sum": {}, "back_propagate": {}, "tree_mean": {}, "public_goods": {},
     "tournament": {}, "mix": {"weights": {"callees/env": 0.5}}, "gate": {"order": ["callees/env"]},
     "tier": {"proximity": "callees/legal"}, "redistribute": {"by": "callees/env"}, "margin": {"beta": 0.5}, "quality": {"beta": 0.5},
+    "prove": {}, "length_share": {},
 }  # fmt: skip
 OWN = {  # a cost per token charges for wordings, so here it is at its limit
     "own": {}, "complement": {"roles": ["player 1"]}, "mix": {"weights": {"legal": 0.5, "caller/env": 0.5}},
@@ -443,16 +444,17 @@ def test_an_advantage_that_compares_turns_is_refused_there_too(change, tmp_path)
 
 
 def test_every_rule_is_tried():
-    # inherit needs callers, which games do not have, and counterfactual needs ablations, which a tree refuses
-    assert {*OWN, *LOOKS_AHEAD, "inherit", "counterfactual"} == set(RULES)
+    # inherit needs callers, which games do not have, counterfactual needs ablations, which a tree refuses, and readability
+    # needs the reward nll, which charges for wordings
+    assert {*OWN, *LOOKS_AHEAD, "inherit", "counterfactual", "readability"} == set(RULES)
 
 
 FORKS = [name for name, kind in BRANCHINGS.items() if not kind.final]
 REWARDS = {
-    **{name: {"rules": [{name: options}]} for name, options in (OWN | LOOKS_AHEAD).items() if name != "tournament"},
+    **{name: {"rules": [{name: options}]} for name, options in (OWN | LOOKS_AHEAD).items() if name not in ("tournament", "length_share")},
     **MAPORL,
 }
-"""A tournament breaks ties by the order of the dialogues, as ArenaRL does, so equals get different ranks."""
+"""A tournament breaks ties by the order of the dialogues, as ArenaRL does, so equals get different ranks. A share of the length charges for wordings."""
 
 
 def varied_once(depth):

@@ -99,7 +99,7 @@ def test_what_supervisors_and_people_ask(labels):
 @pytest.fixture(scope="module")
 def verifier_folder(tmp_path_factory):
     from maporl.config.schema import TinySection
-    from maporl.team.tiny import build_tiny_tokenizer
+    from maporl.tiny import build_tiny_tokenizer
 
     tokenizer = build_tiny_tokenizer(TinySection())
     torch.manual_seed(0)

@@ -40,7 +40,7 @@ def trained(folder, agents):
 def saved(tmp_path_factory):
     """A folder with a small model as one would have it from the hub, and its tokenizer."""
     from maporl.config.schema import TinySection
-    from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+    from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
     torch.manual_seed(3)
     section, folder = (

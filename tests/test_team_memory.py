@@ -11,7 +11,7 @@ from test_distributed import STRATEGIES, free_port, skip_unless_here
 from test_strategy_memory import SMALL, ZERO_3
 
 from maporl.config.schema import TinySection
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
 WORKER = processes.ROOT / "tests/team_memory_worker.py"
 SECTION = TinySection(hidden_size=192, layers=2)

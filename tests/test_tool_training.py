@@ -331,7 +331,7 @@ class TestInPython:
     def trainer(self, tmp_path, **given):
         from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
         from maporl.config.schema import TinySection
-        from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+        from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
         section = TinySection(**AGENT["tiny"])
         tokenizer = build_tiny_tokenizer(section)

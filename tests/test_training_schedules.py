@@ -14,7 +14,7 @@ import torch
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.runs import train as run
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 
 TINY = {"hidden_size": 32, "layers": 1, "heads": 2, "alphabet": "0123456789+= :;?abp_XO/JQK|"}

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 from scripted_training import scripted_trainer
@@ -116,7 +117,7 @@ def test_a_source_of_ones_own_is_shown_whole_dialogues_and_those_of_maporl_answe
 def test_which_sources_read_answers_only_is_known_without_building_them():
     section = RewardSection.__pydantic_validator__.validate_python({"brevity": {"tokens": 4}, "judge": {"agent": "sam"}, "arena": {"agent": "sam"}})  # fmt: skip
     light = ANSWERS_ONLY - {"verifier"}
-    built = build_sources(section, light, speak=lambda agent, asked: [])
+    built = build_sources(section, light, voices=SimpleNamespace(speak=lambda agent, asked: []))
     assert {name for name, source in built.items() if source.answers_only} == light
     assert set(SOURCES) >= ANSWERS_ONLY
 

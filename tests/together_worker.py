@@ -17,12 +17,12 @@ from test_vllm_engine import PROBE, FakeVLLM, team_of
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
-from maporl.config.schema import TinySection, VLLMSection
+from maporl.config.schema import TinySection, VerifierSection, VLLMSection
 from maporl.engines.vllm.engine import VLLMEngine, Wanted
 from maporl.engines.vllm.server import VLLMFailure
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Grade, Utterance
 from trl_ext import distributed, maths
 from trl_ext.ppo_options import Decoding
@@ -92,7 +92,7 @@ def verifiers():
     )  # fmt: skip
     torch.manual_seed(0)
     verifier = Verifier(LlamaForSequenceClassification(config), tokenizer, "here")
-    learning = CoTraining(verifier, 1, 1e-3)
+    learning = CoTraining(verifier, VerifierSection("here", learn_every=1, learning_rate=1e-3))
     with torch.no_grad():
         for parameter in verifier.model.parameters():
             parameter += 1e-4 * distributed.rank() * torch.randn_like(parameter)

@@ -1,7 +1,7 @@
 """Forward passes of a causal language model that compute logits at the sampled tokens only."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -143,6 +143,25 @@ def read_actions(
     ]
     logprobs = torch.cat([part for part, _ in scored])
     return hidden, logprobs, torch.cat([part for _, part in scored]) if entropies else None
+
+
+@torch.no_grad()
+def completion_logprobs(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+    """Return the log-probability of each completion after its prompt, in nats, summed over its tokens.
+
+    ``rows`` are (prompt ids, completion ids). They are computed one at a time, so none is padded. Logits of the prompt are not
+    computed, if the model can leave them out. The mode of ``model`` is restored.
+    """
+    found = []
+    training, device, brief = model.training, base_of(model).device, accepts(base_of(model), "logits_to_keep")
+    model.eval()
+    for prompt, completion in rows:
+        ids = torch.tensor([[*prompt, *completion]], device=device)
+        kept = {"logits_to_keep": len(completion) + 1} if brief else {}
+        logits = model(input_ids=ids, **kept).logits[:, -len(completion) - 1 : -1].float()
+        found.append(float(maths.token_logprobs(logits, ids[:, len(prompt) :]).sum()))
+    model.train(training)
+    return found
 
 
 def read_states(model: Any, rows: TokenBatch) -> Tensor:

@@ -96,7 +96,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     }
     # a frozen agent must have learned something, so it takes part in the warm start and the schedule freezes it later
     frozen = [agent for agent, section in values["agents"].items() if section.pop("trainable", True) is False]
-    if frozen:
+    if frozen and "loop" not in values:  # a loop has no schedule
         schedule = values.setdefault("schedule", {})
         schedule["freeze"] = [*schedule.get("freeze", []), *({"agent": a, "first": 1, "last": 1000} for a in frozen)]
     tiny = {"alphabet": string.printable[:95] + "\n", "context": 8192, "hidden_size": 32, "layers": 1, "heads": 2}
@@ -146,6 +146,10 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         values["reward"]["sources"] = sources | {"near": 1.0}
     if "loop" in values:
         values |= _shrunk_loop(values)
+    if "verifier" in values["reward"]:
+        own = values["reward"]["verifier"]
+        own.pop("model", None)
+        own |= {"tiny": tiny | {"layers": 1}, "learn_every": 1, "learning_rate": 1e-3}
     if "brevity" in values["reward"]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     length = {} if "loop" in values else {"updates": 3}

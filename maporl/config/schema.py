@@ -302,7 +302,14 @@ class VerifierSection:
     come from the environment variable ``MAPORL_VERIFIER_URLS``. ``batch_size`` is the number of chats in a forward, or
     in a request. ``attn_implementation`` is as for agents. ``timeout`` is the seconds for a whole exchange. ``on_failure`` says what happens after ``retries``: the run stops, waits
     for the servers, or uses the task's grades. A verifier in this process is trained on graded answers every
-    ``learn_every`` updates, and never if that is 0.
+    ``learn_every`` updates, and never if that is 0. ``model`` may then be a causal language model too, which gets an output of 0 for
+    every answer to begin with, and ``tiny`` describes a random one that is built without a download. Both learn after the first
+    update too.
+
+    ``pairs`` are those that it learns from: the ``first`` right and the first wrong answer of each question of an update,
+    or ``all`` pairs of a right and a wrong one. ``learn_from`` says whether it learns from ``new`` pairs alone or from ``all``
+    since the run began, and ``restart`` whether it learns from its first weights each time. ``output_penalty`` is the
+    weight of its mean squared output in the loss (all three as in prover-verifier games, arXiv 2407.13692).
 
     Raises:
         ValueError: a URL is not valid, or two options exclude each other.
@@ -319,12 +326,29 @@ class VerifierSection:
     learn_every: Annotated[int, Field(ge=0)] = 0
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     attn_implementation: Attention | None = None
+    tiny: TinySection | None = None
+    pairs: Literal["first", "all"] = "first"
+    learn_from: Literal["new", "all"] = "new"
+    restart: bool = False
+    output_penalty: NotNegative = 0.0
 
     def __post_init__(self):
         check_urls(self.urls)
+        if self.tiny is not None and (self.model is not None or self.urls or not self.learn_every):
+            raise ValueError(
+                "tiny: a random verifier knows nothing, so it must learn and nothing else may score; set learn_every, and remove "
+                "'model' and 'urls'"
+            )
+        changed = {
+            name
+            for name in ("pairs", "learn_from", "restart", "output_penalty")
+            if getattr(self, name) not in ("first", "new", 0)
+        }
+        if changed and not self.learn_every:
+            raise ValueError(f"{min(changed)}: it says how a verifier learns, and this one does not; set learn_every")
         if self.api == "vllm" and self.model is None:
             raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
-        if self.learn_every and (self.urls or self.model is None):
+        if self.learn_every and (self.urls or (self.model is None and self.tiny is None)):
             raise ValueError("learn_every: only a verifier in this process can learn; give 'model' and no 'urls'")
         if self.attn_implementation is not None and (self.urls or self.model is None):
             raise ValueError(

@@ -12,7 +12,7 @@ A folder appears under its name when it is complete, with a manifest of all its 
 with the first folder that is missing. Nothing that is there is written again. Every part loads its weights from the
 folder before it and has random numbers of its own, so a resumed loop ends as one that was not interrupted.
 
-:mod:`maporl.loops.plan` checks the stages, :mod:`maporl.loops.builders` makes rows of dialogues,
+:mod:`maporl.loops.plan` checks the stages, :mod:`maporl.loops.builder` is the contract of what makes rows of dialogues,
 :mod:`maporl.loops.shards` collects those of a stage over rounds, :mod:`maporl.loops.rows` counts and writes them,
 :mod:`maporl.loops.stages` trains on them, and :mod:`maporl.loops.figures` measures a round. ``maporl.runs.loop`` runs the
 whole.

@@ -7,7 +7,9 @@ from maporl.config.loops import StageSection
 from maporl.config.parse import build_named, entry_name
 from maporl.config.schema import Config, TrainingOptions
 from maporl.errors import ConfigError
-from maporl.loops.builders import BUILDERS, Builder, Flatten
+from maporl.loops.builder import Builder
+from maporl.loops.builders import BUILDERS
+from maporl.loops.singles import Flatten
 from trl_ext import distributed
 
 Stage = tuple[StageSection, Builder]

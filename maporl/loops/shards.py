@@ -7,7 +7,7 @@ from typing import Any
 from maporl.config.loops import StageSection
 from maporl.config.parse import entry_name
 from maporl.errors import RunError
-from maporl.loops.builders import said
+from maporl.loops.builder import said
 from maporl.loops.plan import Stage
 from maporl.loops.replay import drawn, shares
 from maporl.loops.rows import Pair, Row, of_round

@@ -18,9 +18,8 @@ from maporl.config.schema import Config
 from maporl.loops.kto import kto_rows, kto_trainer, mismatched, shuffled
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
-from trl_ext.forward import base_of
+from trl_ext import forward
 from trl_ext.master_weights import MasterAdamW
-from trl_ext.maths import token_logprobs
 
 
 class SampledDPOTrainer(DPOTrainer):
@@ -146,23 +145,10 @@ def dpo_rows(pairs: Sequence[Pair], chosen: Sequence[float], rejected: Sequence[
     ]
 
 
-@torch.no_grad()
 def completion_logprobs(policy: Policy, rows: Sequence[Row]) -> list[float]:
-    """Return the log-probability of each row's completion after its prompt, in nats, summed over its tokens.
-
-    The rows are computed one at a time, so none is padded.
-    """
-    found = []
+    """Return the log-probability of each row's completion after its prompt, in nats, summed over its tokens."""
     with policy.active():
-        training, device = policy.model.training, base_of(policy.model).device
-        policy.model.eval()
-        for row in rows:
-            ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]], device=device)
-            start = len(row.prompt_ids)
-            logits = policy.model(input_ids=ids).logits[:, start - 1 : -1].float()
-            found.append(float(token_logprobs(logits, ids[:, start:]).sum()))
-        policy.model.train(training)
-    return found
+        return forward.completion_logprobs(policy.model, [(row.prompt_ids, row.completion_ids) for row in rows])
 
 
 def _options(config: Config, stage: StageSection, scratch: Path, quiet: bool) -> dict[str, Any]:

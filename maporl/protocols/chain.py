@@ -1,5 +1,6 @@
 """Chain: agents speak one after another, and each sees what was said before (CORY, MARFT, MHGPO, MAC-SPGG)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,6 +22,8 @@ class Chain(Protocol):
     ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders. ``answering`` says
     whose words answer the question: those of ``all``, or of the ``last`` agent in the order.
 
+    ``until_agreement`` ends the dialogue as soon as the last answers of all agents are the same (Optima, arXiv 2410.08115).
+
     ``speaks`` lists the rounds, from 1, in which single agents speak: ``{bob: [1, 3]}``. In other rounds they are silent.
     ``pass_`` (``pass`` in a configuration) is the word by which an agent declines: an utterance that is this word only is
     shown to nobody. The texts must tell the agents so.
@@ -41,6 +44,7 @@ class Chain(Protocol):
     answering: Literal["all", "last"] = "all"
     speaks: dict[str, tuple[int, ...]] = field(default_factory=dict)
     pass_: str | None = None
+    until_agreement: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,6 +58,10 @@ class Chain(Protocol):
         check_speaks(self.speaks, self.turns)
         if self.speaks and len(set(self.order)) < len(self.order):
             raise ValueError(f"speaks: it counts rounds, but order {list(self.order)} lists an agent twice; remove one")
+        if self.until_agreement and self.answering == "last":
+            raise ValueError(
+                "until_agreement: it compares answers of all agents, and answering: last has those of one; remove one"
+            )
         for agent, text in self.prompts.items():
             check_template(f"prompts.{agent}", text, {"question", "others"})
 
@@ -66,6 +74,11 @@ class Chain(Protocol):
         """Whether every step ends with an answer: true unless only the last agent answers, or agents may decline."""
         return self.answering == "all" and self.pass_ is None
 
+    @property
+    def grade_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Whether it must know which answers are the same."""
+        return self.until_agreement
+
     def check_players(self, players: tuple[str, ...]) -> None:
         """Check that these agents can play it.
 
@@ -76,13 +89,16 @@ class Chain(Protocol):
         check_somebody_speaks(self.speaks, self.order or players, self.turns)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Ask every agent in order, ``turns`` times."""
+        """Ask every agent in order, ``turns`` times. The outcome is "agreement" if the dialogue ended early, else None."""
         order = self.order or agents
         said: list[Utterance] = []
         for turn in range(self.turns):
             for agent in speakers_of(self.speaks, order, turn):
                 ask = self._ask(agent, example.question, said, answers=self._answers(agent, order))
                 said += yield [replace(ask, turn=turn) if self.speaks else ask]
+                if self.until_agreement and _agree(said, order):
+                    return "agreement"
+        return None
 
     def _answers(self, agent: str, order: tuple[str, ...]) -> bool:
         return self.answering == "all" or agent == order[-1]
@@ -103,3 +119,9 @@ class Chain(Protocol):
         if self.visibility == "graph":
             return [u for u in new if u.agent in self.sees.get(agent, ())]
         return new
+
+
+def _agree(said: list[Utterance], agents: Sequence[str]) -> bool:
+    """Return whether all ``agents`` have answered, and their last answers are the same."""
+    last = {u.agent: u.grade.answer for u in answered(said) if u.grade is not None}
+    return set(last) == set(agents) and None not in last.values() and len(set(last.values())) == 1

@@ -1,6 +1,6 @@
-"""Collaboration: one agent only helps another agent to answer (AgentPO; iGRPO's drafts)."""
+"""Collaboration: one agent only helps another agent to answer (AgentPO; iGRPO's drafts; Agent-RLVR's guidance)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
@@ -19,7 +19,11 @@ class Collaboration(Protocol):
     With ``mode="hint"`` the collaborator gives a hint on the question (``hint``), and the actor answers with it
     (``with_hint``). With ``mode="critic"`` the actor answers (``opening``), the collaborator criticises the answer
     (``critique``), and the actor answers again (``revise``). The texts may use ``{question}``, the ``{words}`` of the
-    collaborator and the ``{draft}``.
+    collaborator and the ``{draft}``. ``hint`` and ``critique`` may use ``{reference}`` too, the right answer, which a teacher
+    knows and the actor does not.
+
+    ``when`` says whether an answer is criticised: ``always``, only if it is ``wrong``, or ``never``. With ``wrong`` nobody
+    helps in evaluations, because nobody knows there which answers are wrong (Agent-RLVR, arXiv 2506.11425).
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
@@ -33,6 +37,7 @@ class Collaboration(Protocol):
     with_hint: str = WITH_HINT
     critique: str = CRITIQUE
     revise: str = REVISE
+    when: Literal["always", "wrong", "never"] = "always"
     every_step_scored = False
 
     least_players = 2
@@ -40,33 +45,52 @@ class Collaboration(Protocol):
     def __post_init__(self):
         super().__post_init__()
         check_template("opening", self.opening, {"question"}, {"question"})
-        check_template("hint", self.hint, {"question"}, {"question"})
+        if self.mode == "hint" and self.when != "always":
+            raise ValueError(
+                f"when: {self.when} speaks of an answer that is criticised; set mode: critic, or remove it"
+            )
+        check_template("hint", self.hint, {"question", "reference"}, {"question"})
         check_template("with_hint", self.with_hint, {"question", "words"}, {"words"})
-        check_template("critique", self.critique, {"question", "draft"}, {"draft"})
+        check_template("critique", self.critique, {"question", "draft", "reference"}, {"draft"})
         check_template("revise", self.revise, {"question", "words"}, {"words"})
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """The number of answers of the actor."""
-        return 1 if self.mode == "hint" else 2
+        return 1 if self.mode == "hint" or self.when == "never" else 2
+
+    @property
+    def grade_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Whether it must know which answers are wrong."""
+        return self.when == "wrong"
+
+    def in_evaluation(self) -> "Collaboration":
+        """Return the protocol of evaluations, in which wrong answers get no help."""
+        return replace(self, when="never") if self.when == "wrong" else self
 
     def mentioned(self) -> set[str]:
         """Return the agents that the options name."""
         return {name for name in (self.collaborator, self.actor) if name is not None}
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play hint and answer, or answer, critique and answer."""
+        """Play hint and answer, or answer, critique and answer. The outcome is "unaided" if an answer got no critique."""
         helper = self.collaborator or next(a for a in agents if a != self.actor)
         actor = self.actor or next(a for a in agents if a != helper)
         draft: list[Utterance] = []
+        known = {"question": example.question, "reference": example.answer}
         if self.mode == "critic":
             draft = yield [_ask(actor, self.opening.format(question=example.question))]
-        text = self.hint.format(question=example.question)
-        if draft:
-            text = self.critique.format(question=example.question, draft=draft[0].words())
+            if self.when == "never" or (self.when == "wrong" and _right(draft[0])):
+                return "unaided"
+        text = self.critique.format(draft=draft[0].words(), **known) if draft else self.hint.format(**known)
         words = yield [_ask(helper, text, draft, answers=False)]
         template = self.revise if draft else self.with_hint
         yield [_ask(actor, template.format(question=example.question, words=words[0].words()), words)]
+        return None
+
+
+def _right(said: Utterance) -> bool:
+    return said.grade is not None and said.grade.correct is True
 
 
 def _ask(agent: str, text: str, parents: list[Utterance] | None = None, answers: bool = True) -> Ask:

@@ -2,20 +2,31 @@
 
 from collections.abc import Callable, Collection
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 from maporl.config.imports import kind_of, look_up, must_take
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
-from maporl.rewards.judges import PairwiseJudge, PointwiseJudge, Speak
+from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
 from maporl.rewards.labels import Brevity, critical_steps, f1, is_verdict, label, near, readable, verdict
+from maporl.rewards.likelihood import Likelihood
 from maporl.rewards.repeats import Repeats
 from maporl.rewards.verifiers_rewards import VerifiersReward
-from maporl.types import Utterance
+from maporl.types import Message, Utterance
 
 
-def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
+class Voices(Protocol):
+    """What sources may ask of a team's models. :class:`maporl.rollout.player.Player` is one."""
+
+    def speak(self, agent: str, conversations: list[list[Message]]) -> list[str]:
+        """Return the greedy answer of an agent to each conversation (:data:`maporl.rewards.judges.Speak`)."""
+
+    def nll(self, utterances: list[Utterance]) -> list[float]:
+        """Return how unlikely utterances are to the weights before training (:data:`maporl.rewards.likelihood.Nll`)."""
+
+
+def _verifier(section: RewardSection, voices: Voices | None) -> RewardSource:
     from maporl.rewards.verifier.source import load_verifier  # needs torch
 
     if section.verifier is None:
@@ -23,42 +34,50 @@ def _verifier(section: RewardSection, speak: Speak | None) -> RewardSource:
     return load_verifier(section.verifier)
 
 
-def _brevity(section: RewardSection, speak: Speak | None) -> RewardSource:
+def _brevity(section: RewardSection, voices: Voices | None) -> RewardSource:
     if section.brevity is None:
         raise ConfigError("reward.brevity: the source 'brevity' needs it; for example reward.brevity: {tokens: 512}")
     return Brevity(section.brevity.tokens)
 
 
-def _judge(section: RewardSection, speak: Speak | None) -> RewardSource:
-    if section.judge is None or speak is None:
+def _judge(section: RewardSection, voices: Voices | None) -> RewardSource:
+    if section.judge is None or voices is None:
         raise ConfigError("reward.judge: the source 'judge' needs it; give it an agent, or use another source")
-    return PointwiseJudge(section.judge, speak)
+    return PointwiseJudge(section.judge, voices.speak)
 
 
-def _arena(section: RewardSection, speak: Speak | None) -> RewardSource:
-    if section.arena is None or speak is None:
+def _arena(section: RewardSection, voices: Voices | None) -> RewardSource:
+    if section.arena is None or voices is None:
         raise ConfigError("reward.arena: the source 'arena' needs it; give it an agent, or use another source")
-    return PairwiseJudge(section.arena, speak)
+    return PairwiseJudge(section.arena, voices.speak)
 
 
-Builder = Callable[[RewardSection, Speak | None], RewardSource]
+def _likelihood(section: RewardSection, voices: Voices | None) -> RewardSource:
+    if voices is None:
+        raise ConfigError(
+            "reward.sources: nll asks the weights before training, and only a team that is played has them"
+        )
+    return Likelihood(voices.nll)
+
+
+Builder = Callable[[RewardSection, Voices | None], RewardSource]
 
 SOURCES: dict[str, Builder] = {
-    "label": lambda section, speak: FunctionSource(label, answers_only=True),
-    "format": lambda section, speak: FunctionSource(readable, answers_only=True),
-    "near": lambda section, speak: FunctionSource(near, answers_only=True),
-    "f1": lambda section, speak: FunctionSource(f1, answers_only=True),
-    "verdict": lambda section, speak: FunctionSource(verdict),
-    "critical_steps": lambda section, speak: FunctionSource(critical_steps),
-    "repeats": lambda section, speak: Repeats(),
-    "verifiers": lambda section, speak: VerifiersReward(),
+    "label": lambda section, voices: FunctionSource(label, answers_only=True),
+    "format": lambda section, voices: FunctionSource(readable, answers_only=True),
+    "near": lambda section, voices: FunctionSource(near, answers_only=True),
+    "f1": lambda section, voices: FunctionSource(f1, answers_only=True),
+    "verdict": lambda section, voices: FunctionSource(verdict),
+    "critical_steps": lambda section, voices: FunctionSource(critical_steps),
+    "repeats": lambda section, voices: Repeats(),
+    "verifiers": lambda section, voices: VerifiersReward(),
     "brevity": _brevity,
     "verifier": _verifier,
     "judge": _judge,
     "arena": _arena,
+    "nll": _likelihood,
 }
-"""Builds each source: ``(reward section, speak) -> source``. ``speak`` lets agents of the team judge
-(:mod:`maporl.rewards.judges`)."""
+"""Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models."""
 
 ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "judge", "arena"})
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
@@ -68,19 +87,19 @@ it without building them, because some load a model."""
 def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
     """Return the names of the sources of :data:`SOURCES` that score an utterance that does not answer."""
     coaches = section.judge is not None and section.judge.scores == "everything"
-    found = {"judge": coaches, "verdict": is_verdict(utterance)}
+    found = {"judge": coaches, "verdict": is_verdict(utterance), "nll": section.sources.get("nll", 0.0) != 0}
     return [name for name, scores in found.items() if scores and name in section.sources]
 
 
 def build_sources(
-    section: RewardSection, names: Collection[str], speak: Speak | None = None
+    section: RewardSection, names: Collection[str], voices: Voices | None = None
 ) -> dict[str, RewardSource]:
     """Build the sources called ``names``.
 
     Raises:
         ConfigError: a name is unknown, or a source lacks the part of ``section`` that describes it.
     """
-    return {name: find_source(name)(section, speak) for name in names}
+    return {name: find_source(name)(section, voices) for name in names}
 
 
 def is_completion_reward(part: Any) -> bool:
@@ -113,12 +132,12 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
     if name in SOURCES:
         return SOURCES[name]
     if isinstance(found, RewardSource):
-        return lambda section, speak: found
+        return lambda section, voices: found
     if is_completion_reward(found):
-        return lambda section, speak: _completion_reward(found)
+        return lambda section, voices: _completion_reward(found)
     if not isinstance(found, type):
         must_take(found, ("dialogues", "task"), f"{where}: {name}")
-        return lambda section, speak: FunctionSource(found)
+        return lambda section, voices: FunctionSource(found)
     if not issubclass(found, RewardSource):
         raise ConfigError(
             f"{where}: {name}: expected a function of (dialogues, task) or a maporl.RewardSource, got {kind_of(found)}"
@@ -129,4 +148,4 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
         raise ConfigError(
             f"{where}: {name}: expected a class without arguments, got {found.__name__}{signature(found)}; give them defaults"
         ) from None
-    return lambda section, speak: found()
+    return lambda section, voices: found()

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from maporl.config import build_named
 from maporl.rewards.counterfactual import Counterfactual
+from maporl.rewards.economy import LengthShare, Readability
 from maporl.rewards.labels import IMPLIED
+from maporl.rewards.proving import Prove
 from maporl.rewards.rule import Along, Credits, Rule
 from maporl.rewards.tournament import eliminate
 from maporl.text import check_names
@@ -513,6 +515,9 @@ RULES: dict[str, Any] = {
     "margin": Margin,
     "quality": Quality,
     "counterfactual": Counterfactual,
+    "length_share": LengthShare,
+    "readability": Readability,
+    "prove": Prove,
 }
 
 

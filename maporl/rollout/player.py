@@ -18,6 +18,7 @@ from maporl.engines.transcript import Transcript
 from maporl.environments.build import TeamTools
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
+from maporl.errors import ConfigError
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.growth import grown
@@ -33,7 +34,7 @@ from maporl.rollout.restate import UntrainedWeights, restate
 from maporl.schedules import Growth
 from maporl.tasks.base import Task
 from maporl.team.team import Team
-from maporl.types import Ask, Dialogue, Example, Message
+from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext import distributed
 from trl_ext.devices import forked_rng
 from trl_ext.ppo_options import GREEDY, Decoding, PPOOptions
@@ -94,7 +95,8 @@ class Player:
         scorer: grades and scores the dialogues.
         speakers: the agents that play, in order. By default the whole team plays.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
-        untrained: the untrained weights, which restate answers that grading cannot read. None turns this off.
+        untrained: the untrained weights, or None. They restate answers that grading cannot read, and give the reward ``nll``.
+        restates: whether they restate answers.
         world: the tools and environments of the run.
         tools: what each agent may call.
         sampling: how answers are sampled, where this differs from the run. An agent that is not named there has its own
@@ -118,13 +120,14 @@ class Player:
         world: World | None = None,
         tools: Mapping[str, AgentTools] | None = None,
         sampling: TeamSampling | None = None,
+        restates: bool = True,
     ):
         self.world, self.tools = world or World(), dict(tools or {})
         self.sampling = team.sampling(sampling)
         self.team, self.protocol = team, must_be_protocol(protocol, "protocol")
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
-        self.common_seed, self.untrained = common_seed, untrained
+        self.common_seed, self.untrained, self.restates = common_seed, untrained, restates
         self.engines_know = False
         """Whether the engines have taken over the weights of all policies."""
         self.growth: Growth | None = None
@@ -148,6 +151,7 @@ class Player:
         untrained: UntrainedWeights | None = None,
         tools: TeamTools | None = None,
         sampling: TeamSampling | None = None,
+        restates: bool = True,
     ) -> "Player":
         """Build a player with a scorer for ``reward``.
 
@@ -171,10 +175,21 @@ class Player:
             for policy in team.policies_of.get(name, ()):
                 policy.voice.add_stop_strings(own.format.stop_strings)
         player = cls(
-            team, protocol, engines or {}, options, scorer, speakers, common_seed, untrained, world, may_call, sampling
+            team,
+            protocol,
+            engines or {},
+            options,
+            scorer,
+            speakers,
+            common_seed,
+            untrained,
+            world,
+            may_call,
+            sampling,
+            restates,
         )
         needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.offers.rewards()
-        scorer.sources |= build_sources(reward, needed, player.speak)
+        scorer.sources |= build_sources(reward, needed, player)
         readers = [name for name, source in scorer.sources.items() if source.reads_environments]
         check_environments(readers, {name: s.options.isolate == "process" for name, s in world.environments.items()})
         world.keeps_until_scored = bool(readers)
@@ -270,7 +285,7 @@ class Player:
         current = grown(self.protocol, self.growth, batch).at_update(batch)
         sources = current.between_turns() - current.pays if scores else frozenset()
         score, grade = scores and current.score_between_turns, current.grade_between_turns
-        referee = ScoringReferee(task, self.scorer, sources, score, self.untrained, grade)
+        referee = ScoringReferee(task, self.scorer, sources, score, self.untrained if self.restates else None, grade)
         return RolloutDriver(
             task,
             protocol or current,
@@ -344,6 +359,18 @@ class Player:
             policy = policies[0].name if policies else agent
             requests.append(Request(ask, example, 0, 0, transcript, f"judge {agent!r}, {example.id}", policy))
         return [reply.text for reply in self.engines[speaker.engine].generate(requests, GREEDY)]
+
+    def nll(self, utterances: list[Utterance]) -> list[float]:
+        """Return the mean negative log-probability of each utterance's tokens under the weights before training.
+
+        Raises:
+            ConfigError: the player was built without these weights.
+        """
+        if self.untrained is None:
+            raise ConfigError(
+                "reward.sources: nll asks the weights before training, and this player was built without them (untrained)"
+            )
+        return self.untrained.nll(utterances)
 
     def _with_people(self, specs: Mapping[str, SpeakerSpec]) -> dict[str, SpeakerSpec]:
         """Return ``specs`` with the engines of :meth:`use_engine`. No policy is trained on their answers."""

@@ -13,9 +13,9 @@ from peft import PeftModel
 
 from maporl.tasks.base import Task
 from maporl.team.team import Team
-from maporl.types import Dialogue, Message
+from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat import encode_prompt
-from trl_ext.forward import base_of
+from trl_ext.forward import base_of, completion_logprobs
 from trl_ext.learner import starting_point
 from trl_ext.sampling import generate
 from trl_ext.sampling_options import Sampling
@@ -64,7 +64,7 @@ def restate(dialogues: list[Dialogue], task: Task, say: Say) -> None:
 
 
 class UntrainedWeights:
-    """The weights that the policies started from. They answer greedily.
+    """The weights that the policies started from. They restate answers greedily, and say how likely words are to them.
 
     Args:
         team: the policies, for their tokenizers.
@@ -92,6 +92,16 @@ class UntrainedWeights:
                 kept = copy.deepcopy(policy.model).requires_grad_(False)
                 opened[name] = partial(nullcontext, base_of(kept))
         return cls(team, lambda name: opened[name](), batch_size)
+
+    def nll(self, utterances: list[Utterance]) -> list[float]:
+        """Return the mean negative log-probability of each utterance's tokens, in nats a token, after what its agent saw."""
+        found: dict[int, float] = {}
+        for name in dict.fromkeys(u.policy for u in utterances):
+            own = [u for u in utterances if u.policy == name]
+            with self.model_of(name) as model:
+                logprobs = completion_logprobs(model, [(u.prompt_ids, u.response_ids) for u in own])
+            found |= {id(u): -total / len(u.response_ids) for u, total in zip(own, logprobs, strict=True)}
+        return [found[id(u)] for u in utterances]
 
     def generate(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
         """Return the greedy answers of the untrained weights of ``policy``, with at most ``most`` tokens each.

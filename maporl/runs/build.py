@@ -14,6 +14,7 @@ from maporl.engines.build import build_engines
 from maporl.environments.build import TeamTools
 from maporl.protocols import build_protocol, speakers
 from maporl.rewards.base import RewardSource
+from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
@@ -101,7 +102,9 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
         _warm_start(config, team, device, quiet=True)
     team.find_stop_ids(config.ppo)
     rows = config.ppo.local_rollout_forward_batch_size
-    untrained = UntrainedWeights.before_training(team, rows) if config.restate == "base_model" else None
+    untrained = (
+        UntrainedWeights.before_training(team, rows) if asks_untrained(config.restate, config.reward.sources) else None
+    )
     if checkpoint is not None:
         load_checkpoint_weights(team.policies, checkpoint)
     ready_to_play(team, device)
@@ -163,6 +166,7 @@ def player_of(
         speakers=speakers(config.protocol, names),
         common_seed=config.branching.common_seed,
         untrained=untrained,
+        restates=config.restate == "base_model",
         tools=TeamTools.from_config(config, speakers(config.protocol, names)),
         sampling=team_sampling(config),
     )

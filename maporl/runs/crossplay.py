@@ -20,6 +20,7 @@ from maporl.report.charts import unique_names
 from maporl.report.crossplay import plot_crossplay
 from maporl.report.read import CROSSPLAY
 from maporl.rewards.base import RewardSource
+from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.runs.build import find_device, player_of, ready_to_play
@@ -336,7 +337,11 @@ class AgentPool:
         agents = load_agents(config, self.tokenizers[run], bases=self._bases)
         team = Team(agents)
         rows = config.ppo.local_rollout_forward_batch_size
-        untrained = UntrainedWeights.before_training(team, rows) if config.restate == "base_model" else None
+        untrained = (
+            UntrainedWeights.before_training(team, rows)
+            if asks_untrained(config.restate, config.reward.sources)
+            else None
+        )
         load_trained_weights({name.removeprefix(_prefix(run)): p for name, p in team.policies.items()}, entrant.folder)
         ready_to_play(team, self.device)
         return Loaded({agent.name: agent for agent in agents}, untrained)

@@ -25,6 +25,7 @@ from maporl.loops.plan import Stage, stages_of
 from maporl.loops.rows import Pair, Row, described, written
 from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
 from maporl.loops.stages import train_jointly, train_stage
+from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
@@ -160,7 +161,7 @@ class Loop:
 
     def _player(self, weights: Path) -> Player:
         untrained = None
-        if self.config.restate == "base_model":
+        if asks_untrained(self.config.restate, self.config.reward.sources):
             rows = self.config.ppo.local_rollout_forward_batch_size
             first = self._team(self.folder / INITIAL)
             first.find_stop_ids(self.config.ppo)

@@ -17,6 +17,7 @@ from maporl.report.failures import failures
 from maporl.report.page import payload, render, results
 from maporl.report.read import Run, read_run
 from maporl.report.story import story
+from maporl.rewards.likelihood import asks_untrained
 from maporl.runs.public import ADDRESSES, TEXTS, Scrubber, must_not_be_links, team_files
 from maporl.team.pretrained import first_line, own_places, weights_of
 from maporl.team.pulled import code_in
@@ -195,7 +196,9 @@ def _own_folders(run: Run) -> tuple[dict[str, dict[str, str]], dict[str, Path]]:
     """
     own: dict[str, dict[str, str]] = {}
     folders: dict[str, Path] = {}
-    if run.config.get("restate") == "base_model":  # final weights must not take the place of those that restate answers
+    if asks_untrained(
+        run.config.get("restate", "off"), (run.config.get("reward") or {}).get("sources") or ()
+    ):  # final weights must not take the place of those before training
         return own, folders
     for agent, section in run.agents().items():
         places = own_places(section, str(run.config.get("output_dir")), run.folder)

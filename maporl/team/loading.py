@@ -18,7 +18,7 @@ from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
 from maporl.team.devices import own_device, split
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
 from trl_ext.forward import base_of
 from trl_ext.weights import WeightsError, add_adapter, read_adapter, read_model, read_pretrained

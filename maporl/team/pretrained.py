@@ -13,6 +13,7 @@ from maporl.config import Config, parse_config, read_yaml
 from maporl.config.imports import with_imports
 from maporl.config.parse import override
 from maporl.errors import RunError
+from maporl.rewards.likelihood import asks_untrained
 from maporl.team.agents import Policy
 from maporl.team.checks import check_agents
 from maporl.team.loading import policy_names
@@ -72,7 +73,10 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
         if section:
             kept = (given.get("agents") or {}).get(agent) or {}
             section |= own_places(section, values["output_dir"], folder)
-            if values.get("restate") != "base_model" and not {"model", "adapter", "tokenizer"} & kept.keys():
+            if (
+                not asks_untrained(values.get("restate", "off"), (values.get("reward") or {}).get("sources") or ())
+                and not {"model", "adapter", "tokenizer"} & kept.keys()
+            ):
                 section |= _trained(section, root / policy_names(agent, parsed.agents[agent], parsed)[0])
     if not local and (reach := reach_of(values, given, root)):
         raise RunError(

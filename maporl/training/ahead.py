@@ -7,12 +7,14 @@ from typing import Generic, TypeVar
 Batch = TypeVar("Batch")
 
 
-def check_ahead(remote: Mapping[str, bool], restate: str, engine_tis_cap: float | None, processes: int = 1) -> None:
+def check_ahead(
+    remote: Mapping[str, bool], untrained: str | None, engine_tis_cap: float | None, processes: int = 1
+) -> None:
     """Check that ``async_depth: 1`` can work.
 
     Args:
         remote: for each engine, whether it samples from its own copy of the weights.
-        restate: the option ``restate``; with ``base_model``, the untrained model restates answers.
+        untrained: the option by which the weights before training are asked, or None.
         engine_tis_cap: the cap of the importance weights that correct for older weights. None means no correction.
         processes: the number of processes that train together.
 
@@ -21,8 +23,8 @@ def check_ahead(remote: Mapping[str, bool], restate: str, engine_tis_cap: float 
             or several processes train together.
     """
     here = sorted(name for name, elsewhere in remote.items() if not elsewhere)
-    if here or restate != "off":
-        what = f"engine {here[0]!r} answers" if here else "restate: base_model speaks"
+    if here or untrained is not None:
+        what = f"engine {here[0]!r} answers" if here else f"{untrained} asks"
         raise ValueError(
             f"async_depth: 1 plays while weights change, and {what} with those weights; use engine: vllm, or async_depth: 0"
         )

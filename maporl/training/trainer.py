@@ -27,6 +27,7 @@ from maporl.protocols.debate import Debate
 from maporl.protocols.growth import check_growth
 from maporl.rewards.base import RewardSource
 from maporl.rewards.functions import with_functions
+from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.rollout.restate import UntrainedWeights
@@ -164,7 +165,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
         pool = self.schedule.opponent_pool
         self.past_policies = None if pool is None else PastPolicies(pool, team, args.seed)
-        self.references_sample = args.restate == "base_model"
+        self.references_sample = asks_untrained(args.restate, reward.sources) is not None
         untrained = UntrainedWeights(team, self._untrained_model, args.local_rollout_forward_batch_size)
         if not isinstance(tools, TeamTools):
             tools = TeamTools.of(tools, environments, speakers or team.names())
@@ -179,6 +180,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             untrained=untrained if self.references_sample else None,
             tools=tools,
             sampling=sampling,
+            restates=args.restate == "base_model",
         )
         check_growth(protocol, self.schedule.growth, self.player.speakers, "trainer")
         self.player.growth = self.schedule.growth
@@ -226,7 +228,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self._ahead: Ahead[TeamUpdateBatch] = Ahead()
         if args.async_depth:
             remote = {agent.engine: self.player.engines[agent.engine].remote for agent in team.agents.values()}
-            check_ahead(remote, args.restate, args.engine_tis_cap, distributed.size())
+            check_ahead(remote, asks_untrained(args.restate, reward.sources), args.engine_tis_cap, distributed.size())
         self.progress = TeamProgress()
         for callback in (ProgressCallback, PrinterCallback):
             self.remove_callback(callback)
@@ -251,7 +253,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         pool = self.past_policies
         past = [] if pool is None else [pool.past.name]
         elsewhere = all(self.engines[agent.engine].remote for agent in self.team.agents.values())
-        own = [] if elsewhere and self.args.restate == "off" else [n for n in self.learning.holders if n not in past]
+        own = [] if elsewhere and not self.references_sample else [n for n in self.learning.holders if n not in past]
         return own + past if pool is not None and pool.past.adapter is not None else own
 
     def _whole_policy(self, policy: str) -> AbstractContextManager:
@@ -365,7 +367,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         asked = [agent for source in self.player.scorer.sources.values() for agent in source.agents]
         judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
         try:
-            with self.learning.whole_weights(judges):
+            with self.learning.whole_weights(judges, self.references_sample):
                 self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
         finally:
             self.player.world.drop_scored(batch.dialogues)

@@ -13,6 +13,7 @@ from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.growth import check_growth
 from maporl.rewards.build import find_source
+from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS
 from maporl.tasks import TASKS, build_task
@@ -140,12 +141,13 @@ def _check_central_critic(name: str, agent: AgentSection, key: str, config: Conf
 
 def _check_restating(config: Config, where: str) -> None:
     """Check that the untrained weights stay in memory: under adapters, or as the reference of the KL penalty."""
+    asked = None if config.loop.stages else asks_untrained(config.restate, config.reward.sources)  # a loop loads them
     for name, agent in config.agents.items():
         whole = agent.weights and agent.trainable and agent.lora is None and agent.adapter is None
-        if config.restate == "base_model" and whole and config.ppo.kl_coef == 0:
+        if asked and whole and config.ppo.kl_coef == 0:
             raise ConfigError(
-                f"{where}: restate: agents.{name} trains all its weights and keeps no reference at ppo.kl_coef 0, so the "
-                "base model is gone; give it a lora, set ppo.kl_coef above 0, or restate: off"
+                f"{where}: {asked} asks the weights before training, but agents.{name} trains all its weights and keeps no "
+                "reference at ppo.kl_coef 0; give it a lora, set ppo.kl_coef above 0, or remove that option"
             )
 
 
@@ -292,7 +294,7 @@ def _check_async(config: Config, where: str) -> None:
         return
     remote = {agent.engine: ENGINES[agent.engine].remote for agent in config.agents.values()}
     try:
-        check_ahead(remote, config.restate, config.ppo.engine_tis_cap)
+        check_ahead(remote, asks_untrained(config.restate, config.reward.sources), config.ppo.engine_tis_cap)
     except ValueError as error:
         raise ConfigError(f"{where}: training.{error}") from None
 

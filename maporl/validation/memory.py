@@ -13,7 +13,7 @@ from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.loading import base_owners, policy_names
 from maporl.team.sampling import team_sampling
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.model_memory import EIGHT_BIT, Shape
 from trl_ext.weights import read_pretrained
 

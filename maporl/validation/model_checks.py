@@ -11,8 +11,8 @@ from maporl.config.schema import Config, TinySection
 from maporl.errors import ConfigError
 from maporl.protocols import speakers
 from maporl.tasks import Task
-from maporl.team.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.text import check_pattern, matches
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation import memory
 from trl_ext.attention import fault
 from trl_ext.weights import read_pretrained

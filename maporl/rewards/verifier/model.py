@@ -31,7 +31,7 @@ class Verifier:
     """Scores a chat by ``sigmoid(output / temperature)`` at its last token, a number between 0 and 1.
 
     ``longest``: the most tokens of a chat. ``record``: the content of ``verifier.json``, or None for a model without
-    it.
+    it. ``begins``: whether it gives every answer the same score, because it has learned nothing yet.
     """
 
     model: Any
@@ -41,6 +41,7 @@ class Verifier:
     longest: int | None = None
     batch_size: int = 16
     record: dict[str, Any] | None = None
+    begins: bool = False
 
     @classmethod
     def load(
@@ -50,8 +51,11 @@ class Verifier:
         dtype: str = "auto",
         batch_size: int = 16,
         attn_implementation: str | None = None,
+        may_begin: bool = False,
     ) -> "Verifier":
         """The verifier in a folder or on the hub: a sequence-classification model with one output.
+
+        With ``may_begin`` it may be a causal language model too, which gets one output that is 0 for every answer.
 
         ``device`` None: the device of this process, which is the CPU with ``training.use_cpu``. ``dtype`` "auto": as the weights were saved.
         ``attn_implementation`` None: what transformers chooses.
@@ -61,14 +65,19 @@ class Verifier:
         """
         try:
             tokenizer = read_pretrained(AutoTokenizer, source)
-            outputs = read_pretrained(AutoConfig, source).num_labels
-            if outputs != 1:
+            config = read_pretrained(AutoConfig, source)
+            outputs, begins = config.num_labels, may_begin and _is_causal(config)
+            if outputs != 1 and not begins:
                 raise VerifierError(
                     f"{source!r} has {outputs} outputs; expected a sequence-classification model with one (num_labels=1), such as "
                     "'maporl verifier train' makes; a causal language model cannot score"
                 )
-            attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-            model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype, **attention)
+            options: dict[str, Any] = {"new": "score", "num_labels": 1} if begins else {}
+            if attn_implementation is not None:
+                options["attn_implementation"] = attn_implementation
+            model: Any = read_model(AutoModelForSequenceClassification, source, dtype=dtype, **options)
+            if begins:
+                model.score.weight.data.zero_()  # the random one of transformers would differ from process to process
         except WeightsError as error:
             raise VerifierError(
                 f"{error}; expected the folder or hub name of a sequence-classification model with one output"
@@ -77,10 +86,23 @@ class Verifier:
             check_tokenizer(tokenizer, repr(source))
         except ChatError as error:
             raise VerifierError(str(error)) from error
-        record = read_record(source)
+        return cls.of(model, tokenizer, source, device, batch_size, read_record(source), begins)
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        tokenizer: Tokenizer,
+        name: str,
+        device: str | torch.device | None = None,
+        batch_size: int = 16,
+        record: dict[str, Any] | None = None,
+        begins: bool = False,
+    ) -> "Verifier":
+        """The verifier whose ``model`` is in memory."""
         temperature = temperature_of(record)
         model = model.requires_grad_(False).eval().to(process_device() if device is None else device)
-        return cls(model, tokenizer, source, temperature, context_of(model.config), batch_size, record)
+        return cls(model, tokenizer, name, temperature, context_of(model.config), batch_size, record, begins)
 
     def score(self, chats: list[list[Message]]) -> list[float]:
         """The probability that the last message of each chat is right, in order.
@@ -115,6 +137,10 @@ class Verifier:
             narrow = value.to(torch.bfloat16) if value.is_floating_point() else value
             digest.update(narrow.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+
+def _is_causal(config: Any) -> bool:
+    return any(name.endswith("ForCausalLM") for name in config.architectures or ())
 
 
 def read_record(source: str) -> dict[str, Any] | None:

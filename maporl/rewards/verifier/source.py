@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, Values, where
@@ -13,6 +15,7 @@ from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.rewards.verifier.model import Verifier, VerifierError
 from maporl.tasks.base import Task
+from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.types import Dialogue, Message, Utterance
 
 Scores = Callable[[list[list[Message]]], Sequence[float]]
@@ -27,10 +30,10 @@ def load_verifier(section: VerifierSection) -> RewardSource:
     urls = server_urls(section)
     if urls:
         return ServedVerifier(VerifierClient(section, urls), section.on_failure == "label")
+    if section.learn_every:
+        return LearningVerifier(section)
     if section.model is None:
         raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
-    if section.learn_every:
-        return LearningVerifier(section, section.model)
     return verifier_source(_loaded(section.model, section.batch_size, section.attn_implementation).score, section.model)
 
 
@@ -92,10 +95,10 @@ class LearningVerifier(RewardSource):
     answers_only = True
     learns = True
 
-    def __init__(self, section: VerifierSection, model: str):
-        verifier = _load(model, section.batch_size, section.attn_implementation)
-        self.score = verifier_source(verifier.score, model)
-        self.learning = CoTraining(verifier, section.learn_every, section.learning_rate)
+    def __init__(self, section: VerifierSection):
+        verifier = _first_verifier(section)
+        self.score = verifier_source(verifier.score, verifier.name)
+        self.learning = CoTraining(verifier, section)
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """The scores of the verifier as it is now."""
@@ -134,9 +137,20 @@ def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], na
     return scores
 
 
-def _load(source: str, batch_size: int, attention: str | None) -> Verifier:
+def _first_verifier(section: VerifierSection) -> Verifier:
+    """The verifier as it is before it learns."""
+    if section.tiny is None:
+        return _load(str(section.model), section.batch_size, section.attn_implementation, may_begin=True)
+    tokenizer = build_tiny_tokenizer(section.tiny)
+    with torch.random.fork_rng(devices=[]):  # processes have drawn different numbers so far
+        torch.manual_seed(0)
+        model = build_tiny_classifier(section.tiny, tokenizer)
+    return Verifier.of(model, tokenizer, "reward.verifier.tiny", batch_size=section.batch_size, begins=True)
+
+
+def _load(source: str, batch_size: int, attention: str | None, may_begin: bool = False) -> Verifier:
     try:
-        return Verifier.load(source, batch_size=batch_size, attn_implementation=attention)
+        return Verifier.load(source, batch_size=batch_size, attn_implementation=attention, may_begin=may_begin)
     except VerifierError as error:
         raise ConfigError(f"reward.verifier.model: {error}") from error
 

@@ -1,0 +1,71 @@
+"""The contract of a builder, which makes the rows of a data set from scored dialogues. No torch.
+
+The value of an utterance is its credit, so reward rules say what a builder reads: with ``tree_mean``, it is the mean
+over all dialogues that share the utterance. An utterance that dialogues share is one row. Utterances that may not be
+trained on, and those of engines without token ids, make no rows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from maporl.loops.rows import Pair, Row
+from maporl.types import Dialogue, Utterance
+
+STRICT = ConfigDict(extra="forbid")
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Builder(ABC):
+    """Makes rows of scored dialogues. It depends on nothing else, so the same dialogues give the same rows.
+
+    Attributes:
+        makes: single rows, pairs, or rows that are called good or bad.
+    """
+
+    makes: ClassVar[Literal["single rows", "pairs", "signed rows"]] = "single rows"
+
+    @abstractmethod
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row] | list[Pair]:
+        """Return the rows of what was said in ``roles``, or in all roles if ``roles`` is empty."""
+
+
+def worth(dialogue: Dialogue) -> float | None:
+    """Return the mean of the values of a dialogue's utterances, or None if none has a value."""
+    values = [u.rewards["credit"] for u in dialogue.utterances if "credit" in u.rewards]
+    return sum(values) / len(values) if values else None
+
+
+def said(
+    dialogues: Sequence[Dialogue], roles: Collection[str] = (), turn: int | None = None
+) -> list[tuple[Row, tuple]]:
+    """Return a row for every utterance that was said in ``roles``, with the identities of all words before it.
+
+    With ``turn``, only for what was said in this turn of its agent.
+    """
+    found: dict[tuple, tuple[Row, tuple]] = {}
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            role = u.role or u.agent
+            if not u.trainable or not u.response_ids or "credit" not in u.rewards or (roles and role not in roles):
+                continue
+            if turn is not None and u.turn != turn:
+                continue
+            before = (dialogue.prompt, *(_identity(dialogue, v) for v in dialogue.utterances if v.order < u.order))
+            key = (dialogue.prompt, *_identity(dialogue, u))
+            found.setdefault(key, (_row(dialogue, u, role), before))
+    return list(found.values())
+
+
+def _row(dialogue: Dialogue, u: Utterance, role: str) -> Row:
+    place = (dialogue.prompt, dialogue.rollout, u.id)
+    ids = u.prompt_ids, u.response_ids
+    return Row(u.policy, u.agent, role, dialogue.example.id, *ids, u.rewards["credit"], place, not u.stop.whole)
+
+
+def _identity(dialogue: Dialogue, u: Utterance) -> tuple:
+    return (None, u.sample) if u.sample is not None else (dialogue.rollout, u.id)

@@ -1,0 +1,159 @@
+"""Builders of pairs, for DPO. No torch."""
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from maporl.errors import RunError
+from maporl.loops.builder import STRICT, Builder, Count, Number, said, worth
+from maporl.loops.rows import Pair, Row
+from maporl.types import Dialogue
+
+
+@dataclass(frozen=True, config=STRICT)
+class Siblings(Builder):
+    """Pairs of utterances that were sampled after the same words (MALT's data for DPO, arXiv 2412.01928).
+
+    The value of the chosen one is greater than ``above``, and that of the rejected one is not. All such pairs of one
+    parent are made, except pairs of equal completions.
+    """
+
+    above: Number = 0.5
+    makes = "pairs"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
+        families: dict[tuple, list[Row]] = defaultdict(list)
+        for row, parent in said(dialogues, roles):
+            families[(*parent, row.agent)].append(row)
+        return [
+            Pair(chosen, rejected)
+            for family in families.values()
+            for chosen in family
+            if chosen.value > self.above
+            for rejected in family
+            if rejected.value <= self.above and differ(chosen, rejected)
+        ]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Gap(Builder):
+    """Pairs of dialogues of one question, of which one is worth more than the other (MADPO's joint answers, CoMLRL).
+
+    The worth of a dialogue is the mean of its utterances' values. A pair of dialogues makes a pair of answers for each
+    agent, unless both are equal. ``reward_gap`` takes the pairs with the largest difference in worth first, and ``random``
+    takes any. At most ``per_question`` pairs of dialogues are taken; None takes all.
+    """
+
+    select: Literal["reward_gap", "random"] = "reward_gap"
+    per_question: Count | None = 16
+    makes = "pairs"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
+        """Return the pairs.
+
+        Raises:
+            RunError: an agent spoke more than once in a dialogue, or was shown something else in another one.
+        """
+        questions: dict[int, list[Dialogue]] = defaultdict(list)
+        for dialogue in dialogues:
+            if worth(dialogue) is not None:
+                questions[dialogue.prompt].append(dialogue)
+        return [
+            Pair(answer, other)
+            for prompt, played in questions.items()
+            for better, worse in self.chosen([worth(d) for d in played], f"{prompt}/{played[0].example.id}")  # type: ignore[misc]
+            for answer, other in _answers(played[better], played[worse], roles)
+            if differ(answer, other)
+        ]
+
+    def chosen(self, values: Sequence[float], name: str) -> list[tuple[int, int]]:
+        """Return the selected pairs of numbers of ``values``, the larger value first. ``name`` decides chance."""
+        numbers = range(len(values))
+        pairs = [
+            (a, b) if values[a] > values[b] else (b, a)
+            for a in numbers
+            for b in numbers[a + 1 :]
+            if values[a] != values[b]
+        ]
+        pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], pair))
+        if self.select == "random":
+            random.Random(name).shuffle(pairs)
+        return pairs[: self.per_question]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Repair(Builder):
+    """Pairs of a right answer to a question and a wrong first answer to it (Agent-RLVR, arXiv 2506.11425).
+
+    An answer is right if its value is greater than ``above``. It may be an agent's first answer, or one that somebody
+    helped with. Either is chosen as an answer to the first prompt, in which nobody helps, so that the policy learns to
+    answer alone. Each wrong first answer makes one pair, with the right answers of its agent in turn.
+    """
+
+    above: Number = 0.5
+    makes = "pairs"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
+        """Return the pairs.
+
+        Raises:
+            RunError: an agent was shown something else before its first answers to a question.
+        """
+        rights: dict[tuple[int, str], list[Row]] = defaultdict(list)
+        wrongs: dict[tuple[int, str], list[Row]] = defaultdict(list)
+        for row, _ in said(dialogues, roles):
+            if row.value > self.above:
+                rights[row.place[0], row.agent].append(row)
+        for row, _ in said(dialogues, roles, turn=0):
+            if row.value <= self.above:
+                wrongs[row.place[0], row.agent].append(row)
+        pairs = []
+        for who, rejected in wrongs.items():
+            for wrong, right in zip(rejected, itertools.cycle(rights[who]), strict=False):
+                same_prompt(wrong, rejected[0])
+                pairs.append(Pair(replace(right, prompt_ids=wrong.prompt_ids), wrong))
+        return [pair for pair in pairs if differ(pair.chosen, pair.rejected)]
+
+
+def differ(one: Row, other: Row) -> bool:
+    """Return whether two rows have different completions.
+
+    Raises:
+        RunError: their prompts differ, so they cannot be compared.
+    """
+    same_prompt(one, other)
+    return one.completion_ids != other.completion_ids
+
+
+def same_prompt(one: Row, other: Row) -> None:
+    """Check that two rows were said to the same tokens.
+
+    Raises:
+        RunError: they were not.
+    """
+    if one.prompt_ids != other.prompt_ids:
+        raise RunError(
+            f"question {one.question!r}: {one.agent} was shown different tokens at {one.place} and {other.place}, so what "
+            "was said there makes no pair; pair with the builder siblings, and sample with branching.how: fork_every"
+        )
+
+
+def _answers(better: Dialogue, worse: Dialogue, roles: Collection[str]) -> list[tuple[Row, Row]]:
+    """Return what each agent said in two dialogues, as rows."""
+    found = []
+    for dialogue in (better, worse):
+        own: dict[str, Row] = {}
+        for row, _ in said([dialogue], roles):
+            if row.agent in own:
+                raise RunError(
+                    f"question {row.question!r}: {row.agent} spoke more than once in a dialogue, and the builder gap compares "
+                    "single answers; use a protocol in which each agent speaks once, or the builder siblings"
+                )
+            own[row.agent] = row
+        found.append(own)
+    return [(found[0][agent], found[1][agent]) for agent in found[0] if agent in found[1]]

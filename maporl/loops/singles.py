@@ -1,0 +1,138 @@
+"""Builders of single rows, for SFT and KTO. No torch."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from maporl.loops.builder import STRICT, Builder, Count, Number, Part, said, worth
+from maporl.loops.replay import drawn
+from maporl.loops.rows import Row
+from maporl.text import check_placeholders
+from maporl.types import Dialogue
+
+
+@dataclass(frozen=True, config=STRICT)
+class Threshold(Builder):
+    """Every utterance whose value is greater than ``above`` (MALT's data for SFT, arXiv 2412.01928).
+
+    With ``turn``, only what agents said in this turn of theirs, from 0. ``share`` is the share of these utterances that is
+    taken, at random (Agent-RLVR, arXiv 2506.11425, takes a fifth of the answers that were right without help).
+    """
+
+    above: Number = 0.5
+    turn: Annotated[int, Field(ge=0)] | None = None
+    share: Part = 1.0
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        rows = [row for row, _ in said(dialogues, roles, self.turn) if row.value > self.above]
+        return [row for row in drawn(rows, self.share, "threshold") if isinstance(row, Row)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Signs(Builder):
+    """Every utterance. It is good if its value is greater than ``above``, and otherwise bad (KTO, arXiv 2402.01306)."""
+
+    above: Number = 0.5
+    makes = "signed rows"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        return [replace(row, good=row.value > self.above) for row, _ in said(dialogues, roles)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class BestOf(Builder):
+    """The best dialogue of every question (Optima's data for iSFT, arXiv 2410.08115).
+
+    The worth of a dialogue is the mean of its utterances' values. The best dialogues of all questions are sorted by it.
+    The first ``skip`` of them are left out, as a share, and those after the share ``keep``. Of the rest, those are taken
+    that are worth at least ``at_least``.
+    """
+
+    keep: Part = 0.7
+    skip: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    at_least: Number = 0.0
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        best: dict[int, tuple[float, Dialogue]] = {}
+        for dialogue in dialogues:
+            value = worth(dialogue)
+            if value is not None and (dialogue.prompt not in best or value > best[dialogue.prompt][0]):
+                best[dialogue.prompt] = value, dialogue
+        kept = selected([value for value, _ in best.values()], self.keep, self.skip, self.at_least)
+        ranked = list(best.values())
+        return [row for row, _ in said([ranked[number][1] for number in kept], roles)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Flatten(Builder):
+    """Whole dialogues as one text of one policy, which learns to play all roles (Chain-of-Agents, arXiv 2508.13167).
+
+    Everything that was said stands in ``form``, in the order of speaking, and what calls returned stands in ``observation`` after
+    the words that called. What calls returned bears no loss. With ``roles`` only what was said in them bears loss. The text answers the
+    question as the task puts it, after the system prompt of the agent that speaks with the policy.
+
+    Taken are dialogues whose last answer is worth more than ``above`` and that have at least ``least`` utterances, and of
+    each question at most ``per_question``, the first ones. None takes all.
+    """
+
+    into: str
+    form: str = "<{name}>{text}</{name}>"
+    observation: str = "<observation>{text}</observation>"
+    above: Number = 0.5
+    least: Count = 2
+    per_question: Count | None = None
+
+    def __post_init__(self):
+        check_placeholders(self.form, ("name", "text"))
+        check_placeholders(self.observation, ("name", "text"))
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        taken: dict[int, int] = defaultdict(int)
+        rows = []
+        for dialogue in dialogues:
+            answers = [u.rewards["credit"] for u in dialogue.answers() if "credit" in u.rewards]
+            if not answers or answers[-1] <= self.above or len(dialogue.utterances) < self.least:
+                continue
+            taken[dialogue.prompt] += 1
+            if self.per_question is not None and taken[dialogue.prompt] > self.per_question:
+                continue
+            place = (dialogue.prompt, dialogue.rollout, 0)
+            pieces, example = tuple(self.pieces(dialogue, roles)), dialogue.example
+            rows.append(
+                Row(
+                    self.into,
+                    self.into,
+                    self.into,
+                    example.id,
+                    [],
+                    [],
+                    answers[-1],
+                    place,
+                    pieces=pieces,
+                    example=example,
+                )
+            )
+        return rows
+
+    def pieces(self, dialogue: Dialogue, roles: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
+        """Yield the texts of a dialogue, each with whether it bears loss."""
+        for u in dialogue.utterances:
+            role = u.role or u.agent
+            yield self.form.format(name=role, text=u.text), not roles or role in roles
+            for call in u.calls:
+                if call.result is not None:
+                    yield self.observation.format(name=call.name, text=call.result.text), False
+
+
+def selected(values: Sequence[float], keep: float, skip: float = 0.0, at_least: float = float("-inf")) -> list[int]:
+    """Return the numbers of the selected ``values``, best first.
+
+    The share is taken first: ranks from ``skip`` to ``keep`` of all. The threshold ``at_least`` comes after it.
+    """
+    order = sorted(range(len(values)), key=lambda number: -values[number])
+    shares = order[round(skip * len(order)) : round(keep * len(order))]
+    return [number for number in shares if values[number] >= at_least]
