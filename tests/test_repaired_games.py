@@ -451,7 +451,11 @@ def test_every_rule_is_tried():
 
 FORKS = [name for name, kind in BRANCHINGS.items() if not kind.final]
 REWARDS = {
-    **{name: {"rules": [{name: options}]} for name, options in (OWN | LOOKS_AHEAD).items() if name not in ("tournament", "length_share")},
+    **{
+        name: {"rules": [{name: options}]}
+        for name, options in (OWN | LOOKS_AHEAD).items()
+        if name not in ("tournament", "length_share")
+    },
     **MAPORL,
 }
 """A tournament breaks ties by the order of the dialogues, as ArenaRL does, so equals get different ranks. A share of the length charges for wordings."""
