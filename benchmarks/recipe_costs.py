@@ -127,11 +127,16 @@ def cost(name: str, model: str) -> float:
     # several forwards, as in real runs: the graph of a batch that one forward reads is kept, which saves a forward
     values["training"] |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": QUESTIONS, "save_steps": 0}
     if "loop" in own:
-        epochs = [{"epochs": stage.get("epochs", 1)} for stage in own["loop"]["stages"]]
-        stages = [stage | each for stage, each in zip(values["loop"]["stages"], epochs, strict=True)]
+        # a round's updates ask as many questions as it samples, in the recipe and here
+        updates = any(stage["train"] == "ppo" for stage in own["loop"]["stages"])
+        kept = [
+            {"updates": 1, "group": stage["group"]} if stage["train"] == "ppo" else {"epochs": stage.get("epochs", 1)}
+            for stage in own["loop"]["stages"]
+        ]
+        stages = [stage | each for stage, each in zip(values["loop"]["stages"], kept, strict=True)]
         read = {name: weight for name, weight in values["reward"]["sources"].items() if name == "nll"}
         values["reward"]["sources"] = {"recipe_costs:coin": 1.0} | read
-        values["loop"] |= {"questions": 1, "rounds": 1, "stages": stages}
+        values["loop"] |= {"questions": QUESTIONS if updates else 1, "rounds": 1, "stages": stages}
     return tokens(values, name) / tokens(plain(values), name)
 
 

@@ -57,7 +57,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
-    "form": ("cgc",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
+    "form": ("cgc",), "reads": ("answer",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
     "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""

@@ -89,6 +89,8 @@ def test_every_name_taken_from_trl_is_public_or_exported_by_a_subpackage():
         ("trl", "DPOTrainer"),
         ("trl", "KTOConfig"),
         ("trl", "KTOTrainer"),
+        ("trl", "RewardConfig"),
+        ("trl", "RewardTrainer"),
     }
     full_weights = {("trl.generation.vllm_client", "VLLMClient")}
     assert taken == public | around_zero_3 | full_weights

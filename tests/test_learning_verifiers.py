@@ -218,6 +218,8 @@ def test_a_causal_model_can_begin_as_a_verifier(tmp_path):
     ("options", "message"),
     [
         ({"tiny": {}}, "tiny: a random verifier knows nothing, so it must learn"),
+        ({"model": "m", "reads": "dialogue", "learn_every": 1}, "remove learn_every, or set reads: answer"),
+        ({"urls": ["http://h"], "reads": "dialogue"}, "remove urls, or set reads: answer"),
         ({"tiny": {}, "model": "m", "learn_every": 1}, "remove 'model' and 'urls'"),
         (
             {"model": "m", "restart": True},

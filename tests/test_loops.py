@@ -274,7 +274,7 @@ def joint_answers(rewards=(0.9, 0.2, 0.5, 0.2), prompt=0):
 
 
 def test_madpo_pairs_joint_answers_by_their_gap():
-    """Rewards .9 .2 .5 .2: pairs by gap .7 (0,1), .7 (0,3), .4 (0,2), .3 (2,1), .3 (2,3)."""
+    """Rewards .9 .2 .5 .2: pairs by gap .7 (0,1), .7 (0,3), .4 (0,2), .3 (2,1), .3 (2,3) (recipes madpo, marlhf)."""
     pairs = Gap(per_question=3)(joint_answers())
     assert [(p.policy, p.chosen.place[1], p.rejected.place[1]) for p in pairs] == [
         (agent, *pair) for pair in ((0, 1), (0, 3), (0, 2)) for agent in ("ann", "bob")
@@ -470,7 +470,7 @@ def test_replay_weighs_rounds_by_their_age():
         ({"replay": {"decay": 1.0}}, "replay.decay: expected a rate between 0 and 1"),
         ({"replay": {"nearest": 1, "decay": 0.5}}, "replay: expected current, all"),
         ({"train": "kto", "batch_size": 1}, "batch_size: train: kto compares the rows of a batch"),
-        ({"train": "kto", "joint": True}, "joint: it is an option of train: dpo, and kto does not read it"),
+        ({"train": "kto", "joint": True}, "joint: train: kto does not read it"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
@@ -670,7 +670,7 @@ def test_a_builder_of_ones_own_is_a_named_import(tmp_path):
 
 
 def test_sft_has_no_beta(tmp_path):
-    with pytest.raises(ConfigError, match="beta: it is an option of train: dpo"):
+    with pytest.raises(ConfigError, match="beta: train: sft does not read it"):
         looped(tmp_path / "run", [{"train": "sft", "build": "threshold", "beta": 0.2}])
 
 

@@ -95,7 +95,7 @@ def named_imports(config: Config) -> dict[str, str]:
     for number, stage in enumerate(config.loop.stages):
         named += [
             (f"loop.stages.{number}.build", name)
-            for name in ([stage.build] if isinstance(stage.build, str) else stage.build)
+            for name in ([stage.build] if isinstance(stage.build, str) else stage.build or ())
         ]
     slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
     named += [(f"advantage.{key}", name) for key, name in slots.items()]

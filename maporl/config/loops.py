@@ -14,13 +14,25 @@ Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+UNREAD = {
+    "sft": {"beta", "reference", "joint", "updates", "group"},
+    "kto": {"joint", "updates", "group"},
+    "dpo": {"updates", "group"},
+    "reward": {"roles", "beta", "reference", "joint", "updates", "group"},
+    "ppo": {"build", "roles", "epochs", "batch_size", "beta", "reference", "joint", "replay"},
+}
+"""The options of a stage that its trainer does not read."""
+
+
 @dataclass(frozen=True, config=STRICT)
 class StageSection:
     """One training stage of a round (:mod:`maporl.loops`).
 
     Args:
-        train: the trainer: TRL's SFT trainer, its DPO trainer or its KTO trainer.
-        build: how the data set is made of the round's dialogues: the name of a builder, or one ``{name: options}``.
+        train: what trains the policies: TRL's SFT trainer, its DPO trainer or its KTO trainer, or on-policy updates (ppo), as
+            the sections of the configuration describe them. Or TRL's reward trainer (reward), which trains the verifier of
+            ``reward.verifier``; a later stage ``ppo`` is then paid that verifier's score, and nothing else.
+        build: how the data set is made of the round's dialogues: the name of a builder, or one ``{name: options}``. Updates have none.
         roles: only what was said in these roles is trained on; empty: everything. An agent without a role has its name.
         start: the weights that the stage starts from: those of the stage before it (last), or those with which the loop
             began (initial).
@@ -34,14 +46,16 @@ class StageSection:
             the other agents are added to a policy's own. They are computed before each pass over the data set.
         replay: the rounds whose rows are trained on: the present one (current), all so far (all), the last N
             (``{nearest: N}``), or all with the share ``rate ** age`` of their rows (``{decay: rate}``).
+        updates: the number of updates of ``ppo``.
+        group: the number of dialogues for each question of these updates. None: ``branching.group``.
 
     Raises:
-        ValueError: a trainer is given an option that it does not read, joint training has no whole number of epochs, KTO
+        ValueError: a trainer lacks an option or is given one that it does not read, joint training has no whole number of epochs, KTO
             has a batch of one row, or ``replay`` is something else.
     """
 
-    train: Literal["sft", "dpo", "kto"]
-    build: str | dict[str, Any]
+    train: Literal["sft", "dpo", "kto", "reward", "ppo"]
+    build: str | dict[str, Any] | None = None
     roles: tuple[str, ...] = ()
     start: Literal["last", "initial"] = "last"
     epochs: Above0 = 1.0
@@ -51,12 +65,17 @@ class StageSection:
     reference: Literal["stage", "round", "initial", "none"] | None = None
     joint: bool = False
     replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], Above0] = "current"
+    updates: Count | None = None
+    group: Count | None = None
 
     def __post_init__(self):
-        unread = {"sft": ("beta", "reference", "joint"), "kto": ("joint",), "dpo": ()}[self.train]
-        given = [name for name in unread if getattr(self, name) not in (None, False)]
-        if given:
-            raise ValueError(f"{given[0]}: it is an option of train: dpo, and {self.train} does not read it; remove it")
+        changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
+        if given := [name for name in changed if name in UNREAD[self.train]]:
+            raise ValueError(f"{given[0]}: train: {self.train} does not read it; remove it")
+        if self.train == "ppo" and self.updates is None:
+            raise ValueError("updates: train: ppo needs their number, got none; give one")
+        if self.train != "ppo" and self.build is None:
+            raise ValueError(f"build: train: {self.train} needs a builder that makes its rows, got none; name one")
         if self.train == "kto" and self.batch_size < 2:
             raise ValueError("batch_size: train: kto compares the rows of a batch, got 1; give at least 2")
         if self.joint and self.epochs != int(self.epochs):

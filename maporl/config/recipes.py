@@ -149,7 +149,9 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     if "verifier" in values["reward"]:
         own = values["reward"]["verifier"]
         own.pop("model", None)
-        own |= {"tiny": tiny | {"layers": 1}, "learn_every": 1, "learning_rate": 1e-3}
+        own["tiny"] = tiny | {"layers": 1}
+        if "learn_every" in own:
+            own |= {"learn_every": 1, "learning_rate": 1e-3}
     if "brevity" in values["reward"]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     length = {} if "loop" in values else {"updates": 3}
@@ -163,7 +165,11 @@ def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
     so that no answer would be good enough to learn from.
     """
     loop = values["loop"]
-    stages = [stage | {"learning_rate": 1e-3, "epochs": min(stage.get("epochs", 1), 2)} for stage in loop["stages"]]
+    shorter = {"epochs": lambda n: min(n, 2), "updates": lambda n: min(n, 2), "group": lambda n: min(n, 3)}
+    stages = [
+        stage | {"learning_rate": 1e-3} | {key: shorter[key](stage[key]) for key in shorter.keys() & stage.keys()}
+        for stage in loop["stages"]
+    ]
     agents = {name: {k: v for k, v in own.items() if k != "lora"} for name, own in values["agents"].items()}
     return {
         "loop": loop | {"rounds": min(loop.get("rounds", 1), 2), "questions": 12, "stages": stages},
@@ -201,7 +207,7 @@ def axes_of(name: str) -> dict[str, str]:
 
 def _credit(values: dict[str, Any]) -> str:
     if stages := values.get("loop", {}).get("stages"):
-        return "rows by " + ", ".join(dict.fromkeys(name for stage in stages for name in stage["build"]))
+        return "rows by " + ", ".join(dict.fromkeys(name for stage in stages for name in stage.get("build", ())))
     advantage = values.get("advantage", {})
     baseline, by = advantage.get("baseline", "critic"), ", ".join(advantage.get("key", ()))
     if baseline == "critic":

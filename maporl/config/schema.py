@@ -309,7 +309,8 @@ class VerifierSection:
     ``pairs`` are those that it learns from: the ``first`` right and the first wrong answer of each question of an update,
     or ``all`` pairs of a right and a wrong one. ``learn_from`` says whether it learns from ``new`` pairs alone or from ``all``
     since the run began, and ``restart`` whether it learns from its first weights each time. ``output_penalty`` is the
-    weight of its mean squared output in the loss (all three as in prover-verifier games, arXiv 2407.13692).
+    weight of its mean squared output in the loss (all three as in prover-verifier games, arXiv 2407.13692). ``reads`` says
+    what one score is for: an ``answer``, or a whole ``dialogue``, whose answers all get it (MARLHF).
 
     Raises:
         ValueError: a URL is not valid, or two options exclude each other.
@@ -331,13 +332,18 @@ class VerifierSection:
     learn_from: Literal["new", "all"] = "new"
     restart: bool = False
     output_penalty: NotNegative = 0.0
+    reads: Literal["answer", "dialogue"] = "answer"
 
     def __post_init__(self):
         check_urls(self.urls)
-        if self.tiny is not None and (self.model is not None or self.urls or not self.learn_every):
+        if self.tiny is not None and (self.model is not None or self.urls):
             raise ValueError(
-                "tiny: a random verifier knows nothing, so it must learn and nothing else may score; set learn_every, and remove "
-                "'model' and 'urls'"
+                "tiny: it describes a verifier in this process, in place of another one; remove 'model' and 'urls'"
+            )
+        if self.reads == "dialogue" and (self.urls or self.learn_every):
+            raise ValueError(
+                "reads: a verifier of whole dialogues is one in this process, and does not learn from single answers; remove "
+                f"{'urls' if self.urls else 'learn_every'}, or set reads: answer"
             )
         changed = {
             name

@@ -1,7 +1,7 @@
 """``BUILDERS`` names the builders (:mod:`maporl.loops.builder`). No torch."""
 
 from maporl.loops.builder import Builder
-from maporl.loops.pairs import Gap, Repair, Siblings
+from maporl.loops.pairs import Comparisons, Gap, Repair, Siblings
 from maporl.loops.singles import BestOf, Flatten, Signs, Threshold
 
 BUILDERS: dict[str, type[Builder]] = {
@@ -12,5 +12,6 @@ BUILDERS: dict[str, type[Builder]] = {
     "signs": Signs,
     "flatten": Flatten,
     "repair": Repair,
+    "comparisons": Comparisons,
 }
 """Name -> builder."""

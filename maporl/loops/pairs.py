@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -11,7 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from maporl.errors import RunError
 from maporl.loops.builder import STRICT, Builder, Count, Number, said, worth
-from maporl.loops.rows import Pair, Row
+from maporl.loops.rows import Comparison, Pair, Row
+from maporl.rewards.verifier.encoding import joint_text
 from maporl.types import Dialogue
 
 
@@ -59,17 +60,24 @@ class Gap(Builder):
         Raises:
             RunError: an agent spoke more than once in a dialogue, or was shown something else in another one.
         """
-        questions: dict[int, list[Dialogue]] = defaultdict(list)
-        for dialogue in dialogues:
-            if worth(dialogue) is not None:
-                questions[dialogue.prompt].append(dialogue)
         return [
             Pair(answer, other)
-            for prompt, played in questions.items()
-            for better, worse in self.chosen([worth(d) for d in played], f"{prompt}/{played[0].example.id}")  # type: ignore[misc]
+            for _, played, better, worse, _ in self.compared(dialogues)
             for answer, other in _answers(played[better], played[worse], roles)
             if differ(answer, other)
         ]
+
+    def compared(self, dialogues: Sequence[Dialogue]) -> Iterator[tuple[int, list[Dialogue], int, int, float]]:
+        """Yield the chosen pairs: the number of the question, its dialogues, the numbers of both in them, and the gap."""
+        questions: dict[int, list[tuple[Dialogue, float]]] = defaultdict(list)
+        for dialogue in dialogues:
+            value = worth(dialogue)
+            if value is not None:
+                questions[dialogue.prompt].append((dialogue, value))
+        for prompt, own in questions.items():
+            played, values = [dialogue for dialogue, _ in own], [value for _, value in own]
+            for better, worse in self.chosen(values, f"{prompt}/{played[0].example.id}"):
+                yield prompt, played, better, worse, values[better] - values[worse]
 
     def chosen(self, values: Sequence[float], name: str) -> list[tuple[int, int]]:
         """Return the selected pairs of numbers of ``values``, the larger value first. ``name`` decides chance."""
@@ -84,6 +92,28 @@ class Gap(Builder):
         if self.select == "random":
             random.Random(name).shuffle(pairs)
         return pairs[: self.per_question]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Comparisons(Gap):
+    """Pairs of whole dialogues of one question, of which one is worth more than the other, for a reward model (MARLHF, CoMLRL).
+
+    They are chosen as :class:`Gap` does. A pair of dialogues makes one comparison. Roles are not read.
+    """
+
+    makes = "comparisons"  # type: ignore[assignment]  # it is chosen alike, and made into something else
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Comparison]:  # type: ignore[override]
+        return [
+            Comparison(
+                played[better].example,
+                joint_text(played[better].utterances),
+                joint_text(played[worse].utterances),
+                gap,
+                (prompt, played[better].rollout, played[worse].rollout),
+            )
+            for prompt, played, better, worse, gap in self.compared(dialogues)
+        ]
 
 
 @dataclass(frozen=True, config=STRICT)

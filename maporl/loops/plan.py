@@ -12,8 +12,8 @@ from maporl.loops.builders import BUILDERS
 from maporl.loops.singles import Flatten
 from trl_ext import distributed
 
-Stage = tuple[StageSection, Builder]
-TAKES = {"sft": "single rows", "dpo": "pairs", "kto": "signed rows"}
+Stage = tuple[StageSection, Builder | None]
+TAKES = {"sft": "single rows", "dpo": "pairs", "kto": "signed rows", "reward": "comparisons"}
 """The rows that each trainer takes."""
 PPO_ONLY = ("updates", "advantage", "schedule")
 
@@ -33,9 +33,14 @@ def stages_of(config: Config) -> list[Stage]:
         raise ConfigError(
             f"loop: runs in one process, and {distributed.size()} were launched; start it without a launcher"
         )
-    stages = []
+    stages: list[Stage] = []
     for number, section in enumerate(config.loop.stages):
+        if section.train == "reward":
+            _check_verifier(config, f"loop.stages.{number}")
         where = f"loop.stages.{number}.build"
+        if section.build is None:
+            stages.append((section, None))
+            continue
         (builder,) = build_named([section.build], BUILDERS, where, Builder)
         wanted = TAKES[section.train]
         if builder.makes != wanted:
@@ -49,6 +54,20 @@ def stages_of(config: Config) -> list[Stage]:
     return stages
 
 
+def _check_verifier(config: Config, where: str) -> None:
+    """Check that there is a verifier in this process to train, which reads whole dialogues."""
+    verifier = config.reward.verifier
+    if verifier is None or (verifier.model is None and verifier.tiny is None):
+        raise ConfigError(
+            f"{where}: train: reward trains reward.verifier, and it names no model; add reward.verifier: {{model: NAME, reads: "
+            "dialogue}"
+        )
+    if verifier.reads != "dialogue":
+        raise ConfigError(
+            f"{where}: train: reward compares whole dialogues, and reward.verifier.reads is {verifier.reads}; set reads: dialogue"
+        )
+
+
 def _check_student(config: Config, into: str, where: str) -> None:
     """Check that a policy of this name learns."""
     policies = {agent.policy or name for name, agent in config.agents.items() if agent.trainable and agent.weights}
@@ -56,6 +75,13 @@ def _check_student(config: Config, into: str, where: str) -> None:
         raise ConfigError(
             f"{where}: flatten.into: {into!r} names none of the policies that learn; name one of {sorted(policies)}"
         )
+
+
+def trained_on(section: StageSection) -> str:
+    """Return what a stage trains by, and on what, in words."""
+    if section.build is None:
+        return f"{section.updates} update{'' if section.updates == 1 else 's'} of {section.train}"
+    return f"{section.train} on {entry_name(section.build)}"
 
 
 def check_loop(config: Config, dialogues: int, condition: str, questions: int) -> list[str]:
@@ -71,7 +97,7 @@ def check_loop(config: Config, dialogues: int, condition: str, questions: int) -
         ConfigError: the stages cannot run.
     """
     loop = config.loop
-    trained = ", then ".join(f"{section.train} on {entry_name(section.build)}" for section, _ in stages_of(config))
+    trained = ", then ".join(trained_on(section) for section, _ in stages_of(config))
     asked = min(loop.questions, questions)
     times = "1 round" if loop.rounds == 1 else f"{loop.rounds} rounds"
     lines = [
@@ -82,7 +108,7 @@ def check_loop(config: Config, dialogues: int, condition: str, questions: int) -
         lines.append(
             f"warning: loop.questions={loop.questions}, but the training split has {questions}; a round asks each once"
         )
-    return [*lines, *_unread(config)]
+    return lines if any(section.train == "ppo" for section in loop.stages) else [*lines, *_unread(config)]
 
 
 def _unread(config: Config) -> list[str]:

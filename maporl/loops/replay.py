@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from maporl.loops.rows import Pair, Row
+from maporl.loops.rows import AnyRow, Pair
 
 
 def shares(replay: str | Mapping[Literal["nearest", "decay"], float], rounds: int) -> list[float]:
@@ -21,12 +21,12 @@ def shares(replay: str | Mapping[Literal["nearest", "decay"], float], rounds: in
     return [1.0] * (rounds if replay == "all" else 1)
 
 
-def drawn(rows: Sequence[Row | Pair], share: float, name: str) -> list[Row | Pair]:
+def drawn(rows: Sequence[AnyRow], share: float, name: str) -> list[AnyRow]:
     """Return a random share of the rows, in their order. ``name`` decides chance. Pairs of the same dialogues stay together."""
     keys = list(dict.fromkeys(_key(row) for row in rows))
     kept = set(random.Random(name).sample(keys, round(share * len(keys))))
     return [row for row in rows if _key(row) in kept]
 
 
-def _key(row: Row | Pair) -> tuple:
+def _key(row: AnyRow) -> tuple:
     return row.together if isinstance(row, Pair) else row.place

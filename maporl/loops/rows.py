@@ -66,16 +66,42 @@ class Pair:
         return (self.chosen.round, *self.chosen.place[:2], self.rejected.place[1])
 
 
-def of_round(rows: Sequence[Row] | Sequence[Pair], number: int) -> list[Row | Pair]:
+@dataclass(frozen=True)
+class Comparison:
+    """Two whole dialogues on a question, of which the ``chosen`` one is worth ``gap`` more.
+
+    Args:
+        example: the question.
+        chosen: what was said in the better dialogue, as a verifier reads it.
+        rejected: what was said in the other one.
+        gap: the difference of their worths.
+        place: the number of the question, and those of both dialogues.
+        round: the round in which they were sampled.
+    """
+
+    example: Example
+    chosen: str
+    rejected: str
+    gap: float
+    place: tuple[int, int, int]
+    round: int = 1
+
+
+AnyRow = Row | Pair | Comparison
+
+
+def of_round(rows: Sequence[Row] | Sequence[Pair] | Sequence[Comparison], number: int) -> list[AnyRow]:
     """Return the rows with the number of the round in which they were sampled."""
 
     def stamped(row: Row) -> Row:
         return replace(row, round=number)
 
-    return [Pair(stamped(r.chosen), stamped(r.rejected)) if isinstance(r, Pair) else stamped(r) for r in rows]
+    return [
+        Pair(stamped(r.chosen), stamped(r.rejected)) if isinstance(r, Pair) else replace(r, round=number) for r in rows
+    ]
 
 
-def written(rows: Sequence[Row | Pair]) -> str:
+def written(rows: Sequence[AnyRow]) -> str:
     """Return the rows as lines of JSON."""
     return "".join(json.dumps(asdict(row)) + "\n" for row in rows)
 

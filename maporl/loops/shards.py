@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.loops import StageSection
-from maporl.config.parse import entry_name
 from maporl.errors import RunError
 from maporl.loops.builder import said
-from maporl.loops.plan import Stage
+from maporl.loops.plan import Stage, trained_on
 from maporl.loops.replay import drawn, shares
-from maporl.loops.rows import Pair, Row, of_round
+from maporl.loops.rows import AnyRow, of_round
 from maporl.types import Dialogue, from_json
 
 
@@ -20,8 +19,8 @@ def dialogues_of(sample: Path) -> list[Dialogue]:
     return [from_json(line) for line in lines if line]
 
 
-def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int) -> list[Row | Pair]:
-    """Return the rows of a stage: those of round ``number``, and by ``replay`` those of earlier rounds, the newest first.
+def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int) -> list[AnyRow]:
+    """Return the rows of a stage, none for one without a builder: those of round ``number``, and by ``replay`` those of earlier rounds, the newest first.
 
     Args:
         folder: the folder of the loop.
@@ -34,7 +33,9 @@ def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int
         RunError: no rows were made.
     """
     section, builder = stage
-    rows: list[Row | Pair] = []
+    if builder is None:
+        return []
+    rows: list[AnyRow] = []
     for age, share in enumerate(shares(section.replay, number)):
         dialogues = dialogues_of(folder / f"round-{number - age}/sample")
         own = of_round(builder(dialogues, section.roles), number - age)
@@ -51,7 +52,7 @@ def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int
 
 def place_of(section: StageSection, number: int, position: int) -> str:
     """Return how messages call a stage of a round."""
-    return f"round {number}, stage {position + 1} ({section.train} on {entry_name(section.build)})"
+    return f"round {number}, stage {position + 1} ({trained_on(section)})"
 
 
 def check_both_kinds(about: Mapping[str, Any], where: str, policy: str) -> None:

@@ -151,7 +151,8 @@ def completion_logprobs(policy: Policy, rows: Sequence[Row]) -> list[float]:
         return forward.completion_logprobs(policy.model, [(row.prompt_ids, row.completion_ids) for row in rows])
 
 
-def _options(config: Config, stage: StageSection, scratch: Path, quiet: bool) -> dict[str, Any]:
+def trainer_options(config: Config, stage: StageSection, scratch: Path, quiet: bool) -> dict[str, Any]:
+    """Return the options that all trainers of TRL share."""
     return {
         "output_dir": str(scratch),
         "num_train_epochs": stage.epochs,
@@ -179,12 +180,12 @@ def _train_sft(
 ) -> float:
     trainer = SFTTrainer(
         model=policy.model,
-        args=SFTConfig(completion_only_loss=True, **_options(config, stage, scratch, quiet)),
+        args=SFTConfig(completion_only_loss=True, **trainer_options(config, stage, scratch, quiet)),
         train_dataset=Dataset.from_list(sft_rows([row for row in rows if isinstance(row, Row)])),
         processing_class=policy.tokenizer,
         optimizers=(_optimizer(policy, stage), None),
     )
-    return _run(trainer, quiet)
+    return run_quietly(trainer, quiet)
 
 
 def _train_kto(
@@ -205,10 +206,10 @@ def _train_kto(
         rows,
         kto_rows(rows, *known),
         0.1 if stage.beta is None else stage.beta,
-        _options(config, stage, scratch, quiet),
+        trainer_options(config, stage, scratch, quiet),
         _optimizer(policy, stage),
     )
-    return _run(trainer, quiet)
+    return run_quietly(trainer, quiet)
 
 
 class DPOLearner:
@@ -264,7 +265,7 @@ class DPOLearner:
         chosen, rejected = self.reference
         if others is not None:
             chosen = [own - other for own, other in zip(chosen, others, strict=True)]
-        options = _options(config, stage, scratch, quiet) | {"num_train_epochs": epochs}
+        options = trainer_options(config, stage, scratch, quiet) | {"num_train_epochs": epochs}
         with self.policy.active():
             trainer = SampledDPOTrainer(
                 model=self.policy.model,
@@ -278,7 +279,7 @@ class DPOLearner:
                 processing_class=self.policy.tokenizer,
                 optimizers=(self.optimizer, self.schedule),
             )
-            self.losses.append(_run(trainer, quiet))
+            self.losses.append(run_quietly(trainer, quiet))
 
     def figures(self) -> dict[str, float]:
         """Return the mean loss, and the mean log-probabilities of both sides before and after training."""
@@ -288,7 +289,8 @@ class DPOLearner:
         return {"loss": sum(self.losses) / len(self.losses), **means}
 
 
-def _run(trainer: Any, quiet: bool) -> float:
+def run_quietly(trainer: Any, quiet: bool) -> float:
+    """Train with a trainer of TRL, and return the mean loss."""
     if quiet:
         trainer.remove_callback(PrinterCallback)
     return float(trainer.train().training_loss)

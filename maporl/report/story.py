@@ -107,14 +107,16 @@ def _rounds(run: Run) -> str:
     if not done:
         return "No round has ended."
     of = f"in {counted(done, 'round')}" if run.finished else f"in {done} of {counted(loop['rounds'], 'round')} so far"
-    names = [
-        stage["build"] if isinstance(stage["build"], str) else next(iter(stage["build"])) for stage in loop["stages"]
-    ]
-    stages = [f"by {stage['train'].upper()} on {name}" for stage, name in zip(loop["stages"], names, strict=True)]
-    return (
-        f"The team was trained {of}. A round samples up to {counted(loop['questions'], 'question')} and then trains "
-        f"{', then '.join(stages)}."
-    )
+    stages = ", then ".join(map(_stage, loop["stages"]))
+    return f"The team was trained {of}. A round samples up to {counted(loop['questions'], 'question')} and then trains {stages}."
+
+
+def _stage(stage: dict[str, Any]) -> str:
+    build = stage["build"]
+    if build is None:
+        return f"by {counted(stage['updates'], 'update')} of {stage['train'].upper()}"
+    name = build if isinstance(build, str) else next(iter(build))
+    return f"a reward model on {name}" if stage["train"] == "reward" else f"by {stage['train'].upper()} on {name}"
 
 
 def _times(run: Run) -> str:

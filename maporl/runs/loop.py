@@ -18,13 +18,17 @@ from transformers import set_seed
 
 from maporl.config import Config
 from maporl.config.loops import StageSection
+from maporl.config.schema import VerifierSection
+from maporl.errors import ConfigError
 from maporl.evaluation.metrics import Evaluation
 from maporl.loops.figures import held_out_score, round_metrics
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage, stages_of
-from maporl.loops.rows import Pair, Row, described, written
+from maporl.loops.rows import AnyRow, Comparison, Pair, Row, described, written
 from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
 from maporl.loops.stages import train_jointly, train_stage
+from maporl.loops.verifiers import FOLDER as VERIFIER
+from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
@@ -32,6 +36,7 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.rollout.suite import CHUNK
 from maporl.runs.build import build_player, find_device, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
+from maporl.runs.updates import train_by_updates
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
 from maporl.team.agents import Policy
@@ -47,6 +52,8 @@ from trl_ext.run_lock import RunLock
 
 Tell = Callable[[str], None]
 EVALUATION = "evaluation.json"
+OTHERS = "others"
+"""What stages hand on beside the policies, such as a verifier."""
 
 
 def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | None = None) -> list[dict[str, Any]]:
@@ -215,6 +222,56 @@ class Loop:
         """Build the rows of a stage, and train each policy on its own."""
         section, _ = self.stages[position]
         rows = stage_rows(self.folder, self.stages[position], number, position, self.config.seed)
+        if (weights / OTHERS).is_dir():
+            shutil.copytree(weights / OTHERS, folder / OTHERS)
+        if section.train == "reward":
+            self._train_verifier(folder, section, rows, weights)
+        elif section.train == "ppo":
+            self._update(folder, section, f"{self.config.seed}/ppo/{number}/{position}", weights)
+        else:
+            utterances = [row for row in rows if not isinstance(row, Comparison)]
+            self._train_on(folder, utterances, number, sample, position, weights, start)
+
+    def _train_verifier(self, folder: Path, section: StageSection, rows: Sequence[AnyRow], weights: Path) -> None:
+        """Train the verifier that later stages are paid by. The policies keep their weights."""
+        comparisons = [row for row in rows if isinstance(row, Comparison)]
+        (folder / "comparisons.jsonl").write_text(written(comparisons), encoding="utf-8")
+        set_seed(self.config.seed)
+        find_device(self.config)
+        verifier = verifier_of(_verifier(self.config), weights if section.start == "last" else None)
+        with tempfile.TemporaryDirectory() as scratch:
+            figures = train_verifier(
+                self.config, section, verifier, comparisons, tasks_of(self.config)[0], Path(scratch), self.quiet
+            )
+        shutil.rmtree(folder / VERIFIER, ignore_errors=True)
+        verifier.model.save_pretrained(folder / VERIFIER)
+        verifier.tokenizer.save_pretrained(folder / VERIFIER)
+        team = self._team(weights)
+        self._save(team, folder)
+        self._write_manifest(folder, {"utterances": ""} | _untrained(team) | {"reward_model": figures})
+
+    def _update(self, folder: Path, section: StageSection, seed: str, weights: Path) -> None:
+        """Train the policies by on-policy updates."""
+        team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
+        figures = train_by_updates(self.config, section, team, folder, weights, seed, self.quiet)
+        self._save(team, folder)
+        self._write_manifest(folder, {"utterances": ""} | dict.fromkeys(_untrained(team), figures))
+
+    def _write_manifest(self, folder: Path, manifest: dict[str, Any]) -> None:
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+    def _train_on(
+        self,
+        folder: Path,
+        rows: Sequence[Row | Pair],
+        number: int,
+        sample: Path,
+        position: int,
+        weights: Path,
+        start: Path,
+    ) -> None:
+        """Train each policy on its own rows."""
+        section, _ = self.stages[position]
         dialogues, where = dialogues_of(sample), place_of(section, number, position)
         own: dict[str, list[Row | Pair]] = {}
         references = {"round": start, "initial": self.folder / INITIAL}
@@ -240,7 +297,7 @@ class Loop:
         for name, figures in self._train_policies(section, team, judge, own).items():
             manifest[name] |= figures
         self._save(team, folder)
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        self._write_manifest(folder, manifest)
 
     def _student(self, policy: Policy) -> str | None:
         """Return the system prompt of the agent that speaks with ``policy``."""
@@ -271,8 +328,8 @@ class Loop:
     def _warn_untrained(self, number: int) -> None:
         """Warn of every policy that no stage of the round has trained."""
         manifests = [self._manifest(number, position) for position in range(len(self.stages))]
-        for policy in [name for name in manifests[0] if name != "utterances"]:
-            if not any(manifest[policy]["rows"] for manifest in manifests):
+        for policy in [name for name in manifests[0] if name not in ("utterances", "reward_model")]:
+            if not any(manifest[policy].get("rows") or manifest[policy].get("dialogues") for manifest in manifests):
                 self.tell(
                     f"warning: round {number}: no stage trains policy {policy!r}; freeze its agents, or see the roles"
                 )
@@ -322,3 +379,15 @@ class Loop:
                 for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
                     shutil.copytree(policy, hidden / policy.name)
                 write_manifest(hidden)
+
+
+def _verifier(config: Config) -> VerifierSection:
+    """Return the section of the verifier, which :func:`maporl.loops.plan.stages_of` has checked to be there."""
+    if config.reward.verifier is None:
+        raise ConfigError("reward.verifier: a stage trains it, and it is not described")
+    return config.reward.verifier
+
+
+def _untrained(team: Team) -> dict[str, dict[str, int]]:
+    """Return what a manifest says of policies that learn, and that a stage leaves as they are."""
+    return {policy.name: {"rows": 0} for policy in team.policies.values() if policy.trainable}

@@ -282,7 +282,13 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
         raise ConfigError(
             f"{where}: reward.sources: arena compares a question's dialogues; set branching.group to 2 or more"
         )
-    if "verifier" in used and config.reward.verifier is None:
+    verifier = config.reward.verifier
+    if "verifier" in used and verifier is not None and verifier.tiny is not None and not verifier.learn_every:
+        raise ConfigError(
+            f"{where}: reward.verifier.tiny: a random verifier knows nothing, so it must learn before it scores; set "
+            "reward.verifier.learn_every"
+        )
+    if "verifier" in used and verifier is None:
         raise ConfigError(
             f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "
             "reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server"

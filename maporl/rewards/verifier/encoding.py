@@ -3,8 +3,10 @@
 Training, scoring in a run and the server all call :func:`encode`, so that a verifier is used as it was trained.
 """
 
+from collections.abc import Iterable
+
 from maporl.errors import UserError
-from maporl.types import Message
+from maporl.types import Message, Utterance
 from trl_ext.chat import Tokenizer, encode_chat
 
 CHARACTERS_PER_TOKEN = 32
@@ -22,6 +24,11 @@ class TooLong(UserError, ValueError):
 def chat_of(question: str, answer: str) -> list[Message]:
     """The chat that a verifier reads: a question and one answer to it."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def joint_text(said: Iterable[Utterance]) -> str:
+    """The answer that a verifier of whole dialogues reads: everything that was said, in order, with names."""
+    return "\n\n".join(f"{u.role or u.agent}: {u.words()}" for u in said)
 
 
 def encode(tokenizer: Tokenizer, chat: list[Message], longest: int | None = None) -> list[int]:

@@ -12,7 +12,7 @@ from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, Values, where
 from maporl.rewards.verifier.client import VerifierClient, server_urls
 from maporl.rewards.verifier.cotraining import CoTraining
-from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.encoding import chat_of, joint_text
 from maporl.rewards.verifier.model import Verifier, VerifierError
 from maporl.tasks.base import Task
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
@@ -34,7 +34,20 @@ def load_verifier(section: VerifierSection) -> RewardSource:
         return LearningVerifier(section)
     if section.model is None:
         raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
-    return verifier_source(_loaded(section.model, section.batch_size, section.attn_implementation).score, section.model)
+    scores = _loaded(section.model, section.batch_size, section.attn_implementation).score
+    return (dialogue_source if section.reads == "dialogue" else verifier_source)(scores, section.model)
+
+
+def dialogue_source(scores_of: Scores, name: str) -> RewardSource:
+    """A reward source that gives every answer of a dialogue the score of the whole dialogue."""
+
+    def score(dialogues: list[Dialogue], task: Task) -> Values:
+        asked = [(d, d.answers()[-1]) for d in dialogues if d.answers()]
+        chats = [chat_of(task.question(d.example), joint_text(d.utterances)) for d, _ in asked]
+        scores = dict(zip([id(d) for d, _ in asked], checked(scores_of(chats), asked, name), strict=True))
+        return [[scores[id(d)] if u.answers else None for u in d.utterances] for d in dialogues]
+
+    return FunctionSource(score)
 
 
 def verifier_source(scores_of: Scores, name: str) -> RewardSource:
@@ -96,7 +109,7 @@ class LearningVerifier(RewardSource):
     learns = True
 
     def __init__(self, section: VerifierSection):
-        verifier = _first_verifier(section)
+        verifier = first_verifier(section)
         self.score = verifier_source(verifier.score, verifier.name)
         self.learning = CoTraining(verifier, section)
 
@@ -137,8 +150,12 @@ def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], na
     return scores
 
 
-def _first_verifier(section: VerifierSection) -> Verifier:
-    """The verifier as it is before it learns."""
+def first_verifier(section: VerifierSection) -> Verifier:
+    """The verifier that ``section`` describes, as it is before it learns.
+
+    Raises:
+        ConfigError: its model cannot be loaded.
+    """
     if section.tiny is None:
         return _load(str(section.model), section.batch_size, section.attn_implementation, may_begin=True)
     tokenizer = build_tiny_tokenizer(section.tiny)
@@ -153,6 +170,11 @@ def _load(source: str, batch_size: int, attention: str | None, may_begin: bool =
         return Verifier.load(source, batch_size=batch_size, attn_implementation=attention, may_begin=may_begin)
     except VerifierError as error:
         raise ConfigError(f"reward.verifier.model: {error}") from error
+
+
+def forget_verifiers() -> None:
+    """Let go of the verifiers in this process that do not learn, before others take their place."""
+    _loaded.cache_clear()
 
 
 _loaded = cache(_load)
