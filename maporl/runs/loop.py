@@ -7,7 +7,6 @@ import json
 import random
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,18 +16,10 @@ from typing import Any
 from transformers import set_seed
 
 from maporl.config import Config
-from maporl.config.loops import StageSection
-from maporl.config.schema import VerifierSection
-from maporl.errors import ConfigError
 from maporl.evaluation.metrics import Evaluation
 from maporl.loops.figures import held_out_score, round_metrics
-from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage, stages_of
-from maporl.loops.rows import AnyRow, Comparison, Pair, Row, described, written
-from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
-from maporl.loops.stages import train_jointly, train_stage
-from maporl.loops.verifiers import FOLDER as VERIFIER
-from maporl.loops.verifiers import train_verifier, verifier_of
+from maporl.loops.shards import dialogues_of
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
@@ -36,24 +27,19 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.rollout.suite import CHUNK
 from maporl.runs.build import build_player, find_device, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
-from maporl.runs.updates import train_by_updates
+from maporl.runs.loop_stage import StageRun, save_team, team_with
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
-from maporl.team.agents import Policy
-from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, RunRecord, record_evaluation
 from maporl.types import Dialogue, to_json, without_tokens
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import new_folder, replace_file
-from trl_ext.checkpoint import load_weights, save_policy_weights
 from trl_ext.manifest import verify, write_manifest
 from trl_ext.run_lock import RunLock
 
 Tell = Callable[[str], None]
 EVALUATION = "evaluation.json"
-OTHERS = "others"
-"""What stages hand on beside the policies, such as a verifier."""
 
 
 def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | None = None) -> list[dict[str, Any]]:
@@ -112,10 +98,10 @@ class Loop:
         for number in range(1, self.config.loop.rounds + 1):
             start = weights
             sample = self._part(f"round-{number}/sample", partial(self._sample, number=number, weights=start))
-            for position in range(len(self.stages)):
+            for position, stage in enumerate(self.stages):
                 weights = self._part(
                     f"round-{number}/train-{position + 1}",
-                    partial(self._train, number=number, sample=sample, position=position, weights=weights, start=start),
+                    StageRun(self.config, stage, number, position, sample, weights, start, self.quiet, self.tell),
                 )
             self._warn_untrained(number)
             ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
@@ -157,33 +143,20 @@ class Loop:
         self.tell(f"{target}: done")
         return target
 
-    def _team(self, weights: Path) -> Team:
-        """Return the team with the weights in a folder of the loop."""
-        set_seed(self.config.seed)
-        find_device(self.config)
-        team = Team.from_config(self.config)
-        for policy in team.policies.values():
-            load_weights(policy.model, policy.adapter, weights / policy.name)
-        return team
-
     def _player(self, weights: Path) -> Player:
         untrained = None
         if asks_untrained(self.config.restate, self.config.reward.sources):
             rows = self.config.ppo.local_rollout_forward_batch_size
-            first = self._team(self.folder / INITIAL)
+            first = team_with(self.config, self.folder / INITIAL)
             first.find_stop_ids(self.config.ppo)
             untrained = UntrainedWeights.before_training(first, rows)
-        team = self._team(weights)
+        team = team_with(self.config, weights)
         team.find_stop_ids(self.config.ppo)
         ready_to_play(team, find_device(self.config))
         return player_of(self.config, team, untrained)
 
     def _write_initial(self, folder: Path) -> None:
-        self._save(build_player(self.config).team, folder)
-
-    def _save(self, team: Team, folder: Path) -> None:
-        for policy in team.policies.values():
-            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / policy.name)
+        save_team(build_player(self.config).team, folder)
 
     def _sample(self, folder: Path, number: int, weights: Path) -> None:
         """Play the round's questions, score what was said, and write the dialogues with their token ids."""
@@ -217,113 +190,6 @@ class Loop:
             played += [replace(dialogue, prompt=dialogue.prompt + first) for dialogue in kept]
         player.world.close()
         (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")
-
-    def _train(self, folder: Path, number: int, sample: Path, position: int, weights: Path, start: Path) -> None:
-        """Build the rows of a stage, and train each policy on its own."""
-        section, _ = self.stages[position]
-        rows = stage_rows(self.folder, self.stages[position], number, position, self.config.seed)
-        if (weights / OTHERS).is_dir():
-            shutil.copytree(weights / OTHERS, folder / OTHERS)
-        if section.train == "reward":
-            self._train_verifier(folder, section, rows, weights)
-        elif section.train == "ppo":
-            self._update(folder, section, f"{self.config.seed}/ppo/{number}/{position}", weights)
-        else:
-            utterances = [row for row in rows if not isinstance(row, Comparison)]
-            self._train_on(folder, utterances, number, sample, position, weights, start)
-
-    def _train_verifier(self, folder: Path, section: StageSection, rows: Sequence[AnyRow], weights: Path) -> None:
-        """Train the verifier that later stages are paid by. The policies keep their weights."""
-        comparisons = [row for row in rows if isinstance(row, Comparison)]
-        (folder / "comparisons.jsonl").write_text(written(comparisons), encoding="utf-8")
-        set_seed(self.config.seed)
-        find_device(self.config)
-        verifier = verifier_of(_verifier(self.config), weights if section.start == "last" else None)
-        with tempfile.TemporaryDirectory() as scratch:
-            figures = train_verifier(
-                self.config, section, verifier, comparisons, tasks_of(self.config)[0], Path(scratch), self.quiet
-            )
-        shutil.rmtree(folder / VERIFIER, ignore_errors=True)
-        verifier.model.save_pretrained(folder / VERIFIER)
-        verifier.tokenizer.save_pretrained(folder / VERIFIER)
-        team = self._team(weights)
-        self._save(team, folder)
-        self._write_manifest(folder, {"utterances": ""} | _untrained(team) | {"reward_model": figures})
-
-    def _update(self, folder: Path, section: StageSection, seed: str, weights: Path) -> None:
-        """Train the policies by on-policy updates."""
-        team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
-        figures = train_by_updates(self.config, section, team, folder, weights, seed, self.quiet)
-        self._save(team, folder)
-        self._write_manifest(folder, {"utterances": ""} | dict.fromkeys(_untrained(team), figures))
-
-    def _write_manifest(self, folder: Path, manifest: dict[str, Any]) -> None:
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-
-    def _train_on(
-        self,
-        folder: Path,
-        rows: Sequence[Row | Pair],
-        number: int,
-        sample: Path,
-        position: int,
-        weights: Path,
-        start: Path,
-    ) -> None:
-        """Train each policy on its own rows."""
-        section, _ = self.stages[position]
-        dialogues, where = dialogues_of(sample), place_of(section, number, position)
-        own: dict[str, list[Row | Pair]] = {}
-        references = {"round": start, "initial": self.folder / INITIAL}
-        judge = self._team(references[section.reference]) if section.reference in references else None
-        team = self._team(self.folder / INITIAL if section.start == "initial" else weights)
-        for one in filter(None, (judge, team)):
-            ready_to_play(one, find_device(self.config))
-        manifest: dict[str, Any] = {"utterances": counts(dialogues, section)}
-        spoke = speakers_in(dialogues, section.roles)
-        for policy in (p for p in team.policies.values() if p.trainable):
-            mine = [
-                encoded(row, policy, self._student(policy), tasks_of(self.config)[0]) if isinstance(row, Row) else row
-                for row in rows
-                if row.policy == policy.name
-            ]
-            manifest[policy.name] = described(mine)
-            if mine:
-                check_both_kinds(manifest[policy.name], where, policy.name)
-                own[policy.name] = mine
-                (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
-            elif policy.name in spoke:
-                self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
-        for name, figures in self._train_policies(section, team, judge, own).items():
-            manifest[name] |= figures
-        self._save(team, folder)
-        self._write_manifest(folder, manifest)
-
-    def _student(self, policy: Policy) -> str | None:
-        """Return the system prompt of the agent that speaks with ``policy``."""
-        return self.config.agents[policy.agents[0]].system
-
-    def _train_policies(
-        self, section: StageSection, team: Team, judge: Team | None, rows: dict[str, list[Row | Pair]]
-    ) -> dict[str, dict[str, float]]:
-        """Train each policy on its rows, and return its figures. ``judge`` has the weights of the reference."""
-        references = judge.policies if judge else {}
-        with tempfile.TemporaryDirectory() as scratch:
-            if section.joint:
-                pairs = {name: [row for row in own if isinstance(row, Pair)] for name, own in rows.items()}
-                return train_jointly(self.config, section, team.policies, pairs, Path(scratch), self.quiet, references)
-            return {
-                name: train_stage(
-                    self.config,
-                    section,
-                    team.policies[name],
-                    own,
-                    Path(scratch),
-                    self.quiet,
-                    references.get(name),
-                )
-                for name, own in rows.items()
-            }
 
     def _warn_untrained(self, number: int) -> None:
         """Warn of every policy that no stage of the round has trained."""
@@ -379,15 +245,3 @@ class Loop:
                 for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
                     shutil.copytree(policy, hidden / policy.name)
                 write_manifest(hidden)
-
-
-def _verifier(config: Config) -> VerifierSection:
-    """Return the section of the verifier, which :func:`maporl.loops.plan.stages_of` has checked to be there."""
-    if config.reward.verifier is None:
-        raise ConfigError("reward.verifier: a stage trains it, and it is not described")
-    return config.reward.verifier
-
-
-def _untrained(team: Team) -> dict[str, dict[str, int]]:
-    """Return what a manifest says of policies that learn, and that a stage leaves as they are."""
-    return {policy.name: {"rows": 0} for policy in team.policies.values() if policy.trainable}

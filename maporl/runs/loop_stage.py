@@ -1,0 +1,197 @@
+"""One training stage of a round of an outer loop (:mod:`maporl.loops`): from its rows to a folder with weights."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+
+from maporl.config import Config
+from maporl.config.schema import VerifierSection
+from maporl.errors import ConfigError
+from maporl.loops.flattened import encoded
+from maporl.loops.plan import Stage
+from maporl.loops.rows import AnyRow, Comparison, Pair, Row, described, written
+from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
+from maporl.loops.stages import train_jointly, train_stage
+from maporl.loops.verifiers import FOLDER as VERIFIER
+from maporl.loops.verifiers import train_verifier, verifier_of
+from maporl.runs.build import find_device, ready_to_play
+from maporl.runs.updates import train_by_updates
+from maporl.team.agents import Policy
+from maporl.team.team import Team
+from maporl.training.run_record import INITIAL
+from maporl.validation.preflight import tasks_of
+from trl_ext.checkpoint import load_weights, save_policy_weights
+
+OTHERS = "others"
+"""What stages hand on beside the policies, such as a verifier."""
+
+
+def team_with(config: Config, weights: Path) -> Team:
+    """Return the team of a loop with the weights in one of its folders."""
+    set_seed(config.seed)
+    find_device(config)
+    team = Team.from_config(config)
+    for policy in team.policies.values():
+        load_weights(policy.model, policy.adapter, weights / policy.name)
+    return team
+
+
+def save_team(team: Team, folder: Path) -> None:
+    """Write the weights of all policies into ``folder``."""
+    for policy in team.policies.values():
+        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / policy.name)
+
+
+class StageRun:
+    """A stage of a round.
+
+    Args:
+        config: the configuration.
+        stage: the stage with its builder.
+        number: the number of the round, from 1.
+        position: the number of the stage, from 0.
+        sample: the folder of what was sampled in the round.
+        weights: the folder of the weights before the stage.
+        start: the folder of the weights at the start of the round.
+        quiet: whether to hide progress.
+        tell: is given warnings.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stage: Stage,
+        number: int,
+        position: int,
+        sample: Path,
+        weights: Path,
+        start: Path,
+        quiet: bool,
+        tell: Callable[[str], None],
+    ):
+        self.config, self.stage, self.section = config, stage, stage[0]
+        self.number, self.position, self.sample = number, position, sample
+        self.weights, self.start, self.quiet, self.tell = weights, start, quiet, tell
+        self.root = Path(config.output_dir)
+
+    def __call__(self, folder: Path) -> None:
+        """Train, and write the weights, the rows and a manifest into ``folder``.
+
+        Raises:
+            RunError: no rows were made, or all rows of a policy are good, or bad, and it is trained by KTO.
+        """
+        rows = stage_rows(self.root, self.stage, self.number, self.position, self.config.seed)
+        if (self.weights / OTHERS).is_dir():
+            shutil.copytree(self.weights / OTHERS, folder / OTHERS)
+        if self.section.train == "reward":
+            self._train_verifier(folder, rows)
+        elif self.section.train == "ppo":
+            self._update(folder)
+        else:
+            self._train_on(folder, [row for row in rows if not isinstance(row, Comparison)])
+
+    def _train_verifier(self, folder: Path, rows: Sequence[AnyRow]) -> None:
+        """Train the verifier that later stages are paid by. The policies keep their weights."""
+        comparisons = [row for row in rows if isinstance(row, Comparison)]
+        (folder / "comparisons.jsonl").write_text(written(comparisons), encoding="utf-8")
+        set_seed(self.config.seed)
+        find_device(self.config)
+        verifier = verifier_of(_verifier(self.config), self.weights if self.section.start == "last" else None)
+        with tempfile.TemporaryDirectory() as scratch:
+            figures = train_verifier(
+                self.config, self.section, verifier, comparisons, tasks_of(self.config)[0], Path(scratch), self.quiet
+            )
+        shutil.rmtree(folder / VERIFIER, ignore_errors=True)
+        verifier.model.save_pretrained(folder / VERIFIER)
+        verifier.tokenizer.save_pretrained(folder / VERIFIER)
+        team = team_with(self.config, self.weights)
+        save_team(team, folder)
+        _write_manifest(folder, {"utterances": ""} | _untrained(team) | {"reward_model": figures})
+
+    def _update(self, folder: Path) -> None:
+        """Train the policies by on-policy updates."""
+        team, seed = self._team(), f"{self.config.seed}/ppo/{self.number}/{self.position}"
+        figures = train_by_updates(self.config, self.section, team, folder, self.weights, seed, self.quiet)
+        save_team(team, folder)
+        _write_manifest(folder, {"utterances": ""} | dict.fromkeys(_untrained(team), figures))
+
+    def _team(self) -> Team:
+        """Return the team with the weights at which the stage starts."""
+        return team_with(self.config, self.root / INITIAL if self.section.start == "initial" else self.weights)
+
+    def _train_on(self, folder: Path, rows: Sequence[Row | Pair]) -> None:
+        """Train each policy on its own rows."""
+        section, where = self.section, place_of(self.section, self.number, self.position)
+        dialogues = dialogues_of(self.sample)
+        own: dict[str, list[Row | Pair]] = {}
+        references = {"round": self.start, "initial": self.root / INITIAL}
+        judge = team_with(self.config, references[section.reference]) if section.reference in references else None
+        team = self._team()
+        for one in filter(None, (judge, team)):
+            ready_to_play(one, find_device(self.config))
+        manifest: dict[str, Any] = {"utterances": counts(dialogues, section)}
+        spoke = speakers_in(dialogues, section.roles)
+        for policy in (p for p in team.policies.values() if p.trainable):
+            mine = [
+                encoded(row, policy, self._student(policy), tasks_of(self.config)[0]) if isinstance(row, Row) else row
+                for row in rows
+                if row.policy == policy.name
+            ]
+            manifest[policy.name] = described(mine)
+            if mine:
+                check_both_kinds(manifest[policy.name], where, policy.name)
+                own[policy.name] = mine
+                (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
+            elif policy.name in spoke:
+                self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
+        for name, figures in self._train_policies(team, judge, own).items():
+            manifest[name] |= figures
+        save_team(team, folder)
+        _write_manifest(folder, manifest)
+
+    def _student(self, policy: Policy) -> str | None:
+        """Return the system prompt of the agent that speaks with ``policy``."""
+        return self.config.agents[policy.agents[0]].system
+
+    def _train_policies(
+        self, team: Team, judge: Team | None, rows: dict[str, list[Row | Pair]]
+    ) -> dict[str, dict[str, float]]:
+        """Train each policy on its rows, and return its figures. ``judge`` has the weights of the reference."""
+        section, references = self.section, judge.policies if judge else {}
+        with tempfile.TemporaryDirectory() as scratch:
+            if section.joint:
+                pairs = {name: [row for row in own if isinstance(row, Pair)] for name, own in rows.items()}
+                return train_jointly(self.config, section, team.policies, pairs, Path(scratch), self.quiet, references)
+            return {
+                name: train_stage(
+                    self.config,
+                    section,
+                    team.policies[name],
+                    own,
+                    Path(scratch),
+                    self.quiet,
+                    references.get(name),
+                )
+                for name, own in rows.items()
+            }
+
+
+def _verifier(config: Config) -> VerifierSection:
+    """Return the section of the verifier, which :func:`maporl.loops.plan.stages_of` has checked to be there."""
+    if config.reward.verifier is None:
+        raise ConfigError("reward.verifier: a stage trains it, and it is not described")
+    return config.reward.verifier
+
+
+def _untrained(team: Team) -> dict[str, dict[str, int]]:
+    """Return what a manifest says of policies that learn, and that a stage leaves as they are."""
+    return {policy.name: {"rows": 0} for policy in team.policies.values() if policy.trainable}
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
