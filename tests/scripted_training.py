@@ -5,6 +5,7 @@ A fault in a method seldom lies in one function, so the recipes are tested from 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from maporl.config.parse import read_yaml
@@ -12,10 +13,12 @@ from maporl.config.recipes import recipe_file, tiny_version
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transformers import reply_of
 from maporl.environments.games.plan_path import STEPS, distances, step_to
+from maporl.loops.shards import dialogues_of
 from maporl.runs.build import build_trainer
+from maporl.runs.loop import Loop
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.update_batch import TeamUpdateBatch
-from maporl.types import Utterance
+from maporl.types import Dialogue, Utterance
 from maporl.validation.load import from_dict
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling_options import Sampled
@@ -81,6 +84,19 @@ def rows(batch: TeamUpdateBatch) -> list[Row]:
             first = tokens.advantages[i][tokens.sampled_mask[i]][0]
             found.append(Row(policy, utterance, float(first), float(tokens.weight[i])))
     return found
+
+
+def sampled(values: dict[str, Any], folder: Path, script: Callable[[Request], str]) -> list[Dialogue]:
+    """Return what a loop's own sampling makes of a recipe, with ``script`` in place of the models."""
+    loop = Loop(from_dict(values, "test"), [], True, print)
+    loop._write_initial(loop.folder / "initial")
+    player = loop._player(loop.folder / "initial")
+    for name in player.engines:
+        player.engines[name] = TokenScript(player.team.policies, script)
+    loop._player = lambda weights: player
+    (folder / "sample").mkdir()
+    loop._sample(folder / "sample", 1, loop.folder / "initial")
+    return dialogues_of(folder / "sample")
 
 
 def shown(request):

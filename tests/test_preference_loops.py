@@ -4,11 +4,10 @@ import copy
 import itertools
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from scripted_training import TokenScript, recipe_values
+from scripted_training import recipe_values, sampled
 
 from maporl.config.loops import StageSection
 from maporl.config.recipes import tiny_version
@@ -17,7 +16,6 @@ from maporl.errors import ConfigError, RunError
 from maporl.loops import stages
 from maporl.loops.pairs import Repair
 from maporl.loops.rows import Pair, Row
-from maporl.loops.shards import dialogues_of
 from maporl.loops.singles import BestOf, Threshold
 from maporl.loops.stages import completion_logprobs, train_stage
 from maporl.rewards import assign_credit, build_sources
@@ -29,20 +27,6 @@ from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.forward import completion_logprobs as completion_logprobs_of
-
-
-def sampled(values, folder: Path, script) -> list[Dialogue]:
-    """What a loop's own sampling makes of the recipe, with ``script`` in place of the models."""
-    loop = Loop(from_dict(values, "test"), [], True, print)
-    loop._write_initial(loop.folder / "initial")
-    player = loop._player(loop.folder / "initial")
-    for name in player.engines:
-        player.engines[name] = TokenScript(player.team.policies, script)
-    loop._player = lambda weights: player
-    (folder / "sample").mkdir()
-    loop._sample(folder / "sample", 1, loop.folder / "initial")
-    return dialogues_of(folder / "sample")
-
 
 # -- Agent-RLVR ------------------------------------------------------------------------------------------------------------
 

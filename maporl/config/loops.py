@@ -9,17 +9,23 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from maporl.text import check_placeholders
+
 STRICT = ConfigDict(extra="forbid")
 Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
+DPO_ONLY, CRITIC_ONLY, PPO_ONLY = {"joint", "norm", "likelihood"}, {"privileged"}, {"updates", "group"}
+
 UNREAD = {
-    "sft": {"beta", "reference", "joint", "updates", "group"},
-    "kto": {"joint", "updates", "group"},
-    "dpo": {"updates", "group"},
-    "reward": {"roles", "beta", "reference", "joint", "updates", "group"},
-    "ppo": {"build", "roles", "epochs", "batch_size", "beta", "reference", "joint", "replay"},
+    "sft": {"beta", "reference"} | DPO_ONLY | CRITIC_ONLY | PPO_ONLY,
+    "kto": DPO_ONLY | CRITIC_ONLY | PPO_ONLY,
+    "dpo": CRITIC_ONLY | PPO_ONLY,
+    "turn_critic": {"reference"} | DPO_ONLY | PPO_ONLY,
+    "reward": {"roles", "beta", "reference"} | DPO_ONLY | CRITIC_ONLY | PPO_ONLY,
+    "ppo": {"build", "roles", "epochs", "batch_size", "beta", "reference", "replay"} | DPO_ONLY | CRITIC_ONLY,
 }
 """The options of a stage that its trainer does not read."""
 
@@ -31,15 +37,17 @@ class StageSection:
     Args:
         train: what trains the policies: TRL's SFT trainer, its DPO trainer or its KTO trainer, or on-policy updates (ppo), as
             the sections of the configuration describe them. Or TRL's reward trainer (reward), which trains the verifier of
-            ``reward.verifier``; a later stage ``ppo`` is then paid that verifier's score, and nothing else.
+            ``reward.verifier``; a later stage ``ppo`` is then paid that verifier's score, and nothing else. Or a critic of
+            turns for each policy (turn_critic), by which the builder ``rank_halves`` of a later stage ranks
+            (:mod:`maporl.loops.turn_critic`).
         build: how the data set is made of the round's dialogues: the name of a builder, or one ``{name: options}``. Updates have none.
         roles: only what was said in these roles is trained on; empty: everything. An agent without a role has its name.
         start: the weights that the stage starts from: those of the stage before it (last), or those with which the loop
-            began (initial).
+            began (initial). A critic of turns starts from the policy's, which are its reference too.
         epochs: the number of passes over the data set.
         learning_rate: the learning rate at the start. It falls linearly to 0.
         batch_size: the number of rows, or of pairs, of a step. KTO needs at least 2.
-        beta: how much DPO or KTO holds the policy to its reference. None: 0.1.
+        beta: how much DPO or KTO holds the policy to its reference, or a critic of turns its turns' advantages. None: 0.1.
         reference: the reference of DPO or KTO: the weights at the start of the stage (stage), of the round (round) or of the loop
             (initial), or none, whose log-probabilities count as 0 (none). None: stage.
         joint: whether DPO compares what all agents of a dialogue said together (MADPO): the log-ratios of
@@ -48,13 +56,16 @@ class StageSection:
             (``{nearest: N}``), or all with the share ``rate ** age`` of their rows (``{decay: rate}``).
         updates: the number of updates of ``ppo``.
         group: the number of dialogues for each question of these updates. None: ``branching.group``.
+        norm: whether DPO divides the log-ratio of each answer by its number of tokens.
+        likelihood: the weight of a second loss of DPO: the mean negative log-probability of the chosen answers' tokens.
+        privileged: what a critic of turns reads before everything that the agent saw, with the right ``{answer}``. Empty: nothing.
 
     Raises:
-        ValueError: a trainer lacks an option or is given one that it does not read, joint training has no whole number of epochs, KTO
-            has a batch of one row, or ``replay`` is something else.
+        ValueError: a trainer lacks an option or is given one that it does not read, joint training has no whole number of epochs
+            or divides by lengths, KTO has a batch of one row, or ``privileged`` or ``replay`` is something else.
     """
 
-    train: Literal["sft", "dpo", "kto", "reward", "ppo"]
+    train: Literal["sft", "dpo", "kto", "reward", "ppo", "turn_critic"]
     build: str | dict[str, Any] | None = None
     roles: tuple[str, ...] = ()
     start: Literal["last", "initial"] = "last"
@@ -67,6 +78,9 @@ class StageSection:
     replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], Above0] = "current"
     updates: Count | None = None
     group: Count | None = None
+    norm: bool = False
+    likelihood: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    privileged: str = PRIVILEGED
 
     def __post_init__(self):
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
@@ -80,6 +94,14 @@ class StageSection:
             raise ValueError("batch_size: train: kto compares the rows of a batch, got 1; give at least 2")
         if self.joint and self.epochs != int(self.epochs):
             raise ValueError(f"epochs: joint training makes whole passes, got {self.epochs}; give a whole number")
+        if self.joint and self.norm:
+            raise ValueError(
+                "norm: joint adds the log-ratios of whole answers, and norm would divide their sum by one length; remove one"
+            )
+        try:
+            check_placeholders(self.privileged, ("answer",))
+        except ValueError as error:
+            raise ValueError(f"privileged: it may use ['answer'] in braces, but has {error}") from None
         if isinstance(self.replay, dict):
             self._check_replay(self.replay)
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from maporl.loops.rows import Comparison, Pair, Row
+from maporl.loops.rows import AnyRow, Row
 from maporl.types import Dialogue, Utterance
 
 STRICT = ConfigDict(extra="forbid")
@@ -24,15 +24,16 @@ class Builder(ABC):
     """Makes rows of scored dialogues. It depends on nothing else, so the same dialogues give the same rows.
 
     Attributes:
-        makes: single rows, pairs, rows that are called good or bad, or comparisons of whole dialogues.
+        makes: single rows, pairs, rows that are called good or bad, comparisons of whole dialogues, pairs of trajectories, or
+            states in which candidates are sampled and ranked.
     """
 
-    makes: ClassVar[Literal["single rows", "pairs", "signed rows", "comparisons"]] = "single rows"
+    makes: ClassVar[Literal["single rows", "pairs", "signed rows", "comparisons", "trajectory pairs", "states"]] = (
+        "single rows"
+    )
 
     @abstractmethod
-    def __call__(
-        self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()
-    ) -> list[Row] | list[Pair] | list[Comparison]:
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> Sequence[AnyRow]:
         """Return the rows of what was said in ``roles``, or in all roles if ``roles`` is empty."""
 
 

@@ -2,6 +2,7 @@
 
 from maporl.loops.builder import Builder
 from maporl.loops.pairs import Comparisons, Gap, Repair, Siblings
+from maporl.loops.ranked import RankHalves, TrajectoryPairs
 from maporl.loops.singles import BestOf, Flatten, Signs, Threshold
 
 BUILDERS: dict[str, type[Builder]] = {
@@ -13,5 +14,7 @@ BUILDERS: dict[str, type[Builder]] = {
     "flatten": Flatten,
     "repair": Repair,
     "comparisons": Comparisons,
+    "trajectory_pairs": TrajectoryPairs,
+    "rank_halves": RankHalves,
 }
 """Name -> builder."""

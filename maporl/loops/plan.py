@@ -1,5 +1,6 @@
 """What a loop does in a round: its stages with their builders, checked before anything is sampled. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -9,12 +10,19 @@ from maporl.config.schema import Config, TrainingOptions
 from maporl.errors import ConfigError
 from maporl.loops.builder import Builder
 from maporl.loops.builders import BUILDERS
+from maporl.loops.ranked import RankHalves
 from maporl.loops.singles import Flatten
 from trl_ext import distributed
 
 Stage = tuple[StageSection, Builder | None]
-TAKES = {"sft": "single rows", "dpo": "pairs", "kto": "signed rows", "reward": "comparisons"}
-"""The rows that each trainer takes."""
+TAKES = {
+    "sft": ("single rows",),
+    "dpo": ("pairs", "states"),
+    "kto": ("signed rows",),
+    "reward": ("comparisons",),
+    "turn_critic": ("trajectory pairs",),
+}
+"""The rows that each trainer takes. In a state, DPO ranks candidates first."""
 PPO_ONLY = ("updates", "advantage", "schedule")
 
 
@@ -43,15 +51,51 @@ def stages_of(config: Config) -> list[Stage]:
             continue
         (builder,) = build_named([section.build], BUILDERS, where, Builder)
         wanted = TAKES[section.train]
-        if builder.makes != wanted:
-            fitting = [name for name, kind in BUILDERS.items() if kind.makes == wanted]
+        if builder.makes not in wanted:
+            fitting = [name for name, kind in BUILDERS.items() if kind.makes in wanted]
             raise ConfigError(
-                f"{where}: makes {builder.makes}, and train: {section.train} takes {wanted}; use one of {fitting}"
+                f"{where}: makes {builder.makes}, and train: {section.train} takes {' or '.join(wanted)}; use one of {fitting}"
             )
         if isinstance(builder, Flatten):
             _check_student(config, builder.into, where)
+        if isinstance(builder, RankHalves):
+            _check_ranked(config, section, [earlier.train for earlier, _ in stages], f"loop.stages.{number}")
         stages.append((section, builder))
+    _check_read(stages)
     return stages
+
+
+def _check_ranked(config: Config, section: StageSection, before: Sequence[str], where: str) -> None:
+    """Check that a stage can sample candidates, and rank them by a critic of turns that a stage ``before`` it has trained."""
+    if "turn_critic" not in before:
+        raise ConfigError(
+            f"{where}.build: rank_halves ranks by a critic of turns, and no stage before it trains one; add {{train: turn_critic, "
+            "build: trajectory_pairs}}"
+        )
+    if section.replay != "current":
+        raise ConfigError(f"{where}.replay: rank_halves samples candidates for the present round only; remove it")
+    if tooled := [name for name, agent in config.agents.items() if agent.tools and agent.trainable]:
+        raise ConfigError(
+            f"{where}.build: rank_halves compares answers without their calls, and agent {tooled[0]!r} has tools; give "
+            "it none"
+        )
+    engines = {name: agent.engine for name, agent in config.agents.items() if agent.trainable}
+    for name, engine in engines.items():
+        if engine != "transformers":
+            raise ConfigError(
+                f"{where}.build: rank_halves samples candidates with transformers, and agents.{name}.engine is {engine!r}; "
+                "set engine: transformers"
+            )
+
+
+def _check_read(stages: Sequence[Stage]) -> None:
+    """Check that what a critic of turns learns is read by a later stage."""
+    for number, (section, _) in enumerate(stages):
+        if section.train == "turn_critic" and not any(isinstance(own, RankHalves) for _, own in stages[number:]):
+            raise ConfigError(
+                f"loop.stages.{number}: train: turn_critic changes no policy, and no later stage ranks by the critic; add {{train: "
+                "dpo, build: rank_halves, norm: true}}"
+            )
 
 
 def _check_verifier(config: Config, where: str) -> None:

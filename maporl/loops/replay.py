@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from maporl.loops.rows import AnyRow, Pair
+from maporl.loops.rows import AnyRow, Pair, TrajectoryPair
 
 
 def shares(replay: str | Mapping[Literal["nearest", "decay"], float], rounds: int) -> list[float]:
@@ -29,4 +29,4 @@ def drawn(rows: Sequence[AnyRow], share: float, name: str) -> list[AnyRow]:
 
 
 def _key(row: AnyRow) -> tuple:
-    return row.together if isinstance(row, Pair) else row.place
+    return row.together if isinstance(row, Pair | TrajectoryPair) else row.place

@@ -87,18 +87,48 @@ class Comparison:
     round: int = 1
 
 
-AnyRow = Row | Pair | Comparison
+@dataclass(frozen=True)
+class TrajectoryPair:
+    """All that one policy said in two dialogues on a question, of which the ``chosen`` one is worth ``gap`` more.
+
+    Args:
+        example: the question.
+        chosen: what the policy said in the better dialogue, in order.
+        rejected: what it said in the other one.
+        gap: the difference of the dialogues' worths.
+    """
+
+    example: Example
+    chosen: list[Row]
+    rejected: list[Row]
+    gap: float
+
+    @property
+    def policy(self) -> str:
+        """The policy that said all of it."""
+        return self.chosen[0].policy
+
+    @property
+    def together(self) -> tuple[int, int, int, int]:
+        """The round, the question and the two dialogues. All policies' pairs of these dialogues have the same."""
+        return (self.chosen[0].round, *self.chosen[0].place[:2], self.rejected[0].place[1])
 
 
-def of_round(rows: Sequence[Row] | Sequence[Pair] | Sequence[Comparison], number: int) -> list[AnyRow]:
+AnyRow = Row | Pair | Comparison | TrajectoryPair
+
+
+def of_round(rows: Sequence[AnyRow], number: int) -> list[AnyRow]:
     """Return the rows with the number of the round in which they were sampled."""
 
-    def stamped(row: Row) -> Row:
+    def stamped(row: AnyRow) -> AnyRow:
+        if isinstance(row, Pair):
+            return Pair(replace(row.chosen, round=number), replace(row.rejected, round=number))
+        if isinstance(row, TrajectoryPair):
+            chosen, rejected = ([replace(r, round=number) for r in side] for side in (row.chosen, row.rejected))
+            return replace(row, chosen=chosen, rejected=rejected)
         return replace(row, round=number)
 
-    return [
-        Pair(stamped(r.chosen), stamped(r.rejected)) if isinstance(r, Pair) else replace(r, round=number) for r in rows
-    ]
+    return [stamped(row) for row in rows]
 
 
 def written(rows: Sequence[AnyRow]) -> str:

@@ -272,6 +272,8 @@ class DPOLearner:
                 ref_model=_NeverAsked(PretrainedConfig(attn_implementation="eager")),  # type: ignore[call-arg]  # it takes any
                 args=DPOConfig(
                     beta=0.1 if stage.beta is None else stage.beta,
+                    loss_type=["sigmoid_norm" if stage.norm else "sigmoid", *(["sft"] if stage.likelihood else [])],
+                    loss_weights=[1.0, stage.likelihood] if stage.likelihood else None,
                     precompute_ref_log_probs=True,
                     **options | {"seed": config.seed if seed is None else seed},
                 ),

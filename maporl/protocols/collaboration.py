@@ -22,6 +22,9 @@ class Collaboration(Protocol):
     collaborator and the ``{draft}``. ``hint`` and ``critique`` may use ``{reference}`` too, the right answer, which a teacher
     knows and the actor does not.
 
+    With ``rounds`` above 1, a critic speaks and the actor answers again so often. A critic who knows the answer is a simulated
+    user, whom the actor asks before it answers (SWEET-RL, arXiv 2503.15478).
+
     ``when`` says whether an answer is criticised: ``always``, only if it is ``wrong``, or ``never``. With ``wrong`` nobody
     helps in evaluations, because nobody knows there which answers are wrong (Agent-RLVR, arXiv 2506.11425).
 
@@ -38,6 +41,7 @@ class Collaboration(Protocol):
     critique: str = CRITIQUE
     revise: str = REVISE
     when: Literal["always", "wrong", "never"] = "always"
+    rounds: int = 1
     every_step_scored = False
 
     least_players = 2
@@ -49,6 +53,10 @@ class Collaboration(Protocol):
             raise ValueError(
                 f"when: {self.when} speaks of an answer that is criticised; set mode: critic, or remove it"
             )
+        if self.rounds < 1:
+            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
+        if self.rounds > 1 and self.mode == "hint":
+            raise ValueError(f"rounds: a hint is given once, got {self.rounds}; set mode: critic, or remove it")
         check_template("hint", self.hint, {"question", "reference"}, {"question"})
         check_template("with_hint", self.with_hint, {"question", "words"}, {"words"})
         check_template("critique", self.critique, {"question", "draft", "reference"}, {"draft"})
@@ -57,7 +65,7 @@ class Collaboration(Protocol):
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """The number of answers of the actor."""
-        return 1 if self.mode == "hint" or self.when == "never" else 2
+        return 1 if self.mode == "hint" or self.when == "never" else 1 + self.rounds
 
     @property
     def grade_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
@@ -73,19 +81,20 @@ class Collaboration(Protocol):
         return {name for name in (self.collaborator, self.actor) if name is not None}
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play hint and answer, or answer, critique and answer. The outcome is "unaided" if an answer got no critique."""
+        """Play hint and answer, or an answer, and critique and answer in rounds. The outcome is "unaided" if an answer got no critique."""
         helper = self.collaborator or next(a for a in agents if a != self.actor)
         actor = self.actor or next(a for a in agents if a != helper)
-        draft: list[Utterance] = []
         known = {"question": example.question, "reference": example.answer}
-        if self.mode == "critic":
-            draft = yield [_ask(actor, self.opening.format(question=example.question))]
+        if self.mode == "hint":
+            words = yield [_ask(helper, self.hint.format(**known), answers=False)]
+            yield [_ask(actor, self.with_hint.format(question=example.question, words=words[0].words()), words)]
+            return None
+        draft = yield [_ask(actor, self.opening.format(question=example.question))]
+        for number in range(self.rounds):
             if self.when == "never" or (self.when == "wrong" and _right(draft[0])):
-                return "unaided"
-        text = self.critique.format(draft=draft[0].words(), **known) if draft else self.hint.format(**known)
-        words = yield [_ask(helper, text, draft, answers=False)]
-        template = self.revise if draft else self.with_hint
-        yield [_ask(actor, template.format(question=example.question, words=words[0].words()), words)]
+                return None if number else "unaided"
+            words = yield [_ask(helper, self.critique.format(draft=draft[0].words(), **known), draft, answers=False)]
+            draft = yield [_ask(actor, self.revise.format(question=example.question, words=words[0].words()), words)]
         return None
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ from transformers import set_seed
 
 from maporl.config import Config
 from maporl.config.schema import VerifierSection
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, RunError
+from maporl.loops.candidates import sample_candidates
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage
-from maporl.loops.rows import AnyRow, Comparison, Pair, Row, described, written
+from maporl.loops.ranked import RankHalves
+from maporl.loops.rows import AnyRow, Comparison, Pair, Row, TrajectoryPair, described, written
 from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
 from maporl.loops.stages import train_jointly, train_stage
+from maporl.loops.turn_critic import FOLDER as TURN_CRITIC
+from maporl.loops.turn_critic import read_by_critic, train_turn_critic, turn_advantages
 from maporl.loops.verifiers import FOLDER as VERIFIER
 from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.runs.build import find_device, ready_to_play
@@ -90,10 +95,15 @@ class StageRun:
             shutil.copytree(self.weights / OTHERS, folder / OTHERS)
         if self.section.train == "reward":
             self._train_verifier(folder, rows)
+        elif self.section.train == "turn_critic":
+            self._train_turn_critics(folder, [row for row in rows if isinstance(row, TrajectoryPair)])
         elif self.section.train == "ppo":
             self._update(folder)
+        elif isinstance(builder := self.stage[1], RankHalves):
+            states = [row for row in rows if isinstance(row, Row)]
+            self._train_on(folder, self._ranked(folder, builder, states))
         else:
-            self._train_on(folder, [row for row in rows if not isinstance(row, Comparison)])
+            self._train_on(folder, [row for row in rows if isinstance(row, Row | Pair)])
 
     def _train_verifier(self, folder: Path, rows: Sequence[AnyRow]) -> None:
         """Train the verifier that later stages are paid by. The policies keep their weights."""
@@ -113,6 +123,81 @@ class StageRun:
         save_team(team, folder)
         _write_manifest(folder, {"utterances": ""} | _untrained(team) | {"reward_model": figures})
 
+    def _train_turn_critics(self, folder: Path, rows: Sequence[TrajectoryPair]) -> None:
+        """Train a critic of turns for each policy. The policies keep their weights."""
+        critics, device = self._team(), find_device(self.config)
+        ready_to_play(critics, device)
+        figures: dict[str, Any] = dict(_untrained(critics))
+        for policy in (p for p in critics.policies.values() if p.trainable):
+            mine = [row for row in rows if row.policy == policy.name]
+            if not mine:
+                continue
+            (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
+            with tempfile.TemporaryDirectory() as scratch:
+                own = train_turn_critic(self.config, self.section, policy, mine, Path(scratch), self.quiet)
+            figures[policy.name] |= own
+            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / TURN_CRITIC / policy.name)
+        del critics
+        save_team(team_with(self.config, self.weights), folder)
+        _write_manifest(folder, {"utterances": ""} | figures)
+
+    def _ranked(self, folder: Path, builder: RankHalves, states: Sequence[Row]) -> list[Pair]:
+        """Sample candidates in ``states``, rank them by the round's critics of turns, and return the pairs.
+
+        Raises:
+            RunError: no policy has a critic, or in all states all candidates are equal.
+        """
+        config, before = self.config, self.config.loop.stages[: self.position]
+        number = max(n for n, section in enumerate(before) if section.train == "turn_critic")
+        trained = self.root / f"round-{self.number}/train-{number + 1}"
+        began = self.root / INITIAL if before[number].start == "initial" else trained  # it holds the unchanged policies
+        said = {(d.prompt, d.rollout, u.id): (d, u) for d in dialogues_of(self.sample) for u in d.utterances}
+        team = self._team()
+        team.find_stop_ids(config.ppo)
+        critics, reference = team_with(config, began), team_with(config, began)
+        for one in (team, critics, reference):
+            ready_to_play(one, find_device(config))
+        pairs: list[Pair] = []
+        with (folder / "candidates.jsonl").open("w", encoding="utf-8") as file:
+            for name in dict.fromkeys(row.policy for row in states):
+                if not (trained / TURN_CRITIC / name).is_dir():
+                    self.tell(
+                        f"warning: {self._place}: policy {name!r} has no critic of turns, so nothing is ranked for it"
+                    )
+                    continue
+                policy, critic, mine = (
+                    team.policies[name],
+                    critics.policies[name],
+                    [r for r in states if r.policy == name],
+                )
+                load_weights(critic.model, critic.adapter, trained / TURN_CRITIC / name)
+                key = (config.seed, "rank_halves", self.number, self.position)
+                found = sample_candidates(
+                    config, policy, [(row, said[row.place][1]) for row in mine], builder.candidates, key
+                )
+                flat = [row for group in found for row in group]
+                reads = [
+                    read_by_critic(critic.tokenizer, row, said[row.place][0].example, before[number].privileged)
+                    for row in flat
+                ]
+                values = turn_advantages(critic, reference.policies[name], reads)
+                ranked = iter([replace(row, value=value) for row, value in zip(flat, values, strict=True)])
+                for group in found:
+                    own = [next(ranked) for _ in group]
+                    file.write(written(own))
+                    pairs += builder.paired(own)
+        if not pairs:
+            raise RunError(
+                f"{self._place}: no pairs were made in {len(states)} states, because all candidates of a state are equal; "
+                "sample at a higher temperature, or more candidates"
+            )
+        return pairs
+
+    @property
+    def _place(self) -> str:
+        """How messages call this stage."""
+        return place_of(self.section, self.number, self.position)
+
     def _update(self, folder: Path) -> None:
         """Train the policies by on-policy updates."""
         team, seed = self._team(), f"{self.config.seed}/ppo/{self.number}/{self.position}"
@@ -126,7 +211,7 @@ class StageRun:
 
     def _train_on(self, folder: Path, rows: Sequence[Row | Pair]) -> None:
         """Train each policy on its own rows."""
-        section, where = self.section, place_of(self.section, self.number, self.position)
+        section, where = self.section, self._place
         dialogues = dialogues_of(self.sample)
         own: dict[str, list[Row | Pair]] = {}
         references = {"round": self.start, "initial": self.root / INITIAL}

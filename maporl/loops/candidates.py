@@ -1,0 +1,56 @@
+"""Sample several candidates for what an agent said, in the state in which it said it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from maporl.config.schema import Config
+from maporl.loops.rows import Row
+from maporl.team.agents import Policy
+from maporl.team.sampling import team_sampling
+from maporl.types import Utterance
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampling
+
+
+def sample_candidates(
+    config: Config, policy: Policy, states: Sequence[tuple[Row, Utterance]], count: int, key: tuple[Any, ...]
+) -> list[list[Row]]:
+    """Return ``count`` candidates for each of ``states``, as rows without a value.
+
+    Args:
+        config: the run's configuration. Candidates are sampled as its training samples the agent's answers.
+        policy: the policy that speaks. Its stop ids are known.
+        states: what was said in each state, as a row and as the utterance that it was made of.
+        count: the number of candidates of a state.
+        key: begins the keys of all random numbers.
+    """
+    sampled_as = [_sampling(config, policy, row, said) for row, said in states]
+    each = [own for own in sampled_as for _ in range(count)]
+    prompts = [row.prompt_ids for row, _ in states for _ in range(count)]
+    keys = [(*key, *row.place, number) for row, _ in states for number in range(count)]
+    with policy.active() as model:
+        completions = sample(model, prompts, each[0], keys, own=each)
+    flat = iter(completions)
+    return [
+        [replace(row, completion_ids=(ids := next(flat).ids), cut=not own.ends(ids), value=0.0) for _ in range(count)]
+        for (row, _), own in zip(states, sampled_as, strict=True)
+    ]
+
+
+def _sampling(config: Config, policy: Policy, row: Row, said: Utterance) -> Sampling:
+    """Return how an answer is sampled in the state of ``row``."""
+    decoding = config.ppo.decoding
+    found = team_sampling(config).of(row.agent, training=True).at(None, said.role, said.turn, decoding)
+    drawn = decoding if found is None else found.decoding
+    longest = None if found is None else found.max_tokens
+    stop = None if found is None else found.stop
+    return Sampling(
+        longest or config.ppo.response_length,
+        drawn.temperature if said.temperature is None else said.temperature,
+        policy.stop_ids,
+        config.ppo.local_rollout_forward_batch_size,
+        drawn.top_p,
+        top_k=drawn.top_k,
+        stop_strings=policy.stop_strings if stop is None else policy.voice.own_stop_strings(stop),
+    )

@@ -1,0 +1,75 @@
+"""Builders for critics of turns, and for what is ranked by them (SWEET-RL, arXiv 2503.15478). No torch."""
+
+import random
+from collections.abc import Collection, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from maporl.loops.builder import STRICT, Builder, Count, Part, said
+from maporl.loops.pairs import Gap
+from maporl.loops.replay import drawn
+from maporl.loops.rows import Pair, Row, TrajectoryPair
+from maporl.types import Dialogue
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrajectoryPairs(Gap):
+    """Pairs of dialogues of one question, for each policy with all that it said in them, for a critic of turns.
+
+    They are chosen as :class:`maporl.loops.pairs.Gap` does, by default three at random among those of different worth.
+    """
+
+    select: Literal["reward_gap", "random"] = "random"
+    per_question: Count | None = 3
+    makes = "trajectory pairs"  # type: ignore[assignment]  # it is chosen alike, and made into something else
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[TrajectoryPair]:  # type: ignore[override]
+        pairs = []
+        for _, played, better, worse, gap in self.compared(dialogues):
+            chosen, rejected = (_by_policy(played[number], roles) for number in (better, worse))
+            for policy in chosen:
+                if policy in rejected:
+                    pairs.append(TrajectoryPair(played[better].example, chosen[policy], rejected[policy], gap))
+        return pairs
+
+
+@dataclass(frozen=True, config=STRICT)
+class RankHalves(Builder):
+    """States, in each of which a policy says ``candidates`` things; those that a critic of turns ranks highest are preferred.
+
+    A state is what an agent saw before it said something. ``share`` is the share of the round's states that is taken, at
+    random. The stage samples the candidates with the weights at which it starts, and :meth:`paired` makes pairs of them.
+    """
+
+    candidates: Annotated[int, Field(ge=2)] = 16
+    pairs: Count = 4
+    share: Part = 1.0
+    makes = "states"
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        rows = [row for row, _ in said(dialogues, roles)]
+        return [row for row in drawn(rows, self.share, "rank_halves") if isinstance(row, Row)]
+
+    def paired(self, candidates: Sequence[Row]) -> list[Pair]:
+        """Return pairs of one state's candidates, whose values are their advantages.
+
+        A member of the better half is drawn for each pair, and one of the worse half. With an odd number, the one in the
+        middle is left out. Pairs of equal words are left out too.
+        """
+        order = sorted(candidates, key=lambda row: -row.value)
+        half = len(order) // 2
+        chance = random.Random(f"rank_halves/{candidates[0].place}")
+        drawn_pairs = [
+            Pair(chance.choice(order[:half]), chance.choice(order[len(order) - half :])) for _ in range(self.pairs)
+        ]
+        return [pair for pair in drawn_pairs if pair.chosen.completion_ids != pair.rejected.completion_ids]
+
+
+def _by_policy(dialogue: Dialogue, roles: Collection[str]) -> dict[str, list[Row]]:
+    """Return what each policy said in a dialogue."""
+    found: dict[str, list[Row]] = {}
+    for row, _ in said([dialogue], roles):
+        found.setdefault(row.policy, []).append(row)
+    return found

@@ -1,0 +1,151 @@
+"""A critic of turns that is a language model (SWEET-RL, arXiv 2503.15478; facebookresearch/sweet_rl).
+
+The advantage of what an agent said in a turn is the mean over its tokens of ``log p(token) - log p_ref(token)``. The critic
+and its reference start from the policy's weights, and both read the right answer, which the policy is never shown. The critic
+learns from pairs of dialogues of one question by ``-log sigmoid(beta (sum of the better one's advantages - sum of the
+other's))``, so advantages of turns are learned from what whole dialogues were worth.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import Trainer, TrainingArguments
+
+from maporl.config.loops import StageSection
+from maporl.config.schema import Config
+from maporl.errors import RunError
+from maporl.loops.rows import Row, TrajectoryPair
+from maporl.loops.stages import run_quietly, trainer_options
+from maporl.team.agents import Policy
+from maporl.types import Example
+from trl_ext import maths
+from trl_ext.chat import Tokenizer
+from trl_ext.forward import accepts, base_of, completion_logprobs
+from trl_ext.master_weights import MasterAdamW
+from trl_ext.plain_text import encode_text
+
+FOLDER = "others/turn_critic"
+"""Where a stage's folder keeps the critics of turns, a folder for each policy."""
+
+Read = tuple[list[int], list[int]]
+"""What a critic reads: the ids of a prompt and of what was said after it."""
+
+
+def read_by_critic(tokenizer: Tokenizer, row: Row, example: Example, privileged: str) -> Read:
+    """Return what a critic reads of ``row``: the ``privileged`` text, then the tokens that the agent saw and said.
+
+    A token for the beginning of texts stays the first.
+
+    Raises:
+        RunError: the text has the right answer, and the question comes without one.
+    """
+    if "{answer}" in privileged and example.answer is None:
+        raise RunError(
+            f"question {row.question!r}: a critic of turns reads the right answer, and this question has none; use a task "
+            "with answers, or set privileged: '' for the stage"
+        )
+    text = encode_text(tokenizer, privileged.format(answer=example.answer)) if privileged else []
+    begun = 1 if tokenizer.bos_token_id is not None and row.prompt_ids[:1] == [tokenizer.bos_token_id] else 0
+    return [*row.prompt_ids[:begun], *text, *row.prompt_ids[begun:]], row.completion_ids
+
+
+def turn_advantages(critic: Policy, reference: Policy, reads: Sequence[Read]) -> list[float]:
+    """Return the advantage of each completion after its prompt, in nats a token."""
+    found = []
+    for policy in (critic, reference):
+        with policy.active():
+            found.append(completion_logprobs(policy.model, reads))
+    return [(own - other) / len(said) for own, other, (_, said) in zip(*found, reads, strict=True)]
+
+
+class TurnCriticTrainer(Trainer):
+    """Trains a critic of turns on pairs of trajectories, each ``{chosen, rejected}`` with (read, reference) for every turn.
+
+    ``reference`` is the log-probability of what was said under the reference's weights, summed over its tokens.
+    """
+
+    def __init__(self, beta: float, **options: Any):
+        super().__init__(data_collator=lambda rows: {"pairs": rows}, **options)
+        self.beta = beta
+
+    def compute_loss(  # type: ignore[override]  # its other arguments are not needed
+        self, model: Any, inputs: Any, return_outputs: bool = False, **options: Any
+    ) -> Any:
+        """Return the mean loss of the pairs in ``inputs``."""
+        gaps = [
+            torch.stack([self._advantage(model, *turn) for turn in pair["chosen"]]).sum()
+            - torch.stack([self._advantage(model, *turn) for turn in pair["rejected"]]).sum()
+            for pair in inputs["pairs"]
+        ]
+        loss = -logsigmoid(self.beta * torch.stack(gaps)).mean()
+        return (loss, gaps) if return_outputs else loss
+
+    @staticmethod
+    def _advantage(model: Any, read: Read, reference: float) -> Tensor:
+        prompt, said = read
+        base = base_of(model)
+        ids = torch.tensor([[*prompt, *said]], device=base.device)
+        kept = {"logits_to_keep": len(said) + 1} if accepts(base, "logits_to_keep") else {}
+        logits = model(input_ids=ids, use_cache=False, **kept).logits[:, -len(said) - 1 : -1].float()
+        return (maths.token_logprobs(logits, ids[:, len(prompt) :]).sum() - reference) / len(said)
+
+
+def train_turn_critic(
+    config: Config,
+    stage: StageSection,
+    critic: Policy,
+    pairs: Sequence[TrajectoryPair],
+    scratch: Path,
+    quiet: bool = False,
+) -> dict[str, float]:
+    """Train ``critic`` in place, which has the weights of its reference.
+
+    Args:
+        config: the run's configuration, for its device, precision and seed.
+        stage: the options.
+        critic: the critic, which starts with the policy's weights.
+        pairs: the pairs of the policy.
+        scratch: a folder that may be written into.
+        quiet: whether to hide progress.
+
+    Returns:
+        The number of pairs, the mean loss, and the share of the pairs that the critic decides rightly after the stage.
+
+    Raises:
+        RunError: a question has no right answer for the critic to read.
+    """
+    reads = [
+        [
+            [read_by_critic(critic.tokenizer, row, pair.example, stage.privileged) for row in side]
+            for side in (pair.chosen, pair.rejected)
+        ]
+        for pair in pairs
+    ]
+    flat = [read for pair in reads for side in pair for read in side]
+    with critic.active():
+        known = completion_logprobs(critic.model, flat)
+        values = iter(zip(flat, known, strict=True))
+        data = [dict(zip(("chosen", "rejected"), [[next(values) for _ in s] for s in p], strict=True)) for p in reads]
+        learning = [p for p in critic.model.parameters() if p.requires_grad]
+        options = trainer_options(config, stage, scratch, quiet)
+        del options["max_length"]
+        options |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": stage.batch_size}
+        trainer = TurnCriticTrainer(
+            0.1 if stage.beta is None else stage.beta,
+            model=critic.model,
+            args=TrainingArguments(remove_unused_columns=False, **options),
+            train_dataset=data,  # type: ignore[arg-type]  # a list serves
+            optimizers=(MasterAdamW(learning, lr=stage.learning_rate), None),
+        )
+        loss = run_quietly(trainer, quiet)
+        after = iter(completion_logprobs(critic.model, flat))
+    before = iter(known)
+    gaps = []
+    for pair in reads:
+        better, worse = (sum((next(after) - next(before)) / len(said) for _, said in side) for side in pair)
+        gaps.append(better - worse)
+    return {"pairs": len(pairs), "loss": loss, "pair_accuracy": sum(gap > 0 for gap in gaps) / len(gaps)}

@@ -1,0 +1,310 @@
+"""Loops that train a critic of turns which knows the answer, and rank what could be said by it (SWEET-RL)."""
+
+import json
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from scripted_training import recipe_values, sampled
+
+from maporl.config.loops import StageSection
+from maporl.errors import ConfigError, RunError
+from maporl.loops.plan import stages_of
+from maporl.loops.ranked import RankHalves, TrajectoryPairs
+from maporl.loops.rows import Pair, Row, TrajectoryPair
+from maporl.loops.stages import DPOLearner, completion_logprobs
+from maporl.loops.turn_critic import (
+    TurnCriticTrainer,
+    read_by_critic,
+    train_turn_critic,
+    turn_advantages,
+)
+from maporl.runs.loop import run_loop
+from maporl.runs.loop_stage import team_with
+from maporl.storage.run_folder import RunFolder
+from maporl.team.team import Team
+from maporl.types import Dialogue, Example, Utterance
+from maporl.validation.load import from_dict
+from trl_ext.checkpoint import load_weights
+
+CANDIDATE = Row("coder", "coder", "coder", "q", [5, 6], [7], 0.0, (0, 0, 0))
+
+
+def tiny_config(tmp_path, **loop):
+    values = recipe_values("sweet_rl", tmp_path / "run", loop=loop)
+    values["task"] = {"name": "toy_sum", "largest": 3}
+    return values
+
+
+def coder_of(tmp_path):
+    torch.manual_seed(0)
+    return Team.from_config(from_dict(tiny_config(tmp_path), "test")).policies["coder"]
+
+
+# -- the published numbers ----------------------------------------------------------------------------------------------
+
+
+def test_the_published_advantages_and_losses_of_sweet_rl(tmp_path):
+    """Log-ratios a (.2 .2 -.1), b (0 .1 -.1), c (-.2 -.2 -.2), d (.3 .3) rank d a | b c. Of a and (-.1 0 -.3 -.2), DPO's
+    loss is .6807 of means and .6492 of sums (recipe sweet_rl)."""
+    values = {"a": 0.1, "b": 0.0, "c": -0.2, "d": 0.3}
+    group = [replace(CANDIDATE, completion_ids=[ord(name)], value=value) for name, value in values.items()]
+    names = {
+        (chr(p.chosen.completion_ids[0]), chr(p.rejected.completion_ids[0]))
+        for p in RankHalves(candidates=4, pairs=60).paired(group)
+    }
+    assert names == {("d", "b"), ("d", "c"), ("a", "b"), ("a", "c")}
+
+    policy, config = coder_of(tmp_path), from_dict(tiny_config(tmp_path), "test")
+    chosen, rejected = replace(CANDIDATE, completion_ids=[7, 8, 9]), replace(CANDIDATE, completion_ids=[7, 7, 8, 9])
+    for norm, likelihood, expected in ((True, 0.0, 0.6807), (False, 0.0, 0.6492), (True, 0.01, None)):
+        stage = StageSection(
+            train="dpo", build="rank_halves", learning_rate=1e-12, norm=norm, likelihood=likelihood, batch_size=1
+        )
+        learner = DPOLearner(config, stage, policy, [Pair(chosen, rejected)])
+        (one,), (other,) = learner.before
+        learner.reference = ([one - 0.3], [other + 0.6])
+        learner.train(1, tmp_path / "scratch", True)
+        if expected is None:  # the likelihood of the chosen answer, a mean over its tokens
+            expected = 0.6807 - likelihood * one / 3
+        assert learner.losses[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_critic_of_turns_is_trained_by_the_published_loss(tmp_path):
+    """Turn advantages .1 .2 -.05 against -.1 0 -.3, beta .1: .6612; the sums differ by .65 (recipe sweet_rl)."""
+    policy = coder_of(tmp_path)
+    sides = {"chosen": (0.1, 0.2, -0.05), "rejected": (-0.1, 0.0, -0.3)}
+    turns = {}
+    for side, advantages in sides.items():
+        turns[side] = []
+        for number, advantage in enumerate(advantages):
+            row = replace(CANDIDATE, prompt_ids=[5, 6, *[7] * number], completion_ids=[8] * (number + 1))
+            (known,) = completion_logprobs(policy, [row])
+            turns[side].append(((row.prompt_ids, row.completion_ids), known - advantage * (number + 1)))
+    trainer = object.__new__(TurnCriticTrainer)
+    trainer.beta = 0.1
+    loss, gaps = trainer.compute_loss(policy.model, {"pairs": [turns]}, return_outputs=True)
+    assert float(gaps[0].detach()) == pytest.approx(0.65, abs=1e-4)
+    assert float(loss.detach()) == pytest.approx(0.6612, abs=1e-4) and loss.requires_grad
+
+
+def test_critic_and_reference_begin_equal(tmp_path):
+    """Every advantage is then 0, so the first loss is log 2."""
+    policy, config = coder_of(tmp_path), from_dict(tiny_config(tmp_path), "test")
+    other = replace(CANDIDATE, completion_ids=[8, 9])
+    pairs = [TrajectoryPair(Example("q", "1+1=", "2"), [CANDIDATE, other], [other], 1.0)]
+    stage = StageSection(train="turn_critic", build="trajectory_pairs", learning_rate=1e-12)
+    found = train_turn_critic(config, stage, policy, pairs, tmp_path, True)
+    assert found["loss"] == pytest.approx(0.6931, abs=1e-4) and found["pairs"] == 1
+
+
+# -- builders ------------------------------------------------------------------------------------------------------------
+
+
+def chat(rollout, value, turns=2):
+    said = [
+        Utterance(n, name, name, n // 2, n, [], "", prompt_ids=[1, n], response_ids=[rollout + 2, n],
+                  rewards={"credit": value}, trainable=name == "coder")
+        for n, name in enumerate(["coder", "user"] * turns)
+    ]  # fmt: skip
+    return Dialogue(Example("q", "1+1=", "2"), said, rollout=rollout)
+
+
+def test_trajectory_pairs_hold_all_that_a_policy_said():
+    played = [chat(0, 1.0), chat(1, 0.0), chat(2, 0.0, turns=3)]
+    pairs = TrajectoryPairs(per_question=None)(played)
+    assert {(p.together, p.gap) for p in pairs} == {((1, 0, 0, 1), 1.0), ((1, 0, 0, 2), 1.0)}
+    longest = next(p for p in pairs if p.together[-1] == 2)
+    assert [row.place for row in longest.chosen] == [(0, 0, 0), (0, 0, 2)]
+    assert [row.place for row in longest.rejected] == [(0, 2, 0), (0, 2, 2), (0, 2, 4)] and longest.policy == "coder"
+    assert len(TrajectoryPairs(per_question=1)(played)) == 1 and TrajectoryPairs()([chat(0, 1.0), chat(1, 1.0)]) == []
+
+
+def test_states_are_a_share_of_what_was_seen():
+    played = [chat(k, 0.0) for k in range(10)]
+    assert len(RankHalves(share=0.1)(played)) == 2 and len(RankHalves()(played)) == 20
+
+
+def test_equal_candidates_make_no_pair():
+    group = [replace(CANDIDATE, value=float(n)) for n in range(4)]
+    assert RankHalves().paired(group) == []
+    odd = [replace(CANDIDATE, value=float(n), completion_ids=[n]) for n in range(3)]
+    assert {(p.chosen.value, p.rejected.value) for p in RankHalves().paired(odd)} == {(2.0, 0.0)}
+
+
+# -- what the critic reads -----------------------------------------------------------------------------------------------
+
+
+def test_the_critic_reads_the_answer_and_the_policy_does_not(tmp_path):
+    tokenizer = coder_of(tmp_path).tokenizer
+    assert tokenizer.bos_token_id is None
+    tokenizer.bos_token = "<unk>"
+    row = replace(CANDIDATE, prompt_ids=[tokenizer.bos_token_id, 9, 10])
+    example = Example("q", "1+1=", "2")
+    prompt, said = read_by_critic(tokenizer, row, example, "It is {answer}.")
+    assert said == row.completion_ids and prompt[0] == tokenizer.bos_token_id and prompt[-2:] == [9, 10]
+    assert tokenizer.decode(prompt[1:-2]) == "It is 2."
+    assert read_by_critic(tokenizer, row, example, "") == (row.prompt_ids, row.completion_ids)
+    without_bos = read_by_critic(tokenizer, CANDIDATE, example, "2")[0]
+    assert tokenizer.decode(without_bos[:1]) == "2" and without_bos[1:] == CANDIDATE.prompt_ids
+    with pytest.raises(RunError, match="a critic of turns reads the right answer, and this question has none"):
+        read_by_critic(tokenizer, row, Example("q", "1+1=", None), "It is {answer}.")
+
+
+@pytest.mark.parametrize(("privileged", "knows"), [("{answer}", True), ("", False)])
+def test_a_critic_that_knows_the_answer_finds_the_turn_that_helped(privileged, knows, tmp_path):
+    """The recipe sweet_rl: an agent speaks twice, and a dialogue is good if its second word is the answer, which the prompt does not give.
+
+    After 12 passes over 200 pairs, a critic that reads the answer ranks it first of four words on new questions. One that does not, cannot.
+    """
+    config, rng = from_dict(tiny_config(tmp_path), "test"), random.Random(0)
+    critic, reference = coder_of(tmp_path), coder_of(tmp_path)
+    words = critic.tokenizer("1234", add_special_tokens=False)["input_ids"]
+
+    def trajectory(last):
+        first = replace(CANDIDATE, completion_ids=[rng.choice(words)])
+        return [first, replace(first, prompt_ids=[5, 6, *first.completion_ids, 6], completion_ids=[last])]
+
+    pairs = []
+    for _ in range(200):
+        answer = rng.randrange(4)
+        other = rng.choice([n for n in range(4) if n != answer])
+        pairs.append(
+            TrajectoryPair(Example("q", "?", str(answer + 1)), trajectory(words[answer]), trajectory(words[other]), 1.0)
+        )
+    stage = StageSection(
+        train="turn_critic", build="trajectory_pairs", privileged=privileged, learning_rate=1e-2, epochs=12, beta=1.0
+    )
+    found = train_turn_critic(config, stage, critic, pairs, tmp_path, True)
+    first = 0
+    for number in range(40):
+        example, state = Example("new", "?", str(number % 4 + 1)), trajectory(words[0])[1]
+        reads = [
+            read_by_critic(critic.tokenizer, replace(state, completion_ids=[word]), example, privileged)
+            for word in words
+        ]
+        values = turn_advantages(critic, reference, reads)
+        first += values.index(max(values)) == number % 4
+    assert (first >= 36) if knows else (first <= 20)
+    assert (found["pair_accuracy"] > 0.9) if knows else (found["pair_accuracy"] < 0.75)
+
+
+# -- the loop ------------------------------------------------------------------------------------------------------------
+
+
+def loop_values(tmp_path, **loop):
+    values = tiny_config(tmp_path, **loop)
+    return values | {
+        "warm_start": {"steps": 60, "batch_size": 16, "learning_rate": 5e-3},
+        "evaluation": {"questions": 3},
+    }
+
+
+def test_a_loop_trains_a_critic_of_turns_and_ranks_by_it(tmp_path):
+    """The recipe sweet_rl with tiny models: every part is there, and the values are those of the saved critic."""
+    config = from_dict(loop_values(tmp_path), "test")
+    run_loop(config, False, True, lambda line: None)
+    round_1 = tmp_path / "run/round-1"
+
+    def weights(part):
+        return load_file(tmp_path / "run" / part / "model.safetensors")
+
+    def same(one, other):
+        return all(torch.equal(weights(one)[key], weights(other)[key]) for key in weights(one))
+
+    assert same("initial/coder", "round-1/train-1/coder") and same("initial/user", "final/user")
+    assert not same("initial/coder", "round-1/train-1/others/turn_critic/coder")
+    assert not same("initial/coder", "round-1/train-2/coder") and same("round-1/train-2/coder", "final/coder")
+    manifest = json.loads((round_1 / "train-1/manifest.json").read_text())["coder"]
+    assert manifest["pairs"] > 0 and manifest["rows"] == 0 and 0 <= manifest["pair_accuracy"] <= 1
+    metrics = RunFolder(tmp_path / "run").read_metrics()[0]
+    assert {"coder/stage_1/pairs", "coder/stage_1/pair_accuracy", "coder/stage_2/rows"} <= metrics.keys()
+
+    said = [Row(**json.loads(line)) for line in (round_1 / "train-2/candidates.jsonl").read_text().splitlines()]
+    places = dict.fromkeys(tuple(row.place) for row in said)
+    assert len(said) == 16 * len(places) and all(row.agent == "coder" for row in said)
+    critics, first = (team_with(config, tmp_path / "run/initial") for _ in range(2))
+    critic = critics.policies["coder"]
+    load_weights(critic.model, critic.adapter, round_1 / "train-1/others/turn_critic/coder")
+    dialogues = [json.loads(line) for line in (round_1 / "sample/dialogues.jsonl").read_text().splitlines()]
+    answers = {(d["prompt"], d["rollout"]): Example(**d["example"]) for d in dialogues}
+    text = config.loop.stages[0].privileged
+    reads = [read_by_critic(critic.tokenizer, row, answers[tuple(row.place[:2])], text) for row in said[:32]]
+    assert [row.value for row in said[:32]] == pytest.approx(
+        turn_advantages(critic, first.policies["coder"], reads), abs=1e-6
+    )
+    pairs = [json.loads(line) for line in (round_1 / "train-2/coder.rows.jsonl").read_text().splitlines()]
+    assert pairs and all(pair["chosen"]["value"] >= pair["rejected"]["value"] for pair in pairs)
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_stopped_after_its_critic_ends_as_one_that_is_not(tmp_path):
+    whole = loop_values(tmp_path / "whole", rounds=2)
+    run_loop(from_dict(whole, "test"), False, True, lambda line: None)
+    parts = whole | {"output_dir": str(tmp_path / "parts/run")}
+    run_loop(from_dict(parts, "test"), False, True, lambda line: None)
+    for later in ("round-2/train-2", "round-2/evaluate", "final"):
+        shutil.rmtree(tmp_path / "parts/run" / later)
+    run_loop(from_dict(parts, "test"), True, True, lambda line: None)
+    one, other = (load_file(tmp_path / side / "run/final/coder/model.safetensors") for side in ("whole", "parts"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_user_who_knows_the_answer_is_asked_several_times(tmp_path):
+    """Through the loop's own sampling of sweet_rl: the coder speaks four times, and its last words decide what all of them are worth."""
+    values = tiny_config(tmp_path, questions=1) | {"branching": {"group": 2}, "evaluation": {"questions": 0}}
+
+    def script(request):
+        if request.ask.agent == "user":
+            return f"u{request.turn}"
+        right = int(request.example.answer)
+        return str(right + (request.rng_key[-2] if request.turn == 3 else 1))
+
+    good, bad = sampled(values, tmp_path, script)
+    for dialogue, worth in ((good, 1.0), (bad, 0.0)):
+        assert [u.agent for u in dialogue.utterances] == ["coder", "user"] * 3 + ["coder"]
+        assert {u.rewards["credit"] for u in dialogue.utterances if u.agent == "coder"} == {worth}
+        for number, u in enumerate(dialogue.utterances[1::2]):
+            draft = dialogue.utterances[2 * number].text
+            assert (
+                f"this program:\n{dialogue.example.answer}" in u.messages[-1]["content"]
+                and draft in u.messages[-1]["content"]
+            )
+            assert f"u{number}" in dialogue.utterances[2 * number + 2].messages[-1]["content"]
+    pairs = TrajectoryPairs()([good, bad], ("coder",))
+    assert [(p.gap, len(p.chosen), len(p.rejected), p.chosen[0].place) for p in pairs] == [(1.0, 4, 4, (0, 0, 0))]
+
+
+CRITIC = {"train": "turn_critic", "build": "trajectory_pairs"}
+RANK = {"train": "dpo", "build": "rank_halves"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([RANK], r"loop\.stages\.0\.build: rank_halves ranks by a critic of turns, and no stage before it trains one"),
+        ([CRITIC], r"loop\.stages\.0: train: turn_critic changes no policy, and no later stage ranks by the critic"),
+        ([CRITIC, RANK | {"replay": "all"}], r"loop\.stages\.1\.replay: rank_halves samples candidates for the present round"),
+        ([CRITIC | {"build": "gap"}, RANK], "makes pairs, and train: turn_critic takes trajectory pairs; use one of .'traj"),
+        ([CRITIC | {"reference": "round"}, RANK], "reference: train: turn_critic does not read it"),
+        ([CRITIC | {"privileged": "{question}"}, RANK], r"privileged: it may use \['answer'\] in braces, but has {question}"),
+        ([CRITIC, RANK | {"norm": True, "joint": True}], "norm: joint adds the log-ratios of whole answers"),
+        ([CRITIC, RANK | {"build": {"rank_halves": {"candidates": 1}}}], "candidates"),
+    ],
+)  # fmt: skip
+def test_stages_that_cannot_rank_are_refused(stages, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        stages_of(from_dict(tiny_config(tmp_path, stages=stages), "test"))
+
+
+def test_an_agent_with_tools_is_not_ranked(tmp_path):
+    values = tiny_config(tmp_path)
+    values |= {"tools": {"calc": {"use": "calculator"}}}
+    values["agents"]["coder"] = {"tools": ["calc"]}
+    with pytest.raises(
+        ConfigError, match="rank_halves compares answers without their calls, and agent 'coder' has tools"
+    ):
+        stages_of(from_dict(values, "test"))
