@@ -40,7 +40,7 @@ Metrics = dict[str, float]
 # such as the library that is searched
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "reward.verifier.model", "agent_defaults.dtype",
-    "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "environments", "tools.*.use",
+    "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "protocol.tool", "environments", "tools.*.use",
     "agents.*.limits.parallel", "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
@@ -118,7 +118,10 @@ def looking_up(request: Request, wrong: bool) -> list[str]:
     answers = [name, f"Answer: {name}", f"Answer: {name}{' so' * 12}", "no"]
     if request.ask.agent == "lead" and request.ask.continues is None:
         return [*answers, *[f"<ask_searcher>{start}></ask_searcher>" * 2] * 3]
+    if request.ask.agent == "searcher" and request.ask.role == "planner":
+        return [*answers, *[f"<search>{start}</search>"] * 4]
     return {
+        "judge": [*request.ask.taught, "no"],
         "router": ["<verify>yes</verify>"] * 4 + ["<verify>no</verify>", "no"],
         "searcher": [f"<search>{start}</search>", start],
         "planner": [*answers, *([] if request.ask.continues else [f"<ask_searcher>{start}></ask_searcher>"] * 3)],

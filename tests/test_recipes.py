@@ -21,7 +21,7 @@ METHODS = {
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
     "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve", "r_zero",
     "malt", "madpo", "wideseek_r1", "parl", "scaling_inter", "ccpo", "sharp", "shapley", "c3_assisted", "archer", "agent_rl", "mappa", "mars_rl", "sdrl", "chain_of_agents",
-    "agent_rlvr", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl",
+    "agent_rlvr", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek",
 }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ LONGER = {
     "at_grpo_code": {"steps": 80},
     "search_self_play": {"steps": 60},
     "parl": {"steps": 60},
+    "reseek": {"steps": 40},
 }
 
 

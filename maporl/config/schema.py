@@ -295,6 +295,20 @@ class BrevitySection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class JudgementSection:
+    """The options of the reward source ``judgement``: what an agent earns that judges the results which it called for.
+
+    ``right`` is for a right judgement, ``wrong_yes`` for a useless result that is called useful, and ``wrong_no`` for a useful one
+    that is called useless. A result is useful if it has more than the share ``similar`` of the right answer's words.
+    """
+
+    right: Finite = 0.3
+    wrong_yes: Finite = -0.6
+    wrong_no: Finite = -0.3
+    similar: Annotated[float, Field(ge=0, lt=1)] = 0.7
+
+
+@dataclass(frozen=True, config=STRICT)
 class VerifierSection:
     """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
@@ -442,6 +456,7 @@ class RewardSection:
     arena: ArenaSection | None = None
     bonus: BonusSection | None = None
     penalties: PenaltySection | None = None
+    judgement: JudgementSection | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -6,7 +6,7 @@ from typing import Literal
 from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
-from maporl.types import Ask, Example
+from maporl.types import Act, Ask, Example
 
 PLAN = (
     "{question}\n\nYou may ask a helper: write <call>what you want to know</call>. You will be told what it says. When you know "
@@ -28,6 +28,13 @@ class CallReturn(Protocol):
     utterance, which are then asked at the same time. ``plan`` and ``ask`` are used as above; the call format of the planner says
     how replies come back, and its limits how often it may call.
 
+    With ``tool`` a call does not go to a worker. Its text becomes the argument ``argument`` of this tool, which may belong to the
+    environment ``place``, and what the tool returns is the reply.
+
+    With ``judge`` the planner is shown each reply in this text, and asked whether it is useful, before it goes on (ReSeek,
+    arXiv 2510.00568). The regular expressions ``useful`` and ``useless`` read its judgement, which must be one of both. Whatever
+    it says, the reply stays in its conversation. ``returned`` and ``enough`` then need not repeat it.
+
     The regular expression ``form`` says what a reply must contain. The worker earns 1 if the reply contains it and 0 if
     not, under the reward name ``reply_form``. The planner's last utterance earns ``started``: the number of its calls divided by
     ``calls``, at most 1.
@@ -45,6 +52,12 @@ class CallReturn(Protocol):
     pattern: str = r"(?s)<call>((?:(?!<call>).)*?)</call>"
     form: str = r"\S"
     call: Literal["text", "tool"] = "text"
+    tool: str | None = None
+    place: str | None = None
+    argument: str = "query"
+    judge: str | None = None
+    useful: str = r"(?i)<judge>\s*yes\s*</judge>"
+    useless: str = r"(?i)<judge>\s*no\s*</judge>"
     every_step_scored = False
     roles = True
     records = frozenset({"caller"})
@@ -57,15 +70,33 @@ class CallReturn(Protocol):
         check_template("plan", self.plan, {"question"}, {"question"})
         check_template("ask", self.ask, {"question", "call"}, {"call"})
         for name in ("returned", "enough"):
-            check_template(name, getattr(self, name), {"reply"}, {"reply"})
-        check_pattern("form", self.form)
+            check_template(name, getattr(self, name), {"reply"}, {"reply"} if self.judge is None else set())
+        if self.judge is not None:
+            check_template("judge", self.judge, {"reply"}, {"reply"})
+        for name, given in (("judge", self.judge), ("tool", self.tool)):
+            if given is not None and self.call == "tool":
+                raise ValueError(f"{name}: goes with calls in text, got call: tool; set call: text, or remove it")
+        if self.place is not None and self.tool is None:
+            raise ValueError(f"place: {self.place!r} is where a tool is called; name it, as tool: search")
+        for name in ("form", "useful", "useless"):
+            check_pattern(name, getattr(self, name))
         if check_pattern("pattern", self.pattern) != 1:
             raise ValueError(f"pattern: expected one group, around what is asked; got {self.pattern!r}")
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
         """The largest number of utterances of the planner."""
-        return self.calls + 1
+        return self.calls * (1 if self.judge is None else 2) + 1
+
+    @property
+    def uses_tools(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The tool that it calls itself, unless it belongs to an environment."""
+        return frozenset([self.tool] if self.tool is not None and self.place is None else [])
+
+    @property
+    def acts_in(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
+        """The environment in which it calls, if the tool belongs to one."""
+        return frozenset([self.place] if self.place else [])
 
     def mentioned(self) -> set[str]:
         """Return the agents that the options name."""
@@ -87,13 +118,26 @@ class CallReturn(Protocol):
                 return number
             said.answers = False
             asked = self.ask.format(question=example.question, call=call.group(1).strip())
-            worker = workers[number % len(workers)]
-            (reply,) = yield [
-                Ask(worker, _user(asked), role="worker", parents=(said.id,), caller=said.id, answers=False, fresh=True)
-            ]
-            reply.rewards["reply_form"] = float(any(matches(self.form, reply.text)))
+            if self.tool is not None:
+                (result,) = yield [Act(planner, self.tool, {self.argument: asked}, said.id, self.place)]
+                heard, parents = result.text, (said.id,)
+            else:
+                worker, told = workers[number % len(workers)], _user(asked)
+                (reply,) = yield [
+                    Ask(worker, told, role="worker", parents=(said.id,), caller=said.id, answers=False, fresh=True)
+                ]
+                reply.rewards["reply_form"] = float(any(matches(self.form, reply.text)))
+                heard, parents = reply.text, (reply.id,)
+            if self.judge is not None:
+                shown = _user(self.judge.format(reply=heard))
+                (judgement,) = yield [
+                    Ask(planner, shown, role="judge", parents=parents, answers=False, taught=JUDGEMENTS)
+                ]
+                yes, no = (any(matches(pattern, judgement.text)) for pattern in (self.useful, self.useless))
+                judgement.tags["useful"] = yes if yes != no else None
+                parents = (judgement.id,)
             template = self.returned if number + 1 < self.calls else self.enough
-            text, parents = template.format(reply=reply.text), (reply.id,)
+            text = template.format(reply=heard)
         (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
         said.rewards["started"] = 1.0
         return self.calls
@@ -147,6 +191,8 @@ class CallReturn(Protocol):
         return number
 
 
+JUDGEMENTS = ("<judge>yes</judge>", "<judge>no</judge>")
+"""What warm starts teach to say of replies."""
 ASK = "ask_"
 """What stands before a worker's name in the name of its tool."""
 

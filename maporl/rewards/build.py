@@ -5,9 +5,10 @@ from inspect import signature
 from typing import Any, Protocol
 
 from maporl.config.imports import kind_of, look_up, must_take
-from maporl.config.schema import RewardSection
+from maporl.config.schema import JudgementSection, RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardSource
+from maporl.rewards.judgements import Judgement, is_judgement
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
 from maporl.rewards.labels import Brevity, critical_steps, f1, is_verdict, label, near, readable, verdict
 from maporl.rewards.likelihood import Likelihood
@@ -76,6 +77,7 @@ SOURCES: dict[str, Builder] = {
     "judge": _judge,
     "arena": _arena,
     "nll": _likelihood,
+    "judgement": lambda section, voices: Judgement(section.judgement or JudgementSection()),
 }
 """Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models."""
 
@@ -88,6 +90,7 @@ def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
     """Return the names of the sources of :data:`SOURCES` that score an utterance that does not answer."""
     coaches = section.judge is not None and section.judge.scores == "everything"
     found = {"judge": coaches, "verdict": is_verdict(utterance), "nll": section.sources.get("nll", 0.0) != 0}
+    found["judgement"] = is_judgement(utterance)
     return [name for name, scores in found.items() if scores and name in section.sources]
 
 

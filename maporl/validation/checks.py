@@ -266,6 +266,11 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: reward.brevity: the source 'brevity' needs it; for example reward.brevity: {{tokens: "
             f"{config.ppo.response_length}}}"
         )
+    if "judgement" in used and getattr(protocol, "judge", None) is None:
+        raise ConfigError(
+            f"{where}: reward.sources: judgement scores what an agent says of results that it called for, and protocol "
+            f"{config.protocol['name']!r} asks nobody for that; use protocol call_return with judge: TEXT"
+        )
     for kind in ("judge", "arena"):
         section = getattr(config.reward, kind)
         if kind in used and section is None:
