@@ -86,6 +86,8 @@ def words(request: Request, weights: str = "") -> str:
     wrong = rng.random() < 0.5
     if request.ask.example is not None and request.example.question.startswith("0+"):
         return "1"  # all tries of such a proposal agree
+    if "Verdict: good" in request.ask.taught:
+        return rng.choice([*request.ask.taught, "no"])
     if "start" in request.example.meta:
         return rng.choice(looking_up(request, wrong))
     if request.example.id.startswith("judged") and "Score: N" in request.ask.messages[-1]["content"]:

@@ -39,6 +39,8 @@ from maporl.config import parse_config, read_yaml
 from maporl.config.imports import FINGERPRINTS
 from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.scripted import ScriptedEngine
+from maporl.protocols import build_protocol
+from maporl.protocols.judging import StepJudge, judged
 from maporl.report.read import read_run
 from maporl.report.story import story
 from maporl.runs.push import pack
@@ -122,6 +124,19 @@ def assert_trained(folder):
 
 
 # -- what is left, and what works on it ---------------------------------------------------------------------------
+
+
+def test_a_judge_of_steps_is_written_down(team, tmp_path):
+    judge = StepJudge("eve", samples=2, text="{said}=", good="1", bad="2")
+    more = {"reward": RewardSection(sources={"format": 1.0}, rules=("own", "consistency"))}
+    protocol = judged(DEBATE, judge)
+    trainer = trainer_of(tmp_path, team("ann", "bob", "eve"), TASK, protocol, None, more, eval_questions=0)
+    trainer.train()
+    config = config_of(tmp_path)
+    assert config["protocol"]["name"] == "debate" and config["only_in_python"] == {}
+    assert build_protocol(config["protocol"], ("ann", "bob", "eve")) == judged(DEBATE, judge)
+    said = [json.loads(line)["utterances"] for line in (tmp_path / "dialogues.jsonl").read_text().splitlines()]
+    assert all([u["role"] for u in one].count("judge") == 8 for one in said), "two verdicts on each of four answers"
 
 
 def test_a_run_leaves_everything_that_the_command_leaves_and_every_command_takes_it(team, tmp_path, monkeypatch):

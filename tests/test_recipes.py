@@ -15,7 +15,7 @@ from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
 METHODS = {
-    "maporl", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "at_grpo_code", "dr_mas", "grpo", "rloo", "reinforce_pp",
+    "maporl", "rl_anything", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "at_grpo_code", "dr_mas", "grpo", "rloo", "reinforce_pp",
     "marti_margin", "marti_quality", "cory", "marft_action", "marft_token", "marshal", "spiral", "comas", "mac_spgg", "mhgpo",
     "grpo_single", "m_grpo", "matpo", "salt", "advantage_alignment", "magrpo", "iac", "maac", "igrpo", "arenarl", "g_ra", "ssl", "spa_rl",
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",

@@ -444,9 +444,9 @@ def test_an_advantage_that_compares_turns_is_refused_there_too(change, tmp_path)
 
 
 def test_every_rule_is_tried():
-    # inherit needs callers, which games do not have, counterfactual needs ablations, which a tree refuses, and readability
-    # needs the reward nll, which charges for wordings
-    assert {*OWN, *LOOKS_AHEAD, "inherit", "counterfactual", "readability"} == set(RULES)
+    # inherit needs callers, which games do not have, counterfactual needs ablations and consistency a judge of steps, which a
+    # tree refuses, and readability needs the reward nll, which charges for wordings
+    assert {*OWN, *LOOKS_AHEAD, "inherit", "counterfactual", "readability", "consistency"} == set(RULES)
 
 
 FORKS = [name for name, kind in BRANCHINGS.items() if not kind.final]

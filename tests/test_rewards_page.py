@@ -32,6 +32,7 @@ KNOWN = {
     "final answer",
     "end",
     "score",
+    "verdict",
 }
 
 
@@ -71,6 +72,8 @@ def utterance(row):
     )
     answer = row.get("final answer", "right")
     said.grade = Grade(None if answer == "none" else answer, answer == "right", "the page says so")
+    if row.get("verdict"):
+        said.tags["verdict"] = {"good": 1, "bad": -1, "unreadable": None}[row["verdict"]]
     said.rewards = {head[8:-1]: float(text) for head, text in row.items() if head.startswith("reward `") and text}
     if row.get("score"):
         said.rewards["score"] = float(row["score"])

@@ -132,7 +132,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         branching[key] = [min(number, 3) for number in most] if isinstance(most, list) else min(most, 3)
     ppo = values.get("ppo", {})
     values["ppo"] = ppo | {
-        "response_length": 40 if programs or searches else 6,
+        "response_length": 40 if programs or searches else 16 if "step_judge" in values["protocol"] else 6,
         "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
     }
     values["training"] = values.get("training", {}) | {

@@ -13,6 +13,7 @@ from maporl.protocols.collaboration import Collaboration
 from maporl.protocols.debate import Debate
 from maporl.protocols.forum import Forum
 from maporl.protocols.game import PlayGame
+from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.protocols.propose import Propose
 from maporl.protocols.refine import Refine
 from maporl.protocols.route import Route
@@ -44,10 +45,16 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
     _check_listed(section, agents, where)
     protocol = _build(section, where)
     players = speakers(section, agents)
-    if players == protocol.helpers():
+    judge = judge_of(protocol)
+    if judge is not None and judge.agent not in agents:
         raise ConfigError(
-            f"{where}: protocol.summariser: {players[0]!r} is the only agent, and it does not debate itself; let another "
-            "agent play too, or remove summariser"
+            f"{where}: protocol.step_judge.agent: {judge.agent!r} is not one of {list(agents)}; add it under agents:"
+        )
+    if players == protocol.helpers():
+        key = "summariser" if judge is None else "step_judge"
+        raise ConfigError(
+            f"{where}: protocol.{key}: {players[0]!r} is the only agent, and it does not debate itself; let another "
+            f"agent play too, or remove {key}"
         )
     for agent in sorted(protocol.mentioned()):
         if agent not in players:
@@ -62,12 +69,17 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
 
 
 def _build(section: dict[str, Any], where: str) -> Protocol:
-    options = {key: value for key, value in section.items() if key not in ("name", "agents", "sampling")}
+    options = {key: value for key, value in section.items() if key not in ("name", "agents", "sampling", "step_judge")}
     name = section.get("name")
     kind = look_up(name, PROTOCOLS, f"{where}: protocol.name", Protocol)
     if "pass" in options and "pass_" in getattr(kind, "__dataclass_fields__", ()):
         options["pass_"] = options.pop("pass")  # Python has a keyword of this name, so a field cannot have it
-    return must_be_protocol(validated(kind, options, f"{where}: protocol"), f"{where}: protocol {name!r}")
+    protocol = must_be_protocol(validated(kind, options, f"{where}: protocol"), f"{where}: protocol {name!r}")
+    if (judge := section.get("step_judge")) is None:
+        return protocol
+    if not isinstance(judge, dict):
+        raise ConfigError(f"{where}: protocol.step_judge: expected options, as {{agent: judge}}, got {judge!r:.80}")
+    return judged(protocol, validated(StepJudge, judge, f"{where}: protocol.step_judge"))
 
 
 def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) -> None:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from maporl.config import build_named
+from maporl.rewards.consistency import Consistency
 from maporl.rewards.counterfactual import Counterfactual
 from maporl.rewards.economy import LengthShare, Readability
 from maporl.rewards.labels import IMPLIED
@@ -518,6 +519,7 @@ RULES: dict[str, Any] = {
     "length_share": LengthShare,
     "readability": Readability,
     "prove": Prove,
+    "consistency": Consistency,
 }
 
 

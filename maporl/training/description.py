@@ -31,6 +31,7 @@ from maporl.errors import UserError
 from maporl.protocols import PROTOCOLS, build_protocol
 from maporl.protocols import speakers as speakers_of
 from maporl.protocols.base import Protocol
+from maporl.protocols.judging import judge_of, unjudged_kind
 from maporl.rewards.build import find_source
 from maporl.rewards.rules import RULES
 from maporl.schedules import Schedule
@@ -149,13 +150,15 @@ class _Description:
             return section if players == names else section | {"agents": list(players)}
         if not _same(lambda: speakers_of(section, names), players):
             section["agents"] = list(players)
+        if (judge := judge_of(self.parts.protocol)) is not None:
+            section["step_judge"] = _plain(dataclasses.asdict(judge))
         if not _same(lambda: build_protocol(section, names), self.parts.protocol):
             self.only_in_python["protocol"] = f"{_called(self.parts.protocol)} with options that cannot be written down"
         return section
 
     def _named(self, key: str, known: Mapping[str, Any], part: Any) -> dict[str, Any]:
         """Return the name and the options of a task or a protocol. Options that cannot be written down are left out."""
-        kind = type(part)
+        kind = unjudged_kind(part) if isinstance(part, Protocol) else type(part)
         name = next((name for name, own in known.items() if own is kind and _comes_with_maporl(own)), None)
         if name is None and dataclasses.is_dataclass(part):
             name = self._imported(kind)

@@ -1,0 +1,77 @@
+"""Steps paid by outcome and verdicts, and verdicts paid by agreeing with both (RLAnything, arXiv 2602.02488). Pure Python, no torch."""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+from maporl.rewards.rule import Credits, Rule
+from maporl.types import Dialogue, Utterance
+
+
+@dataclass(frozen=True)
+class Consistency(Rule):
+    """A judged utterance earns its credit so far, O, plus the mean of its verdicts, 1 or -1 each; a verdict S earns that times S.
+
+    The verdicts are those of ``protocol.step_judge``. So a verdict is paid for agreeing with the outcome and with the others.
+    One that cannot be read earns ``unreadable``, and is not part of the mean. With ``rules: [last, consistency]``, O is the outcome of the dialogue.
+
+    A question teaches the team only if the share of its dialogues whose last judged utterance has a credit above 0 is from
+    ``least`` to ``most``, and the judge only if that share is from ``judge_least`` to ``judge_most``. Elsewhere they earn 0,
+    which teaches nothing if rows of a question are compared with each other. A question with one dialogue always teaches
+    both, because its share says nothing.
+
+    A dialogue that fails while all its verdicts are friendly still earns 1: verdicts must be trained, or ``weight`` be below 1, which
+    multiplies the mean of the verdicts.
+
+    Raises:
+        ValueError: two shares do not rise from 0 to 1.
+    """
+
+    weight: float = 1.0
+    unreadable: float = -2.0
+    least: float = 0.125
+    most: float = 0.875
+    judge_least: float = 0.2
+    judge_most: float = 0.8
+
+    needs = frozenset({"caller"})
+    along = "question"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for low, high in (("least", "most"), ("judge_least", "judge_most")):
+            if not 0 <= getattr(self, low) <= getattr(self, high) <= 1:
+                raise ValueError(
+                    f"{low}, {high}: expected shares that rise from 0 to 1, got {getattr(self, low)}, {getattr(self, high)}"
+                )
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        outcomes = [_outcome(d, own) for d, own in zip(dialogues, credits, strict=True)]
+        known = [value > 0 for value in outcomes if value is not None]
+        share = sum(known) / len(known) if known else math.nan
+        alone = len(dialogues) == 1
+        team, judge = alone or self.least <= share <= self.most, alone or self.judge_least <= share <= self.judge_most
+        return [self._paid(d, own, team, judge) for d, own in zip(dialogues, credits, strict=True)]
+
+    def _paid(self, dialogue: Dialogue, own: dict[int, float], team: bool, judge: bool) -> dict[int, float]:
+        paid: dict[int, float] = {}
+        for u in (u for u in dialogue.utterances if not is_verdict(u) and u.id in own):
+            verdicts = [v for v in dialogue.utterances if is_verdict(v) and v.caller == u.id]
+            read = [v.tags["verdict"] for v in verdicts if v.tags["verdict"] is not None]
+            worth = own[u.id] + (self.weight * fmean(read) if read else 0.0)
+            paid[u.id] = worth if team else 0.0
+            for v in verdicts:
+                said = v.tags["verdict"]
+                paid[v.id] = 0.0 if not judge else self.unreadable if said is None else worth * said
+        return paid
+
+
+def is_verdict(utterance: Utterance) -> bool:
+    """Return whether an utterance is the verdict of a judge of steps (``protocol.step_judge``)."""
+    return "verdict" in utterance.tags and utterance.caller is not None
+
+
+def _outcome(dialogue: Dialogue, own: dict[int, float]) -> float | None:
+    """Return the credit of the last utterance that is judged."""
+    judged = [u.id for u in dialogue.utterances if not is_verdict(u) and u.id in own]
+    return own[judged[-1]] if judged else None

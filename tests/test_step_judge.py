@@ -1,0 +1,171 @@
+"""A judge of steps that learns beside the team (RLAnything)."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from safetensors.torch import load_file
+from scripted_training import played, recipe_values, rows, scripted_trainer
+
+from maporl import Debate
+from maporl.config.recipes import tiny_version
+from maporl.errors import ConfigError
+from maporl.protocols import build_protocol, speakers
+from maporl.protocols.judging import StepJudge, judge_of, judged
+from maporl.rewards.consistency import Consistency
+from maporl.runs.train import train
+from maporl.types import Dialogue, Example, Utterance
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
+
+RIGHT = (True, True, False, False)
+VERDICTS = ((1, 1, -1), (1, -1, -1), (1, 1, 1), (-1, -1, -1))
+WORDS = {1: "Verdict: good", -1: "Verdict: bad", None: "Verdict: good. Verdict: bad"}
+
+
+def one_step_values(tmp_path, **changes):
+    """The recipe's judge, rewards and advantages for an agent that answers a sum once."""
+    values = recipe_values("rl_anything", tmp_path)
+    values["protocol"] = {"name": "debate", "turns": 1, "step_judge": values["protocol"]["step_judge"]}
+    values["agents"] = {"ann": {}, "judge": {}}
+    values["task"] = {"name": "toy_sum", "largest": 3}
+    values["reward"]["sources"] = {"label": 1.0}
+    values["branching"] = {"group": 4}
+    return values | changes
+
+
+def script(request, verdicts=VERDICTS, right=RIGHT):
+    number = request.rng_key[-2]
+    if request.ask.role == "judge":
+        return WORDS[verdicts[number][request.utterance - 1]]
+    return str(int(request.example.answer) + (0 if right[number] else 1))
+
+
+def test_the_published_rewards_and_advantages_of_rl_anything(tmp_path):
+    """Outcomes 1 1 0 0, verdicts (1 1 -1) (1 -1 -1) (1 1 1) (-1 -1 -1): steps earn 1.3333 .6667 1 -1, advantages .9285 .1857 .5571
+    -1.6713. Verdicts earn 1.3333 1.3333 -1.3333, advantages .7071 .7071 -1.4142; and .6667 -.6667 -.6667, 1.4142 -.7071 -.7071."""
+    trainer = scripted_trainer(one_step_values(tmp_path), script)
+    batch = played(trainer)
+    steps, verdicts = {0: 1.3333, 1: 0.6667, 2: 1.0, 3: -1.0}, {0: 1.3333, 1: 0.6667, 2: 1.0, 3: -1.0}
+    for d in batch.dialogues:
+        step, *said = d.utterances
+        assert [u.role for u in said] == ["judge"] * 3 and all(u.caller == step.id and u.fresh for u in said)
+        assert step.text in said[0].messages[0]["content"] and d.example.question in said[0].messages[0]["content"]
+        assert step.rewards["credit"] == pytest.approx(steps[d.rollout], abs=1e-4)
+        signs = VERDICTS[d.rollout]
+        assert [u.rewards["credit"] for u in said] == pytest.approx(
+            [verdicts[d.rollout] * sign for sign in signs], abs=1e-4
+        )
+    found = {"ann": {}, "judge": {}}
+    for row in rows(batch):
+        d = next(d for d in batch.dialogues if any(u is row.utterance for u in d.utterances))
+        found[row.policy].setdefault((d.prompt, d.rollout), []).append(row.advantage)
+    steps = {0: 0.9285, 1: 0.1857, 2: 0.5571, 3: -1.6713}
+    for (_, rollout), (advantage,) in found["ann"].items():
+        assert advantage == pytest.approx(steps[rollout], abs=1e-3)
+    expected = {0: [0.7071, 0.7071, -1.4142], 1: [1.4142, -0.7071, -0.7071]}
+    assert {rollout for _, rollout in found["judge"]} == {0, 1}, "unanimous verdicts have advantage 0, and are left out"
+    for (_, rollout), advantages in found["judge"].items():
+        assert advantages == pytest.approx(expected[rollout], abs=1e-3)
+
+
+def judged_dialogue(rollout, credit, verdicts):
+    step = Utterance(0, "ann", "ann", 0, 0, [], "", rewards={"credit": credit})
+    said = [
+        Utterance(1 + n, "judge", "judge", n, 1, [], "", role="judge", caller=0, tags={"verdict": one})
+        for n, one in enumerate(verdicts)
+    ]
+    return Dialogue(Example("q", "?", "1"), [step, *said], rollout=rollout)
+
+
+def paid(outcomes, rule=None, verdicts=(1, None, -1)):
+    dialogues = [judged_dialogue(n, outcome, verdicts) for n, outcome in enumerate(outcomes)]
+    return (rule or Consistency())(dialogues, [dict.fromkeys(range(4), outcome) for outcome in outcomes])
+
+
+def test_a_verdict_that_cannot_be_read_costs_two_and_is_not_counted():
+    first, _ = paid([1.0, 0.0])
+    assert first == {0: 1.0, 1: 1.0, 2: -2.0, 3: -1.0}
+    first, _ = paid([1.0, 0.0], verdicts=(1, 1, None))
+    assert first == {0: 2.0, 1: 2.0, 2: 2.0, 3: -2.0}
+    first, _ = paid([1.0, 0.0], Consistency(weight=0.5, unreadable=-1.0), verdicts=(1, 1, None))
+    assert first == {0: 1.5, 1: 1.5, 2: 1.5, 3: -1.0}
+    first, _ = paid([1.0, 0.0], verdicts=(None, None, None))
+    assert first == {0: 1.0, 1: -2.0, 2: -2.0, 3: -2.0}
+
+
+def test_questions_that_are_too_easy_or_too_hard_teach_nobody():
+    """rl_anything: with eight dialogues, 1 to 7 must succeed for the team, and 2 to 6 for the judge."""
+    for successes in range(9):
+        found = paid([1.0] * successes + [0.0] * (8 - successes), verdicts=(1, 1, 1))
+        assert all((own[0] != 0) == (1 <= successes <= 7) for own in found), successes
+        assert all((own[1] != 0) == (2 <= successes <= 6) for own in found), successes
+    assert paid([1.0])[0][0] == 1.0, "the share of one dialogue says nothing"
+
+
+def test_a_judge_is_no_player_and_is_not_asked_in_evaluations(tmp_path):
+    section = {"name": "debate", "turns": 2, "step_judge": {"agent": "judge"}}
+    protocol = build_protocol(section, ("ann", "bob", "judge"))
+    assert isinstance(protocol, Debate) and protocol.label == "debate" and protocol.roles
+    assert speakers(section, ("ann", "bob", "judge")) == ("ann", "bob", "judge")
+    assert protocol == judged(Debate(turns=2), StepJudge("judge")) != Debate(turns=2)
+    assert judge_of(replace(protocol, turns=1)) == StepJudge("judge") and judge_of(Debate()) is None
+    trainer = scripted_trainer(one_step_values(tmp_path), script)
+    held_out = trainer.player.play_evaluation(trainer.task, 2, trainer.args.decoding, 0)
+    assert [u.agent for d in held_out for u in d.utterances] == ["ann", "ann"]
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ({"agent": "eve"}, r"protocol\.step_judge\.agent: 'eve' is not one of"),
+        ({"agent": "judge", "samples": 0}, "samples: expected at least 1, got 0"),
+        ({"agent": "judge", "text": "Good?"}, r"text: it must contain \{said\}"),
+        ({"agent": "judge", "good": "("}, "good"),
+        ({"agent": "judge", "twice": 1}, "unknown key 'twice'"),
+        ("judge", r"protocol\.step_judge: expected options, as \{agent: judge\}, got 'judge'"),
+    ],
+)
+def test_a_judge_of_steps_that_cannot_serve_is_refused(judge, message, tmp_path):
+    values = one_step_values(tmp_path)
+    values["protocol"]["step_judge"] = judge
+    with pytest.raises(ConfigError, match=message):
+        check_run(from_dict(values, "test"))
+
+
+def test_verdicts_that_nobody_gives_cannot_be_paid(tmp_path):
+    values = one_step_values(tmp_path)
+    del values["protocol"]["step_judge"], values["agents"]["judge"]
+    values["protocol"] = {"name": "call_return"}
+    values["agents"] |= {"bob": {}}
+    with pytest.raises(ConfigError, match="consistency pays verdicts on what was said, and nobody gives any"):
+        check_run(from_dict(values, "test"))
+
+
+def test_a_judge_alone_judges_nobody(tmp_path):
+    values = one_step_values(tmp_path)
+    values["agents"] = {"judge": {}}
+    with pytest.raises(ConfigError, match=r"protocol\.step_judge: 'judge' is the only agent"):
+        check_run(from_dict(values, "test"))
+
+
+def test_a_tree_cannot_compare_what_is_judged_at_the_end(tmp_path):
+    values = one_step_values(tmp_path, branching={"how": "tree", "group": 2})
+    with pytest.raises(ConfigError, match="steps that nothing scores yet"):
+        check_run(from_dict(values, "test"))
+
+
+def test_the_judge_of_rl_anything_learns_beside_the_team(tmp_path):
+    values = tiny_version("rl_anything", str(tmp_path / "run"))
+    values["protocol"]["options"] |= {"size": 2, "walls": 0}
+    values["protocol"]["step_judge"]["text"] = "{said}?"
+    values |= {"updates": 3, "evaluation": {"questions": 0}}
+    train(from_dict(values, "test"), resume=False, quiet=True)
+    for name in ("shared", "judge"):
+        before, after = (
+            load_file(tmp_path / "run" / part / name / "model.safetensors") for part in ("initial", "final")
+        )
+        assert any(not before[key].equal(after[key]) for key in before), name
+    said = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    verdicts = [u for entry in said for u in entry["utterances"] if u["role"] == "judge"]
+    assert verdicts and all("verdict" in u["tags"] for u in verdicts)
