@@ -92,6 +92,8 @@ def words(request: Request, weights: str = "") -> str:
         return rng.choice(looking_up(request, wrong))
     if request.example.id.startswith("judged") and "Score: N" in request.ask.messages[-1]["content"]:
         return rng.choice(["Score: 9", "Score: 5", "Score: 2", "no"])
+    if request.example.id.startswith("judged") and "Label: 1" in request.ask.messages[-1]["content"]:
+        return rng.choice(["Label: 1", "Label: 0", "Label: 0.5", "no"])
     number = str(int(request.example.answer or 0) + wrong * rng.randint(1, 5))
     answers = [number, f"Answer: {number}", f"Answer: {number}{' so' * 9}", "no"]
     special = {
@@ -239,6 +241,8 @@ class Perturbed:
     def _tiny(self, recipe: dict[str, Any]) -> dict[str, Any]:
         values = shrunk(recipe, str(self.folder)) | {"evaluation": {"questions": 0}, "seed": SEED}
         values["reward"]["sources"] = recipe.get("reward", {}).get("sources", {"label": 1.0})
+        if "annotator" in values["reward"]["sources"]:
+            values["task"] |= {"count": 2}  # so that what is observed comes again within three updates
         values["training"] |= {} if "loop" in values else {"save_steps": 0}
         if "loop" not in values:
             del values["warm_start"]

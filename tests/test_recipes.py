@@ -15,7 +15,7 @@ from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
 METHODS = {
-    "maporl", "rl_anything", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "at_grpo_code", "dr_mas", "grpo", "rloo", "reinforce_pp",
+    "maporl", "rl_anything", "oni", "agentpo_hint", "agentpo_critique", "at_grpo_shared", "at_grpo_roles", "at_grpo_code", "dr_mas", "grpo", "rloo", "reinforce_pp",
     "marti_margin", "marti_quality", "cory", "marft_action", "marft_token", "marshal", "spiral", "comas", "mac_spgg", "mhgpo",
     "grpo_single", "m_grpo", "matpo", "salt", "advantage_alignment", "magrpo", "iac", "maac", "igrpo", "arenarl", "g_ra", "ssl", "spa_rl",
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
@@ -44,6 +44,7 @@ LONGER = {
     "g_ra": {"steps": 40},
     "spa_rl": {"steps": 40},
     "turn_ppo": {"steps": 40},
+    "oni": {"steps": 40},
     "at_grpo_code": {"steps": 80},
     "search_self_play": {"steps": 60},
     "parl": {"steps": 60},

@@ -435,6 +435,38 @@ class ArenaSection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class AnnotatorSection:
+    """The options of the reward source ``annotator``: an agent labels what others observe, and the labels are paid later.
+
+    ``prompt`` may use ``{question}``, that of the utterance that is paid, and ``{observation}``. The label is the last number that
+    ``pattern`` finds, divided by ``largest``. ``read`` is a regular expression whose last match, or its group, is taken as the
+    observation, so that what differs without meaning does not count as new. Labels are asked for after every ``every`` updates, for
+    at most ``per_update`` new observations, the latest first.
+
+    Raises:
+        ValueError: ``prompt`` has another placeholder or lacks ``{observation}``, or a pattern is not a regular expression.
+    """
+
+    agent: str
+    prompt: str = (
+        "{question}\n\nSomeone at work on this now sees:\n{observation}\n\nDoes it show that this was a step forward? End with "
+        "a line 'Label: 1' for yes, or 'Label: 0' for no."
+    )
+    pattern: str = r"[Ll]abel:\s*(\d+(?:\.\d+)?)"
+    largest: Annotated[float, Field(gt=0)] = 1.0
+    read: str | None = None
+    every: Positive = 1
+    per_update: Positive = 64
+
+    def __post_init__(self):
+        _check_judging(self.prompt, {"question", "observation"}, self.pattern)
+        if "{observation}" not in self.prompt:
+            raise ValueError(f"prompt: it must contain {{observation}}, got {self.prompt!r:.80}")
+        if self.read is not None:
+            check_pattern("read", self.read)
+
+
+@dataclass(frozen=True, config=STRICT)
 class RewardSection:
     """Where scores come from, and how utterances are credited with them.
 
@@ -457,6 +489,7 @@ class RewardSection:
     bonus: BonusSection | None = None
     penalties: PenaltySection | None = None
     judgement: JudgementSection | None = None
+    annotator: AnnotatorSection | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from maporl.config.imports import kind_of, look_up, must_take
 from maporl.config.schema import JudgementSection, RewardSection
 from maporl.errors import ConfigError
+from maporl.rewards.annotations import Annotator
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judgements import Judgement, is_judgement
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
@@ -53,6 +54,12 @@ def _arena(section: RewardSection, voices: Voices | None) -> RewardSource:
     return PairwiseJudge(section.arena, voices.speak)
 
 
+def _annotator(section: RewardSection, voices: Voices | None) -> RewardSource:
+    if section.annotator is None or voices is None:
+        raise ConfigError("reward.annotator: the source 'annotator' needs it; give it an agent, or use another source")
+    return Annotator(section.annotator, voices.speak)
+
+
 def _likelihood(section: RewardSection, voices: Voices | None) -> RewardSource:
     if voices is None:
         raise ConfigError(
@@ -77,6 +84,7 @@ SOURCES: dict[str, Builder] = {
     "judge": _judge,
     "arena": _arena,
     "nll": _likelihood,
+    "annotator": _annotator,
     "judgement": lambda section, voices: Judgement(section.judgement or JudgementSection()),
 }
 """Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models."""
@@ -91,6 +99,7 @@ def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
     coaches = section.judge is not None and section.judge.scores == "everything"
     found = {"judge": coaches, "verdict": is_verdict(utterance), "nll": section.sources.get("nll", 0.0) != 0}
     found["judgement"] = is_judgement(utterance)
+    found["annotator"] = True  # if anything is observed after it
     return [name for name, scores in found.items() if scores and name in section.sources]
 
 

@@ -39,7 +39,7 @@ class PointwiseJudge(RewardSource):
         return [[next(values) for _ in d.utterances] for d in dialogues]
 
     def _read(self, text: str, dialogue: Dialogue, utterance: Utterance) -> float:
-        number = _number(_last(self.section.pattern, text))
+        number = last_number(self.section.pattern, text)
         if number is not None:
             return min(number, self.section.largest) / self.section.largest
         if self.section.unreadable is None:
@@ -133,23 +133,25 @@ class PairwiseJudge(RewardSource):
         return [(there + 1.0 - back, 1.0 - there + back) for there, back in zip(first[::2], first[1::2], strict=True)]
 
     def _prefers_first(self, text: str) -> float:
-        found = _last(self.section.pattern, text)
+        found = last_match(self.section.pattern, text)
         return 0.5 if found is None else float(found.upper() == "A")
 
 
-def _last(pattern: str, text: str) -> str | None:
+def last_match(pattern: str, text: str) -> str | None:
     r"""The last match of ``pattern``, or its group if it has one; None if nothing matches.
 
-    >>> _last(r"Score: (\d)", "Score: 3, no, Score: 8"), _last(r"\d", "3 or 8"), _last("x", "y")
+    >>> last_match(r"Score: (\d)", "Score: 3, no, Score: 8"), last_match(r"\d", "3 or 8"), last_match("x", "y")
     ('8', '8', None)
     """
     last = deque(matches(pattern, text), 1)
     return last[0][last[0].re.groups] if last else None
 
 
-def _number(text: str | None) -> float | None:
+def last_number(pattern: str, text: str) -> float | None:
+    """The number in the last match of ``pattern``; None if nothing matches, or what matches is not a number."""
+    found = last_match(pattern, text)
     try:
-        value = math.nan if text is None else float(text)
+        value = math.nan if found is None else float(found)
     except ValueError:  # a pattern of the user's may find any text
         return None
     return None if math.isnan(value) else value

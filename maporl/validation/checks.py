@@ -278,7 +278,7 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: reward.rules: consistency pays verdicts on what was said, and nobody gives any; set protocol.step_judge: "
             "{agent: NAME}, or leave the rule out"
         )
-    for kind in ("judge", "arena"):
+    for kind in ("judge", "arena", "annotator"):
         section = getattr(config.reward, kind)
         if kind in used and section is None:
             raise ConfigError(
