@@ -154,6 +154,7 @@ def test_the_critic_reads_the_answer_and_the_policy_does_not(tmp_path):
         read_by_critic(tokenizer, row, Example("q", "1+1=", None), "It is {answer}.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("privileged", "knows"), [("{answer}", True), ("", False)])
 def test_a_critic_that_knows_the_answer_finds_the_turn_that_helped(privileged, knows, tmp_path):
     """The recipe sweet_rl: an agent speaks twice, and a dialogue is good if its second word is the answer, which the prompt does not give.
