@@ -175,7 +175,7 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"num_generations": 3}, r"num_generations=3 does not divide the batch of 16 completions .per_device_train_batch_size 8 x gradient_accumulation_steps 2.; change one of the three"),
+    ({"num_generations": 3}, r"num_generations=3 does not divide the batch of 16 completions .per_device_train_batch_size 8 x gradient_accumulation_steps 2.; change one of them"),
     ({"num_generations": 0}, r"num_generations: expected a whole number of at least 1, got 0"),
     ({"num_generations": 2.0}, r"num_generations: expected a whole number of at least 1, got 2\.0"),
     ({"num_generations": "2"}, r"num_generations: expected a whole number of at least 1, got '2'"),

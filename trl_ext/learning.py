@@ -1,5 +1,6 @@
 """Everything that touches weights in an update, for one learner or several, perhaps with a central critic."""
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -142,15 +143,22 @@ class Learning:
         return merged, rate
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
-        """Permute the inseparable rows of ``batch`` by seed and cut them into ``num_mini_batches`` nearly equal parts.
+        """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.
+
+        Of as many successive ones as there are minibatches, each gets one at random. So a minibatch has the same rows however
+        many processes there are, and every process has nearly equally many of them. All processes call this together.
 
         Returns:
-            The row indices of each minibatch.
+            The indices of this process's rows in each minibatch.
         """
-        together = batch.inseparable()
-        order = np.random.default_rng([self.args.seed, step, epoch]).permutation(len(together))
-        parts = np.array_split(order, self.args.num_mini_batches)
-        return [torch.tensor([row for i in part for row in together[i]], dtype=torch.long) for part in parts]
+        together, most = batch.inseparable(), self.args.num_mini_batches
+        counts: list[int] = distributed.all_gather(len(together))
+        first = sum(counts[: distributed.rank()])
+        rng = np.random.default_rng([self.args.seed, step, epoch])
+        rounds = np.tile(np.arange(most), (math.ceil(sum(counts) / most), 1))
+        dealt = rng.permuted(rounds, axis=1).ravel()[first : first + len(together)]
+        own = [[together[i] for i in np.flatnonzero(dealt == number)] for number in range(most)]
+        return [torch.tensor([row for rows in part for row in rows], dtype=torch.long) for part in own]
 
     @contextmanager
     def whole_weights(self, names: Collection[str] | None = None, references: bool = False) -> Iterator[None]:

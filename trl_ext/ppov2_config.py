@@ -56,7 +56,7 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     micro_batch_size: int | None = option(None, "Filled in by the trainer: rows per forward over all processes.")
     local_batch_size: int | None = option(None, "Filled in by the trainer: rows per update on this process.")
     batch_size: int | None = option(None, "Filled in by the trainer: rows per update over all processes.")
-    local_mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step here.")
+    local_mini_batch_size: int | None = option(None, "Filled in by the trainer: the mean number of rows per optimizer step here, rounded up.")
     mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step over all processes.")
     ds3_gather_for_generation: bool = option(
         True, "Unused here: weights are always gathered for generation; kept for scripts written for TRL."
@@ -97,15 +97,17 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         self.local_batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.batch_size = self.local_batch_size * self.world_size
-        for name in ("num_mini_batches", "num_generations"):
-            if self.local_batch_size % getattr(self, name):
+        # minibatches are those of all processes, and all completions of an example are sampled in one
+        for name, size in (("num_mini_batches", self.batch_size), ("num_generations", self.local_batch_size)):
+            if size % getattr(self, name):
+                several = f" x {processes} processes" if size > self.local_batch_size else ""
                 raise ValueError(
-                    f"{name}={getattr(self, name)} does not divide the batch of {self.local_batch_size} "
+                    f"{name}={getattr(self, name)} does not divide the batch of {size} "
                     f"completions (per_device_train_batch_size {self.per_device_train_batch_size} x "
-                    f"gradient_accumulation_steps {self.gradient_accumulation_steps}); change one of the three"
+                    f"gradient_accumulation_steps {self.gradient_accumulation_steps}{several}); change one of them"
                 )
-        self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
-        self.mini_batch_size = self.local_mini_batch_size * self.world_size
+        self.mini_batch_size = self.batch_size // self.num_mini_batches
+        self.local_mini_batch_size = math.ceil(self.mini_batch_size / self.world_size)
         if self.total_episodes is None:
             self.total_episodes = int(self.num_train_epochs * rows * self.num_generations)
         self.num_total_batches = max(1, math.ceil(self.total_episodes / self.batch_size))
