@@ -7,8 +7,9 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
-# tests at a time, each on one thread: trainings that share cores wait for each other's threads
-WORKERS ?= 2
+# tests at a time, each on one thread: trainings that share cores wait for each other's threads. Many tests wait for processes
+# that start, end or are killed, so that two cores have work for three
+WORKERS ?= 3
 QUICK := not slow and not gpu and not vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1

@@ -478,6 +478,7 @@ def test_options_that_do_not_fit_are_refused(options, message):
         StageSection(**{"train": "dpo", "build": "gap", **options})
 
 
+@pytest.mark.slow
 def test_rounds_replay_what_earlier_rounds_sampled_and_kto_needs_both_kinds(tmp_path):
     section = {"train": "kto", "build": {"signs": {"above": 0.9}}, "learning_rate": 1e-3, "replay": "all"}
     config = looped(tmp_path / "run", [section], rounds=2, evaluation={"questions": 0})

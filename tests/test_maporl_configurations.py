@@ -15,6 +15,7 @@ from maporl.validation import preflight as run_checks
 from maporl.validation.load import from_dict
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs" / "ppo").glob("maporl_*.yaml"))
+QUICK = ("maporl_gsm8k_3x3_verifier", "maporl_gsm8k_hetero")
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
 CODE = "def simple_math_problem():\n    return {a} + {b}\n"
 
@@ -77,7 +78,10 @@ def small(path, root, folder):
     return from_dict(values)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in CONFIGS],
+)
 def test_it_checks_and_runs_two_updates(path, stand_ins, tmp_path, monkeypatch):
     monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
     config = small(path, stand_ins, tmp_path)

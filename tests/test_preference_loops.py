@@ -250,6 +250,7 @@ def test_weights_that_are_gone_cannot_be_asked(tmp_path):
         build_sources(RewardSection(), ["nll"])
 
 
+@pytest.mark.slow
 def test_optima_runs_and_each_round_begins_with_the_first_weights(tmp_path):
     values = tiny_version("optima", str(tmp_path / "run"))
     values["warm_start"] |= {"steps": 150}

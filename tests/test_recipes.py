@@ -52,12 +52,16 @@ LONGER = {
 }
 
 
-LONG = {"spiral_textarena", "at_grpo_code", "shapley", "c3_assisted", "mars_rl", "multi_agent_evolve"}
-"""Recipes whose prompts or programs are long even in a tiny version, or that play many dialogues."""
+QUICK = {
+    "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "dr_mas_search", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "gdpo", "c3",
+    "mappa", "agent_rlvr", "reseek", "rl_anything", "oni", "prover_verifier", "parl", "r_zero", "scaling_inter", "spiral", "turn_ppo", "madpo",
+    "marlhf", "chain_of_agents",
+}  # fmt: skip
+"""One recipe of each kind. ``make test-slow`` tries the others, which are checked through their trainers' steps by the tests on their cards."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in sorted(METHODS)]
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(METHODS)]
 )
 def test_a_recipe_trains_three_updates_with_tiny_models(name, tmp_path):
     tiny, brief = tiny_version(name, str(tmp_path / "run")), {"warm_start": BRIEF | LONGER.get(name, {})}

@@ -89,6 +89,7 @@ def test_two_machines_end_with_the_weights_of_one_process(hosts, tmp_path):
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
+@pytest.mark.slow
 def test_the_documented_start_on_two_machines_with_a_reward_server_on_a_third(hosts, tmp_path):
     """``configs/accelerate/two_nodes.yaml`` with its addresses and counts, and a list of two reward servers of which one is gone."""
     server = start(
