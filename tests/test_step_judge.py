@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from functools import partial
+from statistics import fmean
 
 import pytest
 from safetensors.torch import load_file
@@ -14,6 +16,8 @@ from maporl.protocols import build_protocol, speakers
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.rewards.consistency import Consistency
 from maporl.runs.train import train
+from maporl.storage.run_folder import RunFolder
+from maporl.training.verdict_metrics import verdict_metrics
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -69,6 +73,22 @@ def test_the_published_rewards_and_advantages_of_rl_anything(tmp_path):
         assert advantages == pytest.approx(expected[rollout], abs=1e-3)
 
 
+def test_metrics_say_whether_verdicts_follow_the_outcome(tmp_path):
+    """Successes have the verdicts 1 1 -1 and 1 -1 -1, failures 1 1 1 and -1 -1 -1: (3/6 + 3/6) / 2."""
+    batch = played(scripted_trainer(one_step_values(tmp_path), script))
+    assert verdict_metrics(batch.dialogues) == {
+        "verdicts/unreadable": 0.0, "verdicts/good": 0.5, "verdicts/balanced_accuracy": 0.5,
+    }  # fmt: skip
+    verdicts = ((1, 1, 1), (1, 1, None), (-1, 1, -1), (-1, None, -1))
+    batch = played(scripted_trainer(one_step_values(tmp_path), partial(script, verdicts=verdicts)))
+    found = verdict_metrics(batch.dialogues)
+    assert found["verdicts/unreadable"] == pytest.approx(1 / 6) and found["verdicts/good"] == 0.6
+    assert found["verdicts/balanced_accuracy"] == pytest.approx((1 + 4 / 5) / 2)
+    batch = played(scripted_trainer(one_step_values(tmp_path), partial(script, right=(True,) * 4)))
+    assert "verdicts/balanced_accuracy" not in verdict_metrics(batch.dialogues), "nothing failed"
+    assert verdict_metrics([Dialogue(Example("q", "?", "1"), [])]) == {}
+
+
 def judged_dialogue(rollout, credit, verdicts):
     step = Utterance(0, "ann", "ann", 0, 0, [], "", rewards={"credit": credit})
     said = [
@@ -90,6 +110,14 @@ def test_a_verdict_that_cannot_be_read_costs_two_and_is_not_counted():
     assert first == {0: 2.0, 1: 2.0, 2: 2.0, 3: -2.0}
     first, _ = paid([1.0, 0.0], Consistency(weight=0.5, unreadable=-1.0), verdicts=(1, 1, None))
     assert first == {0: 1.5, 1: 1.5, 2: 1.5, 3: -1.0}
+    first, second = paid([1.0, 0.0], Consistency(weight=0.5, centre=0.5), verdicts=(1, 1, -1))
+    assert first == {
+        0: pytest.approx(2 / 3),
+        1: pytest.approx(2 / 3),
+        2: pytest.approx(2 / 3),
+        3: pytest.approx(-2 / 3),
+    }
+    assert second[1] == pytest.approx(-1 / 3) and second[3] == pytest.approx(1 / 3), "a bad verdict on a failure pays"
     first, _ = paid([1.0, 0.0], verdicts=(None, None, None))
     assert first == {0: 1.0, 1: -2.0, 2: -2.0, 3: -2.0}
 
@@ -169,3 +197,35 @@ def test_the_judge_of_rl_anything_learns_beside_the_team(tmp_path):
     said = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
     verdicts = [u for entry in said for u in entry["utterances"] if u["role"] == "judge"]
     assert verdicts and all("verdict" in u["tags"] for u in verdicts)
+
+
+def verdicts_learned(folder, seed, **options):
+    """The last metrics of a judge that learns about a team that does not: it is right in about half of its sums, of four."""
+    tiny = {"alphabet": "0123456789+=?Verdict: gobaN", "hidden_size": 64, "layers": 2, "context": 64}
+    values = recipe_values("rl_anything", folder) | {
+        "updates": 100,
+        "seed": seed,
+        "task": {"name": "toy_sum", "largest": 1},
+        "agents": {"ann": {"tiny": tiny, "learning_rate": 1e-7}, "judge": {"tiny": tiny}},
+        "protocol": {"name": "debate", "turns": 1, "step_judge": {"agent": "judge", "text": "{question}{said}?"}},
+        "warm_start": {"steps": 150, "learning_rate": 2e-3, "wrong": 0.5},
+        "evaluation": {"questions": 0},
+    }
+    values["reward"] = {"sources": {"label": 1.0}, "rules": ["last", {"consistency": options}]}
+    values["ppo"] |= {"response_length": 14, "temperature": 1.0}
+    values["training"] |= {"learning_rate": 5e-4, "per_device_train_batch_size": 64, "gradient_accumulation_steps": 1}
+    train(from_dict(values, "test"), resume=False, quiet=True)
+    last = RunFolder(folder).read_metrics()[-20:]
+    return [fmean(one[f"verdicts/{name}"] for one in last) for name in ("good", "balanced_accuracy")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_published_judge_learns_to_agree_and_one_with_a_centre_to_judge(seed, tmp_path):
+    """rl_anything: a judge that begins by calling most steps good ends by calling all of them good, although half are wrong."""
+    good, accuracy = verdicts_learned(tmp_path / "published", seed)
+    print(f"seed {seed}, as published: good {good:.2f}, balanced accuracy {accuracy:.2f}")
+    assert good > 0.95 and accuracy < 0.55
+    good, accuracy = verdicts_learned(tmp_path / "centred", seed, weight=0.5, centre=0.5)
+    print(f"seed {seed}, weight and centre 0.5: good {good:.2f}, balanced accuracy {accuracy:.2f}")
+    assert accuracy > 0.75

@@ -10,7 +10,7 @@ from maporl.types import Dialogue, Utterance
 
 @dataclass(frozen=True)
 class Consistency(Rule):
-    """A judged utterance earns its credit so far, O, plus the mean of its verdicts, 1 or -1 each; a verdict S earns that times S.
+    """A judged utterance earns its credit so far, O, plus the mean of its verdicts, 1 or -1 each. A verdict S earns that times S.
 
     The verdicts are those of ``protocol.step_judge``. So a verdict is paid for agreeing with the outcome and with the others.
     One that cannot be read earns ``unreadable``, and is not part of the mean. With ``rules: [last, consistency]``, O is the outcome of the dialogue.
@@ -20,8 +20,10 @@ class Consistency(Rule):
     which teaches nothing if rows of a question are compared with each other. A question with one dialogue always teaches
     both, because its share says nothing.
 
-    A dialogue that fails while all its verdicts are friendly still earns 1: verdicts must be trained, or ``weight`` be below 1, which
-    multiplies the mean of the verdicts.
+    As published, the majority of the verdicts decides where dialogues fail: if most call a step good, a good one earns more there too. A
+    judge that begins so learns to call everything good. ``weight`` multiplies the mean of the verdicts, and ``centre`` is
+    subtracted from O. With 0.5 for both and outcomes of 0 and 1, a good verdict never costs anything after a success, nor a bad one after a
+    failure.
 
     Raises:
         ValueError: two shares do not rise from 0 to 1.
@@ -33,6 +35,7 @@ class Consistency(Rule):
     most: float = 0.875
     judge_least: float = 0.2
     judge_most: float = 0.8
+    centre: float = 0.0
 
     needs = frozenset({"caller"})
     along = "question"
@@ -58,7 +61,7 @@ class Consistency(Rule):
         for u in (u for u in dialogue.utterances if not is_verdict(u) and u.id in own):
             verdicts = [v for v in dialogue.utterances if is_verdict(v) and v.caller == u.id]
             read = [v.tags["verdict"] for v in verdicts if v.tags["verdict"] is not None]
-            worth = own[u.id] + (self.weight * fmean(read) if read else 0.0)
+            worth = own[u.id] - self.centre + (self.weight * fmean(read) if read else 0.0)
             paid[u.id] = worth if team else 0.0
             for v in verdicts:
                 said = v.tags["verdict"]

@@ -55,6 +55,7 @@ from maporl.training.token_traces import trace
 from maporl.training.tool_metrics import mention_no_calls, tool_metrics
 from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.verdict_metrics import verdict_metrics
 from maporl.types import Dialogue, Example
 from trl_ext import distributed
 from trl_ext.checkpoint import Saved, save_policy
@@ -410,7 +411,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
-        batch.metrics |= proposal_metrics(batch.dialogues)
+        batch.metrics |= proposal_metrics(batch.dialogues) | verdict_metrics(batch.dialogues)
         batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
         if batch.number == 1 and distributed.is_main():
             mention_no_calls(self.player.tools, batch.dialogues, batch.metrics)
