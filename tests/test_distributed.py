@@ -32,7 +32,8 @@ STRATEGIES = {
     "Sharded": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
 }
 
-TRIED = [pytest.param(name, marks=NEW_TORCH if name == "Sharded" else ()) for name in STRATEGIES]
+MARKS = {"Sharded": NEW_TORCH, "Zero-2": pytest.mark.slow}
+TRIED = [pytest.param(name, marks=MARKS.get(name, ())) for name in STRATEGIES]
 
 
 class Trained(NamedTuple):

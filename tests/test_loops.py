@@ -704,6 +704,7 @@ def test_a_check_of_a_loop_says_what_a_round_plays_and_trains(tmp_path):
         check_run(looped(tmp_path / "run", [{"train": "dpo", "build": "threshold"}]))
 
 
+@pytest.mark.slow
 def test_a_loop_says_in_its_metrics_and_its_page_what_each_round_did(tmp_path):
     """Training by `train`, as a user does: the figures of a round are those of its manifests, under declared names."""
     before, after = train(looped(tmp_path / "run", STAGES[:1], rounds=2), resume=False, quiet=True)

@@ -9,8 +9,8 @@ from maporl.advantages import scales
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import card_of, recipe_file, recipe_files
 
-QUICK = ("agentpo_hint", "dr_mas", "g_ra", "spiral")
-"""A frozen agent and clipping; groups and penalties; a gate; self-play in a game with a running mean."""
+QUICK = ("dr_mas", "g_ra")
+"""Groups and penalties; a gate."""
 EACH = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in recipe_files()]
 
 

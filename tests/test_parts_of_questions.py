@@ -300,6 +300,7 @@ class TestAnOrchestrator:
         assert self.steps([Dialogue(Parts()[0], said)]) == [18.0]
 
 
+@pytest.mark.slow
 def test_one_agent_that_searches_is_trained(tmp_path):
     pytest.importorskip("bm25s", reason="needs the extra search")
     from maporl.runs.train import train
