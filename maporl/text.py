@@ -18,6 +18,7 @@ LONGEST = 20_000
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 PATTERN_SECONDS = 5.0
 """A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
+_PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
 
 
@@ -169,9 +170,16 @@ def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[rege
 def code_of(text: str) -> str:
     """Return the last fenced block of ``text``, or an empty text if it has none that is closed.
 
+    If blocks are marked as Python, these count alone: a model that begins inside a block, because its prompt ends with an opening
+    fence, closes one that it has not opened, and all others would be read the wrong way round.
+
     >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
     'x = 2\\n'
+    >>> code_of("x = 1\\n```\\nHere it is again:\\n```python\\nx = 2\\n```\\nIt prints\\n```\\n2\\n```")
+    'x = 2\\n'
     """
+    if marked := _PYTHON_BLOCK.findall(text):
+        return marked[-1]
     fences = text.split("```")
     if len(fences) < 3:
         return ""

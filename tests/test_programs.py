@@ -260,6 +260,8 @@ def test_humaneval_splits_its_one_split_and_takes_each_assert_of_check(tmp_path)
     [
         ("```python\nx = 1\n```", "x = 1\n"), ("```\nx = 1\n```", "x = 1\n"), ("a ```x = 1``` b", "x = 1"), ("x = 1", ""),
         ("```python\nx = 1\n``` and ```py\nx = 2\n```", "x = 2\n"), ("```python\nx = 1\n``` and ```py\nx = 2", "x = 1\n"), ("```python\nx", ""),
+        ("x = 0\n```\nHere it is again:\n```python\nx = 1\n```", "x = 1\n"), ("```python\nx = 1\n```\nIt prints\n```\n1\n```", "x = 1\n"),
+        ("```json\n1\n```", "```json\n1\n"[3:]), ("```Python3 \nx = 1\n```", "x = 1\n"),
     ],
 )  # fmt: skip
 def test_code_is_the_last_fenced_block(text, code):

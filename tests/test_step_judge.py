@@ -203,7 +203,7 @@ def verdicts_learned(folder, seed, **options):
     """The last metrics of a judge that learns about a team that does not: it is right in about half of its sums, of four."""
     tiny = {"alphabet": "0123456789+=?Verdict: gobaN", "hidden_size": 64, "layers": 2, "context": 64}
     values = recipe_values("rl_anything", folder) | {
-        "updates": 100,
+        "updates": 180,
         "seed": seed,
         "task": {"name": "toy_sum", "largest": 1},
         "agents": {"ann": {"tiny": tiny, "learning_rate": 1e-7}, "judge": {"tiny": tiny}},
@@ -228,4 +228,4 @@ def test_the_published_judge_learns_to_agree_and_one_with_a_centre_to_judge(seed
     assert good > 0.95 and accuracy < 0.55
     good, accuracy = verdicts_learned(tmp_path / "centred", seed, weight=0.5, centre=0.5)
     print(f"seed {seed}, weight and centre 0.5: good {good:.2f}, balanced accuracy {accuracy:.2f}")
-    assert accuracy > 0.75
+    assert accuracy > 0.8

@@ -56,7 +56,9 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     micro_batch_size: int | None = option(None, "Filled in by the trainer: rows per forward over all processes.")
     local_batch_size: int | None = option(None, "Filled in by the trainer: rows per update on this process.")
     batch_size: int | None = option(None, "Filled in by the trainer: rows per update over all processes.")
-    local_mini_batch_size: int | None = option(None, "Filled in by the trainer: the mean number of rows per optimizer step here, rounded up.")
+    local_mini_batch_size: int | None = option(
+        None, "Filled in by the trainer: the mean number of rows per optimizer step here, rounded up."
+    )
     mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step over all processes.")
     ds3_gather_for_generation: bool = option(
         True, "Unused here: weights are always gathered for generation; kept for scripts written for TRL."

@@ -21,7 +21,7 @@ class Code(Protocol):
     """The ``solver`` writes a function and the ``tester`` tests of it, for at most ``rounds`` rounds or until all tests pass.
 
     By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the program.
-    Code is the last fenced block. Tests are the lines that begin with ``assert`` and name ``meta.entry_point``. Both are
+    Code is the last fenced block, of those marked as Python if there are any. Tests are the lines that begin with ``assert`` and name ``meta.entry_point``. Both are
     told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A tester is asked
     ``meta.tester_question``, if the task has one, in place of the question.
 
