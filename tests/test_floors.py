@@ -35,6 +35,7 @@ FLOORS = (  # from the ground up; rooms of one floor may import each other, but 
     {"maporl.loops"},
     {"maporl.verifier"},
     {"maporl.validation"},
+    {"maporl.planning"},
     {"maporl.runs"},
     {"reward_server"},
     {"maporl.cli"},

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli import crossplay, look, recipes, share, train, verifier
+from maporl.cli import crossplay, look, plan, recipes, share, train, verifier
 from maporl.cli.common import echo
 from maporl.config.command_line import printable_messages
 from reward_server.cli import serve
@@ -37,6 +37,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Share and set up": {
         "push": share.push,
+        "plan": plan.plan,
         "doctor": share.doctor,
         "schema": share.schema,
         "serve": serve,
