@@ -33,7 +33,7 @@ def groups_of(
         heard: the tokens that are new to an agent before a later answer. By default the answers of the other agents, and 100.
 
     Raises:
-        ConfigError: nobody is trained, a policy is an adapter, or a model has no public configuration.
+        ConfigError: a policy is an adapter or a tiny model.
     """
     players = speakers(config.protocol, tuple(config.agents))
     turns, longest = turns_of(config), config.ppo.response_length
@@ -57,8 +57,6 @@ def groups_of(
         for policy in policy_names(name, section, config):
             owners.setdefault(policy, section)
             speaks[policy] = speaks.get(policy, 0) + 1
-    if not owners:
-        raise ConfigError("plan: no agent that plays is trained, so there is nothing to place")
     work = {
         policy: Work(
             played * number,
