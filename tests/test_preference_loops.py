@@ -120,6 +120,7 @@ def test_an_attempt_that_failed_is_helped_and_one_that_did_not_is_not(tmp_path):
     assert len(Repair()(dialogues, ("coder",))) == 3 and len(Threshold(turn=0)(dialogues, ("coder",))) == 3
 
 
+@pytest.mark.slow
 def test_nobody_helps_in_evaluations_and_the_teacher_stays_as_it_is(tmp_path):
     values = recipe_values("agent_rlvr", tmp_path / "run")
     values["task"] = {"name": "toy_sum", "largest": 3}
