@@ -49,6 +49,7 @@ LONGER = {
     "search_self_play": {"steps": 60},
     "parl": {"steps": 60},
     "reseek": {"steps": 40},
+    "cooper": {"steps": 40},
 }
 
 
@@ -77,7 +78,7 @@ def test_a_recipe_trains_three_updates_with_tiny_models(name, tmp_path):
     updates = [m for m in metrics if any(key.endswith("loss/policy_avg") for key in m)]
     assert metrics[-1]["step"] == 3 and updates
     norms = [value for m in updates for key, value in m.items() if key.endswith("grad_norm")]
-    assert all(norm == norm for norm in norms) and any(norm > 0 for norm in norms)
+    assert all(norm == norm for norm in norms) and any(norm > 1e-6 for norm in norms), "less is rounding"
     dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
     assert dialogues
 
