@@ -215,7 +215,7 @@ def test_every_game_says_who_is_paid_when(name):
 # -- games that go on after an illegal move -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 3 else ()) for n in range(10)])
 def test_advantage_alignment_survives_nonsense(seed, tmp_path):
     """5% of the moves are nonsense. Each game goes on with a random legal move, and both players make all their moves."""
     rng = random.Random(seed)

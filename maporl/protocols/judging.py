@@ -109,7 +109,7 @@ class _Judged(Protocol):
         sent: Any = None
         while True:
             try:
-                moves = next(play) if sent is None else play.send(sent)
+                moves = play.send(sent)  # None begins it
             except StopIteration as end:
                 outcome = end.value
                 break

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from maporl.config.schema import AnnotatorSection
 from maporl.rewards.base import RewardSource, Values
-from maporl.rewards.judges import Speak, last_match, last_number
+from maporl.rewards.judges import Speak, last_match, mark
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext import distributed
@@ -38,8 +38,8 @@ class Annotator(RewardSource):
 
         Each process asks about its share of what all have observed, and all keep the same notes.
         """
-        own = [self._asked(d, u, task) for d in reversed(dialogues) for u in reversed(d.utterances)]
-        seen = [key for part in distributed.all_gather([key for key in own if key is not None]) for key in part]
+        asked = [self._asked(d, u, task) for d in reversed(dialogues) for u in reversed(d.utterances)]
+        seen = distributed.all_gather_lists([key for key in asked if key is not None])
         metrics: dict[str, float] = {}
         if seen:
             metrics["annotations/known"] = fmean(self.notes.get(key) is not None for key in seen)
@@ -47,7 +47,8 @@ class Annotator(RewardSource):
             new = [key for key in dict.fromkeys(seen) if key not in self.notes][: self.section.per_update]
             mine = new[distributed.rank() :: distributed.size()]
             texts = self.speak(self.section.agent, [[{"role": "user", "content": key}] for key in mine]) if new else []
-            for labels in distributed.all_gather(dict(zip(mine, map(self._label, texts), strict=True))):
+            own = {key: mark(self.section, text) for key, text in zip(mine, texts, strict=True)}
+            for labels in distributed.all_gather(own):
                 self.notes |= labels
         labels = [label for label in self.notes.values() if label is not None]
         metrics["annotations/notes"] = float(len(self.notes))
@@ -72,10 +73,6 @@ class Annotator(RewardSource):
             return None
         question = task.question(dialogue.asked(utterance))
         return self.section.prompt.format(question=question, observation=observation)
-
-    def _label(self, text: str) -> float | None:
-        number = last_number(self.section.pattern, text)
-        return None if number is None else min(number, self.section.largest) / self.section.largest
 
 
 def observed(dialogue: Dialogue, utterance: Utterance) -> str | None:

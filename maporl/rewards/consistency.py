@@ -38,6 +38,7 @@ class Consistency(Rule):
     centre: float = 0.0
 
     needs = frozenset({"caller"})
+    needs_verdicts = True
     along = "question"
 
     def __post_init__(self) -> None:

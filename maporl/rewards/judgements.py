@@ -6,6 +6,7 @@ from statistics import fmean
 
 from maporl.config.schema import JudgementSection
 from maporl.rewards.base import RewardSource, Values
+from maporl.rewards.metrics import shares_right
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext import distributed
@@ -39,12 +40,11 @@ class Judgement(RewardSource):
             for u in d.utterances
             if is_judgement(u) and "ideal" in u.tags
         ]
-        made = [judgement for part in distributed.all_gather(own) for judgement in part]
+        made = distributed.all_gather_lists(own)
         if not made:
             return {}
-        sides = [[said is ideal for wanted, said in made if wanted is ideal] for ideal in (True, False)]
         return {
-            "judgements/balanced_accuracy": fmean(fmean(side) for side in sides if side),
+            "judgements/balanced_accuracy": fmean(shares_right(made)),
             "judgements/useful": fmean(said is True for _, said in made),
         }
 

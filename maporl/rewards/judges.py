@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from maporl.config.schema import ArenaSection, JudgeSection
+from maporl.config.schema import AnnotatorSection, ArenaSection, JudgeSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values, where
 from maporl.rewards.tournament import bouts
 from maporl.tasks.base import Task
@@ -39,9 +39,9 @@ class PointwiseJudge(RewardSource):
         return [[next(values) for _ in d.utterances] for d in dialogues]
 
     def _read(self, text: str, dialogue: Dialogue, utterance: Utterance) -> float:
-        number = last_number(self.section.pattern, text)
-        if number is not None:
-            return min(number, self.section.largest) / self.section.largest
+        found = mark(self.section, text)
+        if found is not None:
+            return found
         if self.section.unreadable is None:
             raise RewardFailure(
                 f"judge {self.section.agent!r} gave a verdict in which {self.section.pattern!r} finds no number, about "
@@ -147,14 +147,14 @@ def last_match(pattern: str, text: str) -> str | None:
     return last[0][last[0].re.groups] if last else None
 
 
-def last_number(pattern: str, text: str) -> float | None:
-    """The number in the last match of ``pattern``; None if nothing matches, or what matches is not a number."""
-    found = last_match(pattern, text)
+def mark(section: JudgeSection | AnnotatorSection, text: str) -> float | None:
+    """The last number that the section's pattern finds, as a share of its largest; None if it finds none."""
+    found = last_match(section.pattern, text)
     try:
         value = math.nan if found is None else float(found)
     except ValueError:  # a pattern of the user's may find any text
         return None
-    return None if math.isnan(value) else value
+    return None if math.isnan(value) else min(value, section.largest) / section.largest
 
 
 def _user(text: str) -> list[Message]:

@@ -1,5 +1,8 @@
 """Statistics of rewards: means by name, agent and turn, and which questions have reward variance."""
 
+from collections.abc import Collection
+from statistics import fmean
+
 from maporl.types import Dialogue
 
 
@@ -41,3 +44,13 @@ def mean_rewards(parts: list[Sums]) -> dict[str, float]:
     means = {name: total / count for name, (total, count) in totals.items()}
     counts = {f"count/{n.removeprefix('reward/')}": float(c) for n, (_, c) in totals.items() if "/penalty/" in n}
     return means | counts
+
+
+def shares_right(verdicts: Collection[tuple[bool, bool | None]]) -> list[float]:
+    """Return the share of verdicts that are right, among those that should be True and then among the others.
+
+    A verdict is what it should be, and what it is. None is never right. A side without any verdict is left out. The mean of
+    both is the balanced accuracy, which says nothing at 0.5 however rare one side is.
+    """
+    sides = [[said is ideal for wanted, said in verdicts if wanted is ideal] for ideal in (True, False)]
+    return [fmean(side) for side in sides if side]

@@ -26,6 +26,8 @@ class Rule:
 
     needs: ClassVar[frozenset[str]] = frozenset()
     """The columns that the protocol must record (:attr:`maporl.Protocol.records`)."""
+    needs_verdicts: ClassVar[bool] = False
+    """Whether it pays the verdicts of ``protocol.step_judge``."""
     along: ClassVar[Along] = "dialogue"
     """What the credit of an utterance depends on."""
 

@@ -18,7 +18,7 @@ def proposal_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
         for u in dialogue.utterances
         if u.tags.keys() >= {"question", "accepted"}
     ]
-    made = [proposal for part in distributed.all_gather(own) for proposal in part]
+    made = distributed.all_gather_lists(own)
     if not made:
         return {}
     read = [question for question, _ in made if question is not None]

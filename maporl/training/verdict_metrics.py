@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from maporl.rewards.consistency import is_verdict
+from maporl.rewards.metrics import shares_right
 from maporl.types import Dialogue
 from trl_ext import distributed
 
@@ -16,16 +17,15 @@ def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
     share of steps of failures that were called bad. At 0.5 the verdicts say nothing of the outcome. All processes call this together.
     """
     own = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_verdict(u)]
-    made = [verdict for part in distributed.all_gather(own) for verdict in part]
+    made = distributed.all_gather_lists(own)
     if not made:
         return {}
     found = {"verdicts/unreadable": fmean(said is None for _, said in made)}
     read = [(succeeds, said == 1) for succeeds, said in made if said is not None]
     if read:
         found["verdicts/good"] = fmean(good for _, good in read)
-    sides = [[good is succeeds for succeeds, good in read if succeeds is side] for side in (True, False)]
-    if all(sides):
-        found["verdicts/balanced_accuracy"] = fmean(fmean(side) for side in sides)
+    if len(right := shares_right(read)) == 2:
+        found["verdicts/balanced_accuracy"] = fmean(right)
     return found
 
 

@@ -14,7 +14,6 @@ from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.growth import check_growth
 from maporl.protocols.judging import judge_of
 from maporl.rewards.build import find_source
-from maporl.rewards.consistency import Consistency
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS
@@ -273,7 +272,7 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: reward.sources: judgement scores what an agent says of results that it called for, and protocol "
             f"{config.protocol['name']!r} asks nobody for that; use protocol call_return with judge: TEXT"
         )
-    if judge_of(protocol) is None and any(isinstance(rule, Consistency) for rule in rules):
+    if judge_of(protocol) is None and any(rule.needs_verdicts for rule in rules):
         raise ConfigError(
             f"{where}: reward.rules: consistency pays verdicts on what was said, and nobody gives any; set protocol.step_judge: "
             "{agent: NAME}, or leave the rule out"
