@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext import PPOv2Config
 from trl_ext.learner import Learner
-from trl_ext.sharding import Replicated
+from trl_ext.replicated import Replicated
 from trl_ext.token_batch import Completion, build_token_batch
 
 WAYS = ("float32", "bfloat16 with masters", "bfloat16, no masters")

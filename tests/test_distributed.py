@@ -14,8 +14,12 @@ import torch
 from processes import ROOT
 from safetensors.torch import load_file
 
+from maporl.runs.export import export
 from trl_ext import distributed
-from trl_ext.sharding import FSDP_TORCH, Replicated, strategy_of
+from trl_ext.fsdp import FSDP_TORCH
+from trl_ext.replicated import Replicated
+from trl_ext.sharding import strategy_of
+from trl_ext.shards import Shards
 
 WORKER = ROOT / "tests/distributed_worker.py"
 ARGS = {
@@ -227,14 +231,37 @@ def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_r
     assert refused.returncode == 1 and "checkpoint-7: no MANIFEST.json" in refused.stderr
 
 
-def test_a_checkpoint_of_two_processes_goes_on_in_one(alone, tmp_path):
-    pytest.importorskip("deepspeed")
-    trained(tmp_path / "two", 2, STRATEGIES["Zero-3"], args={"use_cpu": False, "total_episodes": 16})
-    resumed, _ = trained(
-        tmp_path / "one", 1, resume=str(tmp_path / "two/run/checkpoint-2"), args={"save_strategy": "no"}
-    )
-    for key, value in alone.weights.items():
-        torch.testing.assert_close(resumed[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+@pytest.mark.parametrize("name", ["Sharded", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3"))])
+def test_a_checkpoint_in_shards_goes_on_in_any_number_of_processes(alone, name, tmp_path):
+    """Two processes write it while they learn. They resume to the bit, and so do one process and four to 1e-5."""
+    skip_unless_here(name)
+    own = STRATEGIES[name]
+    args = {"use_cpu": not name.startswith("Zero"), "async_save": True, "save_steps": 1}
+    whole, _ = trained(tmp_path / "two", 2, own, args=args)
+    checkpoint = tmp_path / "two/run/checkpoint-2"
+    files = sorted(path.name for path in (checkpoint / "policies/bob/shards").iterdir())
+    assert files == ["process-0-0.safetensors", "process-1-0.safetensors"]
+    assert not (checkpoint / "policies/bob/model.safetensors").exists()
+    for number, environment in ((2, own), (1, {}), (4, own)):
+        if number == 4 and name != "Sharded":
+            continue
+        resumed, _ = trained(
+            tmp_path / str(number),
+            number,
+            environment,
+            resume=str(checkpoint),
+            args=args | {"save_strategy": "no", "use_cpu": args["use_cpu"] or number == 1},
+        )
+        for key, value in (whole if number == 2 else alone.weights).items():
+            close = 0 if number == 2 else 1e-5
+            torch.testing.assert_close(
+                resumed[key], value, atol=close, rtol=0, msg=lambda text, key=key: f"{key}: {text}"
+            )
+    exported = export(checkpoint, tmp_path / "exported")
+    assert [path.name for path in exported] == ["ann", "bob"]
+    team = Shards(checkpoint / "policies/bob/shards")
+    for key, value in load_file(exported[1] / "model.safetensors").items():
+        assert torch.equal(value, team.whole(f"models.policy.{key}", "weight", value.shape)), key
 
 
 def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path):

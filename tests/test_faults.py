@@ -62,6 +62,26 @@ def test_a_run_killed_at_random_moments_ends_as_a_calm_one(undisturbed, tmp_path
     assert [p.name for p in list_checkpoints(folder)] == [f"checkpoint-{UPDATES - 1}", f"checkpoint-{UPDATES}"]
 
 
+def test_a_run_that_saves_in_the_background_is_killed_and_ends_as_a_calm_one(undisturbed, tmp_path):
+    folder, rng = tmp_path / "run", random.Random(8)
+    config = config_of(folder, async_save=True)
+    for kill in range(4):
+        process = start(tmp_path, config, *(["--resume"] if kill else []))
+        first = kill * (UPDATES - 2) // 4 + 1
+        while updates(folder) < first and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.2))
+        process.kill()
+    resumed = start(tmp_path, config, "--resume")
+    assert resumed.wait() == 0, resumed.output()[1]
+    (weights, *records), (expected, *calm) = end_of(folder), undisturbed
+    assert records == calm
+    for key in (k for k in expected if k.startswith("final")):
+        assert all(value.equal(weights[key][n]) for n, value in expected[key].items()), key
+    names = [p.name for p in list_checkpoints(folder)]
+    assert names == [f"checkpoint-{UPDATES - 1}", f"checkpoint-{UPDATES}"]
+
+
 def wait_for(path, lines, process, seconds=60):
     until = time.time() + seconds
     while time.time() < until and process.poll() is None:
@@ -130,10 +150,12 @@ def test_the_newest_undamaged_checkpoint_is_used(tmp_path, caplog):
         newest_whole(list_checkpoints(folder))
 
 
-def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(tmp_path):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(background, tmp_path):
     """A limit on the size of files replaces a full disk. Writes fail at the same place with the same kind of error."""
     folder = tmp_path / "run"
-    process = start(tmp_path, dataclasses.replace(config_of(folder, updates=200), dialogues_logged=0))
+    config = config_of(folder, updates=200, async_save=background)
+    process = start(tmp_path, dataclasses.replace(config, dialogues_logged=0))
     wait_for(folder / "metrics.jsonl", 3, process)
     resource.prlimit(
         process.pid, resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY)

@@ -34,7 +34,7 @@ from trl_ext import PPOv2Config, PPOv2Trainer, distributed
 from trl_ext.checkpoint import load_learner, read_checkpoint, save_policy, write_checkpoint
 from trl_ext.learner import Learner, check_mixed_precision
 from trl_ext.master_weights import MasterAdamW
-from trl_ext.sharding import working_dtype
+from trl_ext.replicated import working_dtype
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"]

@@ -21,7 +21,8 @@ from trl_ext.forward import base_of, read_states
 from trl_ext.learner import NonFiniteError
 from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.sharding import Replicated, build_optimizer, strategy_of
+from trl_ext.replicated import Replicated
+from trl_ext.sharding import build_optimizer, strategy_of
 from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch
 from trl_ext.value_head import ValueHead

@@ -3,7 +3,9 @@
 ``checkpoint-N/`` holds these files:
 
 - ``policies/NAME/`` for each policy: a model or PEFT folder with its tokenizer, and in folders of their own, ``critic/``
-  and ``optimizer/``, what only training needs. vLLM takes every safetensors file beside a model for its weights.
+  and ``optimizer/``, what only training needs. vLLM takes every safetensors file beside a model for its weights. Plain
+  ``from_pretrained`` loads it, unless it has a folder ``shards/``: each process has then written there what it holds of a
+  policy with all weights trained (:mod:`trl_ext.shards`), and ``maporl export`` makes plain folders of it.
 - ``others/NAME/`` for everything else that learns.
 - ``rng.safetensors`` and ``state.json``.
 - ``MANIFEST.json``: every file with its SHA-256.
@@ -15,7 +17,10 @@ import copy
 import json
 import os
 import random
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,11 +39,14 @@ from trl_ext.devices import accelerators
 from trl_ext.learner import Learner
 from trl_ext.manifest import CheckpointError, verify, write_manifest
 from trl_ext.optimizer_files import RECORD, read_optimizer, save_optimizer
+from trl_ext.shards import SHARDS, Shards, ShardWriter, load_model
 from trl_ext.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
 
 CRITIC, OPTIMIZER = "critic", "optimizer"
 """The folders in a policy's folder that hold its critic and its optimizer."""
 HEAD = "value_head.safetensors"
+POLICY = "models.policy."
+"""What the names of a policy's own parameters begin with in shards."""
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
@@ -58,10 +66,20 @@ class Saved(Protocol):
 def write_checkpoint(
     target: Path, learners: dict[str, Learner], state: dict, others: Mapping[str, Saved] | None = None
 ) -> None:
-    """Write a checkpoint to ``target`` atomically.
+    """Write a checkpoint to ``target`` atomically. All processes call this together. See :class:`CheckpointWriter`.
 
-    All processes call this together, and the main process writes. The content does not depend on the number of
-    processes.
+    Raises:
+        CheckpointError: ``target`` exists, or the disk is full, or a process does not see the folder.
+    """
+    CheckpointWriter(target, learners, state, others).finish()
+
+
+class CheckpointWriter:
+    """Writes a checkpoint to ``target`` atomically, in two steps. All processes do each of them together.
+
+    The constructor takes everything that belongs in the checkpoint, so that training may go on. :meth:`finish` makes the
+    folder appear under its name. The shards of weights and optimizers are written in between, in a thread. The content does
+    not depend on the number of processes, apart from how it is cut into shards.
 
     Args:
         target: the new folder ``checkpoint-N``.
@@ -72,25 +90,76 @@ def write_checkpoint(
     Raises:
         CheckpointError: ``target`` exists, or the disk is full.
     """
-    if distributed.is_main() and target.exists():
-        raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
-    if distributed.is_main():
-        for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
-            discard(left)
-    try:
-        with new_folder(target, distributed.is_main()) as partial:
-            for name, learner in learners.items():
-                save_learner(learner, partial / "policies" / name)
+
+    def __init__(
+        self, target: Path, learners: dict[str, Learner], state: dict, others: Mapping[str, Saved] | None = None
+    ):
+        if distributed.is_main() and target.exists():
+            raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
+        if distributed.is_main():
+            for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
+                discard(left)
+        self._open = ExitStack()
+        self._digests: dict[Path, str] = {}
+        self._failed: Exception | None = None
+        with self._removed_if_it_fails():
+            self.partial = self._open.enter_context(new_folder(target, distributed.is_main()))
             if distributed.is_main():
-                _complete(partial, state, others or {})
-    except NoSpace as error:
-        raise CheckpointError(
-            f"{error}; older checkpoints are whole. Lower save_total_limit if you can, and resume"
-        ) from error
-    distributed.barrier()
+                for name in learners:
+                    (self.partial / "policies" / name).mkdir(parents=True)
+            distributed.barrier()  # the other processes write into these folders too
+            writer = ShardWriter()
+            for name, learner in learners.items():
+                save_learner(learner, self.partial / "policies" / name, writer)
+            if distributed.is_main():
+                _save_rest(self.partial, state, others or {})
+            self._thread = threading.Thread(target=self._write, args=(writer,), name=f"writes {target.name}")
+            self._thread.start()
+
+    def _write(self, writer: ShardWriter) -> None:
+        try:
+            self._digests = writer.write()
+        except Exception as error:  # finish raises it in the thread that trains
+            self._failed = error
+
+    def done(self) -> bool:
+        """Return whether this process has written all of its shards, so that :meth:`finish` would not wait for it."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait until every process has written its shards, and give the folder its name.
+
+        Raises:
+            CheckpointError: the disk is full, or a process does not see the folder.
+        """
+        self._thread.join()
+        with self._removed_if_it_fails():
+            written: list[tuple[dict[Path, str], Exception | None]] = distributed.all_gather(
+                (self._digests, self._failed)
+            )
+            if (failed := next((error for _, error in written if error is not None), None)) is not None:
+                raise failed
+            if distributed.is_main():
+                write_manifest(self.partial, {path: own for digests, _ in written for path, own in digests.items()})
+            self._open.close()
+        distributed.barrier()
+
+    @contextmanager
+    def _removed_if_it_fails(self) -> Iterator[None]:
+        """Remove the unfinished folder if the block fails."""
+        try:
+            try:
+                yield
+            except BaseException:
+                self._open.__exit__(*sys.exc_info())
+                raise
+        except NoSpace as error:
+            raise CheckpointError(
+                f"{error}; older checkpoints are whole. Lower save_total_limit if you can, and resume"
+            ) from error
 
 
-def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
+def _save_rest(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     for name, other in others.items():
         (partial / "others" / name).mkdir(parents=True)
         other.save(partial / "others" / name)
@@ -98,7 +167,6 @@ def _complete(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     save_file(tensors, partial / "rng.safetensors")
     state = {**state, "rng": numbers}
     (partial / "state.json").write_text(json.dumps(state, indent=1))
-    write_manifest(partial)
 
 
 def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
@@ -189,11 +257,31 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
         nested.rmdir()
 
 
-def save_learner(learner: Learner, folder: Path) -> None:
+def in_shards(learner: Learner) -> bool:
+    """Return whether checkpoints hold a policy in shards.
+
+    They do if all weights are trained, and processes share the weights or the checkpoint is written while training goes on.
+    Adapters are small, and are always written at once as plain folders.
+    """
+    adapted = any(isinstance(model, PeftModel) for model in (learner.model, learner.value_model))
+    return not adapted and (learner.strategy.sharded or learner.args.async_save)
+
+
+def save_learner(learner: Learner, folder: Path, writer: ShardWriter) -> None:
     """Save a policy with its optimizer and scheduler, so that training can continue.
 
-    All processes call this together, and the main process writes.
+    All processes call this together. What becomes shards goes to ``writer``, and the main process writes everything else
+    here.
     """
+    if in_shards(learner):
+        writer.add(folder, learner.strategy.shards())
+        if distributed.is_main():
+            learner.tokenizer.save_pretrained(folder)
+            learner.model.config.save_pretrained(folder)
+            (folder / OPTIMIZER).mkdir()
+            rest, groups = learner.strategy.optimizer_rest(), learner.strategy.optimizer_groups()
+            save_optimizer(rest.items(), groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
+        return
     with learner.strategy.whole():
         if distributed.is_main():
             save_policy(learner, folder)
@@ -211,7 +299,20 @@ def save_learner(learner: Learner, folder: Path) -> None:
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
-    """Load what :func:`save_learner` wrote into ``learner``, whose models are already in memory."""
+    """Load what :func:`save_learner` wrote into ``learner``, whose models are already in memory.
+
+    Other processes under another strategy may have written it. All processes call this together.
+
+    Raises:
+        CheckpointError: a file cannot be read, or it is not of this learner.
+    """
+    if (folder / SHARDS).is_dir():
+        state, record = read_optimizer(folder / OPTIMIZER)
+        groups = learner.strategy.optimizer_groups()
+        options = [{**old, "params": own["params"]} for old, own in zip(record["groups"], groups, strict=True)]
+        learner.strategy.load_shards(Shards(folder / SHARDS), state, options)
+        learner.scheduler.load_state_dict(record["scheduler"])
+        return
     with learner.strategy.whole(write=True):
         _load_everywhere(learner.model, learner.adapter, folder)
         if learner.critic == "adapter":
@@ -253,6 +354,9 @@ def load_weights(model: Any, adapter: Any, folder: Path) -> None:
     Raises:
         CheckpointError: the weights cannot be read, or they are not exactly those of the model or of the adapter.
     """
+    if (folder / SHARDS).is_dir():
+        load_model(model, Shards(folder / SHARDS), POLICY)
+        return
     try:
         if isinstance(model, PeftModel):
             load_adapter_weights(model, adapter, folder)

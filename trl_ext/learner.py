@@ -24,11 +24,13 @@ from trl_ext.errors import UserError
 from trl_ext.forward import base_of, read_actions, read_states, tree_limits
 from trl_ext.frozen import Frozen
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
+from trl_ext.master_weights import HALF_PRECISION
 from trl_ext.metrics import Metrics
 from trl_ext.model_checks import check_steps_all
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.recomputation import set_recomputation
-from trl_ext.sharding import HALF_PRECISION, Replicated, build_optimizer, strategy_of
+from trl_ext.replicated import Replicated
+from trl_ext.sharding import build_optimizer, strategy_of
 from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch, placeholder
 from trl_ext.value_head import ValueHead

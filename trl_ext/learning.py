@@ -19,7 +19,7 @@ from trl_ext.losses import engine_gap
 from trl_ext.metrics import Metrics, update_metrics
 from trl_ext.model_memory import limit_microbatches
 from trl_ext.multi_adapter import accumulate_together, groups_of
-from trl_ext.sharding import Replicated
+from trl_ext.replicated import Replicated
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
 Result = TypeVar("Result")

@@ -172,9 +172,12 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 raise RuntimeError(
                     "training: the last update was made and not finished; call finish_update(batch) after update(batch)"
                 )
+            self.finish_checkpoint()
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.end_run()
         except (Exception, KeyboardInterrupt) as error:
+            if distributed.size() == 1:  # others may be elsewhere, and would not come to finish it
+                self.finish_checkpoint()
             self.run_failed()
             if (failure := device_failure(error, self.folder, self.state.global_step)) is not None:
                 raise failure from error
@@ -207,6 +210,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     def _end_early(self, asked: int, state: dict) -> None:
         """Save the state after the last complete update, and end the process: SIGTERM with exit status 0, or Ctrl-C."""
+        self.finish_checkpoint()
         target, name = self._checkpoint_folder(), signal.Signals(asked).name
         if self.state.global_step and not distributed.broadcast_from_main(target.exists()):
             write_checkpoint(target, self.learners, state, self.checkpoint_others())
@@ -304,7 +308,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.evaluate()
         if self.control.should_save:
             self._save_checkpoint(self.model, None)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        else:
+            self.finish_checkpoint(wait=False)
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 

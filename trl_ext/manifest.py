@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from trl_ext.errors import UserError
@@ -23,13 +23,18 @@ class DamagedCheckpoint(CheckpointError):
     """A file of a checkpoint is missing or differs from what was written, so that an older checkpoint must serve."""
 
 
-def write_manifest(folder: Path) -> None:
-    """Write the manifest of all files in ``folder``.
+def write_manifest(folder: Path, known: Mapping[Path, str] | None = None) -> None:
+    """Write the manifest of all files in ``folder``. Those whose SHA-256 is ``known`` are not read again.
 
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
     """
-    files = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    known = known or {}
+    files = {
+        str(path.relative_to(folder)): known.get(path) or digest_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     (folder / MANIFEST).write_text(json.dumps(files, indent=1))
 
 
@@ -45,7 +50,7 @@ def verify(folder: Path, required: Iterable[str] = CHECKPOINT) -> None:
     try:
         listed = _read_manifest(folder, required)
         for name, digest in listed.items():
-            if not (folder / name).is_file() or _digest(folder / name) != digest:
+            if not (folder / name).is_file() or digest_of(folder / name) != digest:
                 raise DamagedCheckpoint(f"{folder}: {name} is missing or damaged; use another checkpoint")
         unlisted = sorted(_files(folder) - listed.keys())
     except OSError as error:
@@ -87,7 +92,8 @@ def _files(folder: Path) -> set[str]:
     return {str(path) for path in found if not any(part.startswith(".") for part in path.parts)} - {MANIFEST}
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):

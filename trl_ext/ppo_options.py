@@ -211,6 +211,11 @@ class LearnerOptions:
         "model, one separate model for all policies of a team (central), or none (the advantage is the whitened return).",
     )
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
+    async_save: bool = option(
+        False,
+        "Write checkpoints of policies with all weights trained in the background, while training goes on. Each process "
+        "writes what it holds, and a checkpoint appears once it is whole.",
+    )
 
     def __post_init__(self):
         _at_least(self, 0, "learning_rate")

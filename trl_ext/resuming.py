@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext import distributed
-from trl_ext.checkpoint import Saved, load_checkpoint, read_state, write_checkpoint
+from trl_ext.checkpoint import CheckpointWriter, Saved, load_checkpoint, read_state
 from trl_ext.checkpoint_folder import (
     check_space,
     newest_whole,
@@ -41,6 +41,10 @@ class Resuming:
     learners: dict[str, Learner]
     folder: Path
     episodes: int
+    accelerator: Any
+    callback_handler: Any
+    control: Any
+    _saving: CheckpointWriter | None = None
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -58,10 +62,29 @@ class Resuming:
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
 
     def _save_checkpoint(self, model, trial) -> None:
-        target = self._checkpoint_folder()
-        write_checkpoint(target, self.learners, self.checkpoint_state(), self.checkpoint_others())
+        self.finish_checkpoint()  # main memory need not hold two
+        self._saving = CheckpointWriter(
+            self._checkpoint_folder(), self.learners, self.checkpoint_state(), self.checkpoint_others()
+        )
+        self.finish_checkpoint(wait=not self.args.async_save)
+
+    def finish_checkpoint(self, wait: bool = True) -> None:
+        """Complete the checkpoint that is being written, if there is one, and tell the callbacks. All processes call this.
+
+        Without ``wait``, it is completed only if every process has written its part.
+
+        Raises:
+            CheckpointError: the disk is full, or a process does not see the folder.
+        """
+        if self._saving is None:
+            return
+        if not wait and distributed.all_reduce_max(int(not self._saving.done()), self.accelerator.device):
+            return
+        saving, self._saving = self._saving, None
+        saving.finish()
         if distributed.is_main():
             remove_old(self.folder, self.args.save_total_limit)
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _checkpoint_folder(self) -> Path:
         return self.folder / f"checkpoint-{self.state.global_step}"

@@ -37,6 +37,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Share and set up": {
         "push": share.push,
+        "export": share.export,
         "plan": plan.plan,
         "doctor": share.doctor,
         "schema": share.schema,

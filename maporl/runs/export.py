@@ -1,0 +1,42 @@
+"""What ``maporl export`` does: plain folders of the policies in a checkpoint."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from maporl.storage.run_folder import RunExists
+from trl_ext.atomic import new_folder
+from trl_ext.checkpoint import CRITIC, OPTIMIZER, POLICY, save_model
+from trl_ext.manifest import verify
+from trl_ext.shards import SHARDS, Shards, load_model
+
+ONLY_FOR_TRAINING = (CRITIC, OPTIMIZER, SHARDS)
+
+
+def export(checkpoint: Path, target: Path) -> list[Path]:
+    """Write the policies of ``checkpoint`` as plain model and adapter folders, with their tokenizers, into ``target``.
+
+    ``from_pretrained`` loads them, and so does vLLM. Critics and optimizers stay behind. Main memory holds one policy at a
+    time.
+
+    Returns:
+        The folders, one for each policy.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete or damaged.
+        RunExists: ``target`` exists already and is not empty.
+    """
+    verify(checkpoint)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunExists(f"{target}: exists already and is not empty; choose a new folder")
+    with new_folder(target) as partial:
+        for policy in sorted((checkpoint / "policies").iterdir()):
+            shutil.copytree(policy, partial / policy.name, ignore=shutil.ignore_patterns(*ONLY_FOR_TRAINING))
+            if (policy / SHARDS).is_dir():
+                config = AutoConfig.from_pretrained(policy, local_files_only=True)
+                model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+                load_model(model, Shards(policy / SHARDS), POLICY)
+                save_model(model, partial / policy.name)
+    return sorted(path for path in target.iterdir() if path.is_dir())
