@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext import PPOv2Config
-from trl_ext.checkpoint import CheckpointWriter
+from trl_ext.checkpoint import CheckpointWriter, Learners
 from trl_ext.learner import Learner
 from trl_ext.token_batch import Completion, build_token_batch
 
@@ -44,7 +44,9 @@ def main() -> None:
             for background in found:
                 args.async_save = background
                 start = time.perf_counter()
-                saving = CheckpointWriter(Path(folder) / f"checkpoint-{number}-{background}", {"policy": learner}, {})
+                saving = CheckpointWriter(
+                    Path(folder) / f"checkpoint-{number}-{background}", Learners(policy=learner), {}
+                )
                 if not background:
                     saving.finish()
                 waited = time.perf_counter() - start

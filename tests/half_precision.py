@@ -18,7 +18,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config, distributed
-from trl_ext.checkpoint import read_checkpoint, write_checkpoint
+from trl_ext.checkpoint import Learners, read_checkpoint, write_checkpoint
 from trl_ext.learner import Learner, NonFiniteError
 from trl_ext.token_batch import Completion, build_token_batch
 
@@ -121,10 +121,10 @@ def rounding(learner):
 
 def lost_by_resuming(learner, dtype, critic, folder):
     """The trained weights that differ between ``learner`` and one that resumes from its checkpoint, two steps later."""
-    write_checkpoint(folder / "checkpoint-1", {"policy": learner}, {})
+    write_checkpoint(folder / "checkpoint-1", Learners(policy=learner), {})
     resumed = learner_of(dtype, critic, folder)
     unset_hf_deepspeed_config()  # as the trainer does, so that from_pretrained loads whole weights
-    read_checkpoint(folder / "checkpoint-1", {"policy": resumed})
+    read_checkpoint(folder / "checkpoint-1", Learners(policy=resumed))
     ends = []
     for own in (learner, resumed):
         take_steps(own, 2)

@@ -19,7 +19,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config, checkpoint, distributed
-from trl_ext.checkpoint import read_checkpoint, write_checkpoint
+from trl_ext.checkpoint import Learners, read_checkpoint, write_checkpoint
 from trl_ext.learner import Learner
 from trl_ext.token_batch import Completion, build_token_batch
 
@@ -99,12 +99,12 @@ def main() -> None:
     with learner.frozen.whole():
         kept = dict(learner.reference.named_parameters())
         found["whole reference"] = all(torch.equal(kept[n], p) for n, p in whole.model.named_parameters())
-    write_checkpoint(folder / "checkpoint-1", {"policy": learner}, {})
+    write_checkpoint(folder / "checkpoint-1", Learners(policy=learner), {})
     learner.accumulate(rows, torch.arange(len(rows)))
     learner.step()
     reads = []
     read, checkpoint.read_model = checkpoint.read_model, lambda *a, **k: (reads.append(a[1]), read(*a, **k))[1]
-    read_checkpoint(folder / "checkpoint-1", {"policy": learner})
+    read_checkpoint(folder / "checkpoint-1", Learners(policy=learner))
     with learner.strategy.whole():
         found["loaded"] = all(torch.equal(moved[n], p) for n, p in learner.model.named_parameters())
     found["reads"] = len(reads)

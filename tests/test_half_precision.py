@@ -31,7 +31,7 @@ from maporl.training.warm_start import warm_start
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Config, PPOv2Trainer, distributed
-from trl_ext.checkpoint import load_learner, read_checkpoint, save_policy, write_checkpoint
+from trl_ext.checkpoint import Learners, load_learner, read_checkpoint, save_policy, write_checkpoint
 from trl_ext.learner import Learner, check_mixed_precision
 from trl_ext.master_weights import MasterAdamW
 from trl_ext.replicated import working_dtype
@@ -360,9 +360,9 @@ def test_a_resumed_run_is_bit_identical(tmp_path, critic):
         learner = learner_of(HALF, critic, tmp_path)
         take_steps(learner, 3)
         if interrupted:
-            write_checkpoint(tmp_path / "checkpoint-1", {"policy": learner}, {})
+            write_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner), {})
             learner = learner_of(HALF, critic, tmp_path)
-            read_checkpoint(tmp_path / "checkpoint-1", {"policy": learner})
+            read_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner))
         take_steps(learner, 3)
         ends.append(trained(learner))
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items()) and len(ends[0]) > 4
@@ -373,7 +373,7 @@ def test_a_policys_folder_has_no_weights_but_its_own(tmp_path, critic):
     """vLLM loads all of these files beside a model's ``config.json``, and refuses tensors that the model lacks."""
     learner = learner_of(HALF, critic, tmp_path)
     take_steps(learner, 1)
-    write_checkpoint(tmp_path / "checkpoint-1", {"policy": learner}, {})
+    write_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner), {})
     save_policy(learner, tmp_path / "final")
     for folder in (tmp_path / "checkpoint-1/policies/policy", tmp_path / "final"):
         weights = [path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth")]
@@ -385,7 +385,7 @@ def test_a_checkpoint_without_master_weights_goes_on_from_its_weights(tmp_path):
     """Versions up to 0.4 stepped bfloat16 weights, and had the critic's head in one group with the critic's model."""
     learner = learner_of(HALF, "model", tmp_path, value_learning_rate=3e-6)
     take_steps(learner, 2)
-    write_checkpoint(tmp_path / "checkpoint-1", {"policy": learner}, {})
+    write_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner), {})
     folder = tmp_path / "checkpoint-1/policies/policy"
     for file in [*(folder / "optimizer").iterdir(), folder / "critic/value_head.safetensors"]:
         file.rename(folder / file.name)  # their old place

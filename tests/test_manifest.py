@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_be_read_is_damage_and_a_file_without_permission_is_n
     def failing(path):
         raise OSError(code, "it says", str(path))
 
-    monkeypatch.setattr("trl_ext.manifest._digest", failing)
+    monkeypatch.setattr("trl_ext.manifest.digest_of", failing)
     with pytest.raises(DamagedCheckpoint, match=r"\.safetensors: it says"):
         verify(folder)
     code = errno.EACCES

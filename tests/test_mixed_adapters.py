@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
-from maporl.engines.transformers import TransformersEngine
+from maporl.engines.token_sampler import TokenSampler
 from trl_ext.mixed_adapters import mixed, mixes
 from trl_ext.sampling import sample
 from trl_ext.sampling_options import Sampling
@@ -138,6 +138,6 @@ def test_on_a_cpu_float32_adapters_are_merged_and_half_precision_ones_share_a_ba
             )
 
     shared = team(build(tiny, "llama")[0], {"ann": lora(), "bob": lora()}).to(dtype)
-    engine = TransformersEngine({}, 4, 8)
+    engine = TokenSampler({}, 8)
     groups = {engine._group(Policy(name)) for name in ("ann", "bob")}
     assert engine._how(Policy("ann")) == how and len(groups) == (1 if how == "mixed" else 2)

@@ -152,8 +152,8 @@ def test_an_older_checkpoint_is_gone_on_from_and_the_abandoned_branch_stays_read
 
 def test_a_resume_hashes_each_file_once(ended, monkeypatch):
     """Hashing all files of a large checkpoint takes minutes."""
-    hashed, digest = [], manifest._digest
-    monkeypatch.setattr(manifest, "_digest", lambda path: hashed.append(path) or digest(path))
+    hashed, digest = [], manifest.digest_of
+    monkeypatch.setattr(manifest, "digest_of", lambda path: hashed.append(path) or digest(path))
     resumed_trainer(ended).train(resume_from_checkpoint=True)
     assert ended / "checkpoint-4/policies/ann/optimizer/optimizer.safetensors" in hashed and len(hashed) == len(
         set(hashed)

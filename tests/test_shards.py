@@ -14,7 +14,7 @@ from maporl.runs.build import build_trainer
 from maporl.runs.evaluate import evaluate
 from maporl.runs.export import export
 from maporl.storage.run_folder import RunExists
-from trl_ext.checkpoint import CheckpointWriter, read_checkpoint
+from trl_ext.checkpoint import CheckpointWriter, Learners, read_checkpoint
 from trl_ext.checkpoint_folder import list_checkpoints
 from trl_ext.manifest import CheckpointError
 from trl_ext.shards import Shard, Shards, ShardWriter, load_model
@@ -51,11 +51,11 @@ def test_a_checkpoint_is_of_the_moment_in_which_it_was_begun(tmp_path, dtype, cr
     """Training goes on while it is written, and a run that resumes from it ends with the same weights to the bit."""
     learner = learner_of(dtype, critic, tmp_path, async_save=True)
     take_steps(learner, 2)
-    saving = CheckpointWriter(tmp_path / "checkpoint-1", {"policy": learner}, {})
+    saving = CheckpointWriter(tmp_path / "checkpoint-1", Learners(policy=learner), {})
     take_steps(learner, 2)
     saving.finish()
     resumed = learner_of(dtype, critic, tmp_path, async_save=True)
-    read_checkpoint(tmp_path / "checkpoint-1", {"policy": resumed})
+    read_checkpoint(tmp_path / "checkpoint-1", Learners(policy=resumed))
     take_steps(resumed, 2)
     ends = trained(learner), trained(resumed)
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())

@@ -63,58 +63,65 @@ class Saved(Protocol):
         ...
 
 
-def write_checkpoint(
-    target: Path, learners: dict[str, Learner], state: dict, others: Mapping[str, Saved] | None = None
-) -> None:
-    """Write a checkpoint to ``target`` atomically. All processes call this together. See :class:`CheckpointWriter`.
+class Saving(Protocol):
+    """The policies of a run on their way into a checkpoint."""
 
-    Raises:
-        CheckpointError: ``target`` exists, or the disk is full, or a process does not see the folder.
-    """
-    CheckpointWriter(target, learners, state, others).finish()
+    def done(self) -> bool:
+        """Return whether :meth:`finish` would not wait for what this process writes."""
+        ...
+
+    def finish(self) -> dict[Path, str]:
+        """Wait until everything is written, by all processes. Return the SHA-256 of files that are known already."""
+        ...
 
 
-class CheckpointWriter:
-    """Writes a checkpoint to ``target`` atomically, in two steps. All processes do each of them together.
+class Policies(Protocol):
+    """What trains the policies of a run, here or in other processes."""
 
-    The constructor takes everything that belongs in the checkpoint, so that training may go on. :meth:`finish` makes the
-    folder appear under its name. The shards of weights and optimizers are written in between, in a thread. The content does
-    not depend on the number of processes, apart from how it is cut into shards.
+    def begin_saving(self, folder: Path) -> Saving:
+        """Begin to write every policy into ``folder/NAME``. Training may go on as soon as this returns."""
+        ...
 
-    Args:
-        target: the new folder ``checkpoint-N``.
-        learners: the learners by policy name.
-        state: what ``state.json`` holds, besides the random states of numpy and Python.
-        others: everything else that changes during the run, by name.
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``."""
+        ...
 
-    Raises:
-        CheckpointError: ``target`` exists, or the disk is full.
-    """
 
-    def __init__(
-        self, target: Path, learners: dict[str, Learner], state: dict, others: Mapping[str, Saved] | None = None
-    ):
-        if distributed.is_main() and target.exists():
-            raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
+class Learners(dict[str, Learner]):
+    """Learners by name, which are in this process, and in part in the others that train together with it."""
+
+    def begin_saving(self, folder: Path) -> Saving:
+        """Begin to write every policy into ``folder/NAME``. All processes call this together."""
+        return _SavingLearners(self, folder)
+
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``. All processes call this together.
+
+        Raises:
+            CheckpointError: a policy is missing, or its files are not those of its learner.
+        """
+        found = sorted(p.name for p in folder.iterdir())
+        if missing := [name for name in self if name not in found]:
+            raise CheckpointError(f"{folder.parent}: holds policies {found}, but this run has a policy {missing[0]!r}")
+        for name, learner in self.items():
+            load_learner(learner, folder / name)
+
+
+class _SavingLearners:
+    """Writes shards in a thread, and everything else at once."""
+
+    def __init__(self, learners: Mapping[str, Learner], folder: Path):
         if distributed.is_main():
-            for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
-                discard(left)
-        self._open = ExitStack()
+            for name in learners:
+                (folder / name).mkdir(parents=True)
+        distributed.barrier()  # the other processes write into these folders too
+        writer = ShardWriter()
+        for name, learner in learners.items():
+            save_learner(learner, folder / name, writer)
         self._digests: dict[Path, str] = {}
         self._failed: Exception | None = None
-        with self._removed_if_it_fails():
-            self.partial = self._open.enter_context(new_folder(target, distributed.is_main()))
-            if distributed.is_main():
-                for name in learners:
-                    (self.partial / "policies" / name).mkdir(parents=True)
-            distributed.barrier()  # the other processes write into these folders too
-            writer = ShardWriter()
-            for name, learner in learners.items():
-                save_learner(learner, self.partial / "policies" / name, writer)
-            if distributed.is_main():
-                _save_rest(self.partial, state, others or {})
-            self._thread = threading.Thread(target=self._write, args=(writer,), name=f"writes {target.name}")
-            self._thread.start()
+        self._thread = threading.Thread(target=self._write, args=(writer,), name=f"writes {folder}")
+        self._thread.start()
 
     def _write(self, writer: ShardWriter) -> None:
         try:
@@ -123,24 +130,69 @@ class CheckpointWriter:
             self._failed = error
 
     def done(self) -> bool:
-        """Return whether this process has written all of its shards, so that :meth:`finish` would not wait for it."""
         return not self._thread.is_alive()
 
+    def finish(self) -> dict[Path, str]:
+        self._thread.join()
+        written: list[tuple[dict[Path, str], Exception | None]] = distributed.all_gather((self._digests, self._failed))
+        if (failed := next((error for _, error in written if error is not None), None)) is not None:
+            raise failed
+        return {path: own for digests, _ in written for path, own in digests.items()}
+
+
+def write_checkpoint(target: Path, policies: Policies, state: dict, others: Mapping[str, Saved] | None = None) -> None:
+    """Write a checkpoint to ``target`` atomically. All processes call this together. See :class:`CheckpointWriter`.
+
+    Raises:
+        CheckpointError: ``target`` exists, or the disk is full, or a process does not see the folder.
+    """
+    CheckpointWriter(target, policies, state, others).finish()
+
+
+class CheckpointWriter:
+    """Writes a checkpoint to ``target`` atomically, in two steps. All processes do each of them together.
+
+    The constructor takes everything that belongs in the checkpoint, so that training may go on. :meth:`finish` makes the
+    folder appear under its name. The shards of weights and optimizers are written in between. The content does not depend
+    on the number of processes, apart from how it is cut into shards.
+
+    Args:
+        target: the new folder ``checkpoint-N``.
+        policies: the policies.
+        state: what ``state.json`` holds, besides the random states of numpy and Python.
+        others: everything else that changes during the run, by name.
+
+    Raises:
+        CheckpointError: ``target`` exists, or the disk is full.
+    """
+
+    def __init__(self, target: Path, policies: Policies, state: dict, others: Mapping[str, Saved] | None = None):
+        if distributed.is_main() and target.exists():
+            raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
+        if distributed.is_main():
+            for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
+                discard(left)
+        self._open = ExitStack()
+        with self._removed_if_it_fails():
+            self._partial = self._open.enter_context(new_folder(target, distributed.is_main()))
+            self._saving = policies.begin_saving(self._partial / "policies")
+            if distributed.is_main():
+                _save_rest(self._partial, state, others or {})
+
+    def done(self) -> bool:
+        """Return whether this process has written its part, so that :meth:`finish` would not wait for it."""
+        return self._saving.done()
+
     def finish(self) -> None:
-        """Wait until every process has written its shards, and give the folder its name.
+        """Wait until every process has written its part, and give the folder its name.
 
         Raises:
             CheckpointError: the disk is full, or a process does not see the folder.
         """
-        self._thread.join()
         with self._removed_if_it_fails():
-            written: list[tuple[dict[Path, str], Exception | None]] = distributed.all_gather(
-                (self._digests, self._failed)
-            )
-            if (failed := next((error for _, error in written if error is not None), None)) is not None:
-                raise failed
+            known = self._saving.finish()
             if distributed.is_main():
-                write_manifest(self.partial, {path: own for digests, _ in written for path, own in digests.items()})
+                write_manifest(self._partial, known)
             self._open.close()
         distributed.barrier()
 
@@ -169,29 +221,25 @@ def _save_rest(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     (partial / "state.json").write_text(json.dumps(state, indent=1))
 
 
-def read_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
+def read_checkpoint(folder: Path, policies: Policies, others: Mapping[str, Saved] | None = None) -> dict:
     """Verify every file of the checkpoint ``folder``, load it, and return its ``state.json``.
 
     Raises:
-        CheckpointError: the checkpoint is incomplete or damaged, or it lacks a policy of ``learners``.
+        CheckpointError: the checkpoint is incomplete or damaged, or it lacks a policy.
     """
     verify(folder)
-    return load_checkpoint(folder, learners, others)
+    return load_checkpoint(folder, policies, others)
 
 
-def load_checkpoint(folder: Path, learners: dict[str, Learner], others: Mapping[str, Saved] | None = None) -> dict:
+def load_checkpoint(folder: Path, policies: Policies, others: Mapping[str, Saved] | None = None) -> dict:
     """Load a verified checkpoint and return its ``state.json``.
 
     This loads weights, optimizers, schedulers, ``others`` and random states.
 
     Raises:
-        CheckpointError: the checkpoint lacks a policy of ``learners``.
+        CheckpointError: the checkpoint lacks a policy.
     """
-    found = sorted(p.name for p in (folder / "policies").iterdir())
-    if missing := [name for name in learners if name not in found]:
-        raise CheckpointError(f"{folder}: holds policies {found}, but this run has a policy {missing[0]!r}")
-    for name, learner in learners.items():
-        load_learner(learner, folder / "policies" / name)
+    policies.load(folder / "policies")
     for name, other in (others or {}).items():
         other.load(folder / "others" / name)
     state = read_state(folder)

@@ -4,7 +4,8 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,11 +13,12 @@ import torch
 
 from trl_ext import distributed
 from trl_ext.central_critic import CentralCritic
+from trl_ext.checkpoint import Learners, Saving, save_policy
 from trl_ext.free_memory import free_bytes
 from trl_ext.frozen import Frozen
 from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
-from trl_ext.metrics import Metrics, update_metrics
+from trl_ext.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.model_memory import limit_microbatches
 from trl_ext.multi_adapter import accumulate_together, groups_of
 from trl_ext.replicated import Replicated
@@ -39,7 +41,7 @@ class Learning:
     def __init__(
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
-        self.learners, self.args, self.device, self.central = learners, args, device, central
+        self.learners, self.args, self.device, self.central = Learners(learners), args, device, central
         self.holders: dict[str, Replicated | Frozen] = {name: own.strategy for name, own in learners.items()}
         """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
         self._limited = False
@@ -174,6 +176,35 @@ class Learning:
             for holder in {id(holder): holder for holder in held}.values():  # adapters of one base have one holder
                 stack.enter_context(holder.whole())
             yield
+
+    def autocast(self) -> AbstractContextManager:
+        """Return a context manager for the precision of the training forward (``bf16``)."""
+        return next(iter(self.learners.values())).autocast()
+
+    def begin_saving(self, folder: Path) -> Saving:
+        """Begin to write every policy into ``folder/NAME``. All processes call this together."""
+        return self.learners.begin_saving(folder)
+
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``. All processes call this together.
+
+        Raises:
+            CheckpointError: a policy is missing, or its files are not those of its learner.
+        """
+        self.learners.load(folder)
+
+    def save_policy(self, name: str, folder: Path) -> None:
+        """Save a policy as a ``from_pretrained`` folder, inside of :meth:`whole_weights`."""
+        save_policy(self.learners[name], folder)
+
+    def trained_bytes(self) -> int:
+        """Return the bytes of all weights that are trained, which a checkpoint takes at the least."""
+        trained = {id(p): p for own in self.learners.values() for p in own.model.parameters() if p.requires_grad}
+        return sum(p.numel() * p.element_size() for p in trained.values())
+
+    def peak_memory(self) -> float:
+        """Return the largest memory in use so far (:func:`trl_ext.metrics.peak_memory`)."""
+        return peak_memory(learner.device for learner in self.learners.values())
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
         """Add every learner's gradient of its minibatch and return the statistics by learner.

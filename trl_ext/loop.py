@@ -14,13 +14,13 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.central_critic import CentralCritic
-from trl_ext.checkpoint import random_state, save_policy, set_random_state, write_checkpoint
+from trl_ext.checkpoint import random_state, set_random_state, write_checkpoint
 from trl_ext.devices import device_failure
 from trl_ext.forward import base_of
 from trl_ext.interruptions import Discarded, Interrupted, Interruptions
 from trl_ext.learner import Learner
 from trl_ext.learning import Learning
-from trl_ext.metrics import Clock, Metrics, peak_memory
+from trl_ext.metrics import Clock, Metrics
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import shuffled_indices
 from trl_ext.resuming import Resuming
@@ -40,7 +40,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :class:`trl_ext.learning.Learning` holds the weights. ``learners`` has the learners by name.
 
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
-    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`collected`, :meth:`collect_ahead`, :meth:`inform_samplers`,
+    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`build_learning`, :meth:`collected`, :meth:`collect_ahead`, :meth:`inform_samplers`,
     :meth:`sampled_here`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
@@ -100,19 +100,28 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         distributed.check_launcher()
         if self.accelerator.device.type == "cpu":
             reuse_memory()
-        check_bases({name: learner.model for name, learner in learners.items()}, self.accelerator)
         updates = args.count_batches(distributed.size(), len(train_dataset))
-        places = self.place()
-        for learner in learners.values():
-            optimizer, scheduler = optimizers if learner is first else (None, None)
-            learner.prepare(self.accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
+        self.learning = self.build_learning(learners, updates, optimizers, central)
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
-        if central is not None:
-            central.prepare(self.accelerator, updates)
-        self.learning = Learning(learners, args, self.accelerator.device, central)
         self.episodes = 0
         self._made = 0
         """The number of the last update that was made. finish_update has counted it if global_step is not below."""
+
+    def build_learning(
+        self, learners: dict[str, Learner], updates: int, optimizers: tuple, central: CentralCritic | None
+    ) -> Learning:
+        """Hook: bring the learners to their devices, build their optimizers, and return what trains them.
+
+        ``updates`` is the number of updates of the run. By default everything is in this process.
+        """
+        check_bases({name: learner.model for name, learner in learners.items()}, self.accelerator)
+        places, first = self.place(), next(iter(learners.values()))
+        for learner in learners.values():
+            optimizer, scheduler = optimizers if learner is first else (None, None)
+            learner.prepare(self.accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
+        if central is not None:
+            central.prepare(self.accelerator, updates)
+        return Learning(learners, self.args, self.accelerator.device, central)
 
     def place(self) -> dict[int, torch.device]:
         """Hook: return devices by the ``id`` of the base model. Other models use the accelerator's device."""
@@ -213,7 +222,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self.finish_checkpoint()
         target, name = self._checkpoint_folder(), signal.Signals(asked).name
         if self.state.global_step and not distributed.broadcast_from_main(target.exists()):
-            write_checkpoint(target, self.learners, state, self.checkpoint_others())
+            write_checkpoint(target, self.learning, state, self.checkpoint_others())
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         where = (
             f"in {target}; to go on: --resume, or train(resume_from_checkpoint=True)"
@@ -294,7 +303,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         metrics = batch.metrics
         metrics["episode"] = self.episodes
         metrics["threads"] = torch.get_num_threads()
-        metrics["memory/peak"] = peak_memory(learner.device for learner in self.learners.values())
+        metrics["memory/peak"] = self.learning.peak_memory()
         if clock is not None:
             metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
             sampled = float(sum(int(rows.sampled_mask.sum()) for rows in batch.token_batches.values()))
@@ -345,7 +354,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     def save_learner_policy(self, name: str, folder: Path) -> None:
         """Hook: save one learner's policy: a single one in ``folder`` itself, others in ``folder/name``."""
-        save_policy(self.learners[name], folder if len(self.learners) == 1 else folder / name)
+        self.learning.save_policy(name, folder if len(self.learners) == 1 else folder / name)
 
     # -- pieces that seams share --------------------------------------------------------------------------------------
 
@@ -375,8 +384,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         if not self.samplers_know:
             self.inform_samplers()
             self.samplers_know = True
-        first = next(iter(self.learners.values()))
-        with self.learning.whole_weights(self.sampled_here(), self.references_sample), first.autocast():
+        with self.learning.whole_weights(self.sampled_here(), self.references_sample), self.learning.autocast():
             yield
 
     def sampled_here(self) -> Collection[str]:

@@ -18,7 +18,7 @@ from trl_ext.checkpoint_folder import (
     size_of,
 )
 from trl_ext.fingerprint import check_data, fingerprint, remember_data
-from trl_ext.learner import Learner
+from trl_ext.learning import Learning
 from trl_ext.manifest import CheckpointError, verify
 from trl_ext.set_aside import ABANDONED, DAMAGED, check_records, set_records_aside
 from trl_ext.training_arguments import check_options, deciding_options
@@ -38,7 +38,7 @@ class Resuming:
     state: Any
     train_dataset: Any
     eval_dataset: Any
-    learners: dict[str, Learner]
+    learning: Learning
     folder: Path
     episodes: int
     accelerator: Any
@@ -64,7 +64,7 @@ class Resuming:
     def _save_checkpoint(self, model, trial) -> None:
         self.finish_checkpoint()  # main memory need not hold two
         self._saving = CheckpointWriter(
-            self._checkpoint_folder(), self.learners, self.checkpoint_state(), self.checkpoint_others()
+            self._checkpoint_folder(), self.learning, self.checkpoint_state(), self.checkpoint_others()
         )
         self.finish_checkpoint(wait=not self.args.async_save)
 
@@ -110,7 +110,7 @@ class Resuming:
         self.begin_run(folder is not None)
         if folder is None:
             return
-        self.restore_state(load_checkpoint(folder, self.learners, self.checkpoint_others()))
+        self.restore_state(load_checkpoint(folder, self.learning, self.checkpoint_others()))
         distributed.on_main(lambda: self._leave_branch(folder, DAMAGED if wanted is True else ABANDONED))
 
     def _checked(self, wanted: str | bool | None) -> Path | None:
@@ -118,7 +118,7 @@ class Resuming:
         if not wanted:
             if not self.state.global_step:
                 self.must_be_new()
-                self._check_space(self._trained_bytes())
+                self._check_space(self.learning.trained_bytes())
                 remember_data(self.folder, self._fingerprints())
             return None
         existing = numbered_checkpoints(self.folder)
@@ -146,11 +146,6 @@ class Resuming:
     def _check_space(self, size: int) -> None:
         if self.args.save_strategy != "no":
             check_space(self.folder, size)
-
-    def _trained_bytes(self) -> int:
-        """Return the bytes of all weights that are trained, which a checkpoint takes at the least."""
-        trained = {id(p): p for own in self.learners.values() for p in own.model.parameters() if p.requires_grad}
-        return sum(p.numel() * p.element_size() for p in trained.values())
 
     def _named(self, wanted: str) -> Path:
         folder = Path(wanted) if Path(wanted).is_dir() else self.folder / wanted

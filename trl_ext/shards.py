@@ -90,7 +90,7 @@ class Shards:
     """The shards that processes wrote into a folder. They are read from the disk where they are used.
 
     Raises:
-        CheckpointError: a file cannot be read, or is no file of shards.
+        CheckpointError: a file cannot be read, or holds something else than shards.
     """
 
     def __init__(self, folder: Path):

@@ -11,6 +11,7 @@ from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import CRITIC, OPTIMIZER, POLICY, save_model
 from trl_ext.manifest import verify
 from trl_ext.shards import SHARDS, Shards, load_model
+from trl_ext.weights import read_pretrained
 
 ONLY_FOR_TRAINING = (CRITIC, OPTIMIZER, SHARDS)
 
@@ -35,7 +36,7 @@ def export(checkpoint: Path, target: Path) -> list[Path]:
         for policy in sorted((checkpoint / "policies").iterdir()):
             shutil.copytree(policy, partial / policy.name, ignore=shutil.ignore_patterns(*ONLY_FOR_TRAINING))
             if (policy / SHARDS).is_dir():
-                config = AutoConfig.from_pretrained(policy, local_files_only=True)
+                config = read_pretrained(AutoConfig, policy)
                 model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
                 load_model(model, Shards(policy / SHARDS), POLICY)
                 save_model(model, partial / policy.name)

@@ -58,7 +58,7 @@ from maporl.training.update_batch import TeamUpdateBatch
 from maporl.training.verdict_metrics import verdict_metrics
 from maporl.types import Dialogue, Example
 from trl_ext import distributed
-from trl_ext.checkpoint import Saved, save_policy
+from trl_ext.checkpoint import Saved
 from trl_ext.forward import base_of
 from trl_ext.frozen import Frozen
 from trl_ext.loop import PPOLoop
@@ -473,7 +473,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def save_learner_policy(self, name: str, folder: Path) -> None:
         """Save a policy in ``folder/name``, with a model card. Plain ``from_pretrained`` loads it."""
-        save_policy(self.learners[name], folder / name)
+        self.learning.save_policy(name, folder / name)
         learner, args = self.learners[name], self.args
         facts = CardFacts(
             team=self.team.names(),

@@ -1,0 +1,137 @@
+"""Sample tokens from the models in this process: the side of the default engine that holds weights, and sees no text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from peft import PeftModel
+
+from maporl.team.agents import Policy
+from trl_ext.kv_cache import KVCache
+from trl_ext.lora_merge import merged, merges
+from trl_ext.mixed_adapters import mixes
+from trl_ext.ppo_options import Decoding
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampled, Sampling
+
+Adapters = Literal["auto", "mixed", "merged", "plain"]
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A completion that is asked for, in tokens.
+
+    Args:
+        policy: the name of the policy that samples.
+        prompt: the ids that it reads.
+        known: how many of them its conversation had before, which a KV cache may hold.
+        key: the key of the random numbers. None uses torch's state.
+        decoding: how tokens are drawn.
+        max_tokens: the most tokens of the completion.
+        stop: the strings that end it. None: those of the policy.
+    """
+
+    policy: str
+    prompt: list[int]
+    known: int
+    key: tuple | None
+    decoding: Decoding
+    max_tokens: int
+    stop: tuple[str, ...] | None = None
+
+
+class TokenSampler:
+    """Samples from the models of ``policies``, in one batch for all adapters of one base.
+
+    Args:
+        policies: the policies by name.
+        batch_size: see :class:`trl_ext.sampling_options.Sampling`.
+        batch_tokens: see :class:`trl_ext.sampling_options.Sampling`.
+        keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`release`.
+        adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
+            A step of decoding then reads the base's weights once for all of them. ``merged``: one after the other, each
+            merged into the weights, which must be float32. ``plain``: one after the other. ``auto`` is ``merged`` for
+            float32 weights on a CPU, and ``mixed`` otherwise. What does not suit an adapter is ``plain``.
+        keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.kv_cache.KVCache`).
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        batch_size: int,
+        batch_tokens: int | None = None,
+        keep_states: bool = True,
+        adapters: Adapters = "auto",
+        keep_states_gib: float | None = None,
+    ):
+        self.policies, self.batch_size, self.batch_tokens, self.adapters = policies, batch_size, batch_tokens, adapters
+        budget = None if keep_states_gib is None else int(keep_states_gib * 2**30)
+        self.kv_cache: KVCache | None = KVCache(budget) if keep_states else None
+
+    def sample(self, rows: Sequence[TokenRow]) -> list[Sampled]:
+        """Return one completion for each row, in order."""
+        group_of = {name: self._group(self.policies[name]) for name in {row.policy for row in rows}}
+        groups: dict[tuple, list[int]] = {}
+        for number, row in enumerate(rows):
+            groups.setdefault(group_of[row.policy], []).append(number)
+        found: dict[int, Sampled] = {}
+        for numbers in groups.values():
+            found |= zip(numbers, self._together([rows[n] for n in numbers]), strict=True)
+        return [found[number] for number in range(len(rows))]
+
+    def release(self) -> None:
+        """Drop the KV cache of all conversations. A conversation that continues is read again."""
+        if self.kv_cache is not None:
+            self.kv_cache.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Return how much KV cache was kept since the last call, and how many conversations found no room in it."""
+        if self.kv_cache is None:
+            return {}
+        kept, forgotten = self.kv_cache.take_counts()
+        return {"kv_cache/gib": kept / 2**30, "kv_cache/forgotten": float(forgotten)}
+
+    def _group(self, policy: Policy) -> tuple:
+        """Return the policy's group. Policies of one group answer in one batch."""
+        if self._how(policy) == "mixed":
+            return (id(policy.model), policy.stop_ids, policy.stop_strings)
+        return (policy.name,)
+
+    def _how(self, policy: Policy) -> str:
+        fitting = {"merged": merges, "mixed": mixes}
+        on_cpu = next(policy.model.parameters()).device.type == "cpu"
+        wanted = [self.adapters] if self.adapters != "auto" else ["merged", "mixed"] if on_cpu else ["mixed"]
+        return next((how for how in wanted if how in fitting and fitting[how](policy.model, policy.adapter)), "plain")
+
+    def _sampling(self, row: TokenRow) -> Sampling:
+        policy, drawn = self.policies[row.policy], row.decoding
+        return Sampling(
+            row.max_tokens,
+            drawn.temperature,
+            policy.stop_ids,
+            self.batch_size,
+            drawn.top_p,
+            self.batch_tokens,
+            drawn.top_k,
+            policy.stop_strings if row.stop is None else policy.voice.own_stop_strings(row.stop),
+        )
+
+    def _together(self, rows: list[TokenRow]) -> list[Sampled]:
+        """Sample rows of one group."""
+        speaking = [self.policies[row.policy] for row in rows]
+        first, each = speaking[0], [self._sampling(row) for row in rows]
+        keys = None if any(row.key is None for row in rows) else [row.key for row in rows if row.key is not None]
+        mixed = len({policy.name for policy in speaking}) > 1
+        merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
+        with merged(first.model, str(first.adapter)) if merge else first.active() as model:  # type: ignore[arg-type]
+            return sample(
+                first.model if mixed else model,
+                [row.prompt for row in rows],
+                each[0],
+                keys,
+                [str(policy.adapter) for policy in speaking] if mixed else None,
+                self.kv_cache,
+                [row.known for row in rows],
+                owners=[policy.name for policy in speaking],
+                own=each,
+            )
