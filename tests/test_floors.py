@@ -32,6 +32,7 @@ FLOORS = (  # from the ground up; rooms of one floor may import each other, but 
     {"maporl.engines"},
     {"maporl.rollout"},
     {"maporl.training"},
+    {"maporl.backends"},
     {"maporl.loops"},
     {"maporl.verifier"},
     {"maporl.validation"},

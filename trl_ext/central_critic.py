@@ -44,7 +44,8 @@ class CentralCritic:
         disable_dropout_in_model(self.model)
         self.head = ValueHead(self.model.config.get_text_config().hidden_size, outputs)
         self.args = args
-        self.strategy = Replicated({}, self.head, (), args, None)
+        parameters = [*self.model.parameters(), *self.head.parameters()]
+        self.strategy = Replicated({"critic": self.model}, self.head, parameters, args, None)
         self.scheduler: Any = None
 
     def prepare(self, accelerator: Any, updates: int) -> None:

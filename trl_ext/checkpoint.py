@@ -17,6 +17,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -113,6 +114,7 @@ class _SavingLearners:
     def __init__(self, learners: Mapping[str, Learner], folder: Path):
         if distributed.is_main():
             for name in learners:
+                shutil.rmtree(folder / name, ignore_errors=True)  # of a process that died while it wrote
                 (folder / name).mkdir(parents=True)
         distributed.barrier()  # the other processes write into these folders too
         writer = ShardWriter()
@@ -209,6 +211,10 @@ class CheckpointWriter:
             raise CheckpointError(
                 f"{error}; older checkpoints are whole. Lower save_total_limit if you can, and resume"
             ) from error
+
+
+class SavingLost(CheckpointError):
+    """A checkpoint that was being written in the background is lost, because a process that wrote it died. The run goes on."""
 
 
 def _save_rest(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:

@@ -98,10 +98,13 @@ class Sharded(Replicated):
                 keep_on_main(found, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
             yield index, found
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
+        left_out = self._frozen_names(trained_only)
         state = self.optimizer.state_dict()["state"]
         by_name = {name: state.get(index, {}) for index, name in enumerate(self.names)}
         for name, parameter in self.root.named_parameters():
+            if name in left_out:
+                continue
             start = self._start(parameter)
             yield Shard(name, WEIGHT, start, parameter.to_local().flatten())
             for part, value in by_name.get(name, {}).items():
@@ -112,7 +115,8 @@ class Sharded(Replicated):
     def load_shards(self, saved: Shards, rest: State, groups: list[dict]) -> None:
         parameters = dict(self.root.named_parameters())
         for name, parameter in parameters.items():
-            self._read(parameter, saved, name, WEIGHT)
+            if not saved.lacks(name):
+                self._read(parameter, saved, name, WEIGHT)
         state: State = {}
         for index, name in enumerate(self.names):
             if index in rest:

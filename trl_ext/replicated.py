@@ -175,19 +175,27 @@ class Replicated:
         state = {index: entries for index, entries in state.items() if entries}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
         """Yield what this process writes of the weights and of the optimizer's state.
 
-        The processes together yield everything once but :meth:`optimizer_rest`. Nothing is sent between them.
+        The processes together yield everything once but :meth:`optimizer_rest`. Nothing is sent between them. With
+        ``trained_only``, weights that are not trained are left out.
         """
         if not distributed.is_main():
             return
+        left_out = self._frozen_names(trained_only)
         masters = {id(parameter): master for parameter, master in self.masters}
         for name, parameter in self.root.named_parameters():
-            yield flattened(name, WEIGHT, masters.get(id(parameter), parameter))
+            if name not in left_out:
+                yield flattened(name, WEIGHT, masters.get(id(parameter), parameter))
         state = self.optimizer.state_dict()["state"]
         for index, (name, parameter) in enumerate(zip(self.names, self._parameters(), strict=True)):
             yield from state_shards(name, parameter.shape, state.get(index, {}))
+
+    def _frozen_names(self, wanted: bool) -> set[str]:
+        """Return the names of the parameters that are not trained, if they are ``wanted``."""
+        trained = set(self.names)
+        return {name for name, _ in self.root.named_parameters() if name not in trained} if wanted else set()
 
     def optimizer_rest(self) -> State:
         """Return the parts of the optimizer's state that :meth:`shards` leaves out, such as counts, by parameter index."""
@@ -209,6 +217,8 @@ class Replicated:
         """
         masters = {id(parameter): master for parameter, master in self.masters}
         for name, parameter in self.root.named_parameters():
+            if saved.lacks(name):
+                continue
             weights = saved.whole(name, WEIGHT, parameter.shape)
             parameter.copy_(weights)
             if id(parameter) in masters:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext import distributed
-from trl_ext.checkpoint import CheckpointWriter, Saved, load_checkpoint, read_state
+from trl_ext.checkpoint import CheckpointWriter, Saved, SavingLost, load_checkpoint, read_state
 from trl_ext.checkpoint_folder import (
     check_space,
     newest_whole,
@@ -81,7 +81,11 @@ class Resuming:
         if not wait and distributed.all_reduce_max(int(not self._saving.done()), self.accelerator.device):
             return
         saving, self._saving = self._saving, None
-        saving.finish()
+        try:
+            saving.finish()
+        except SavingLost as error:
+            logger.warning("%s", error)
+            return
         if distributed.is_main():
             remove_old(self.folder, self.args.save_total_limit)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)

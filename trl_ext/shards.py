@@ -49,7 +49,7 @@ class ShardWriter:
         held: dict[str, Tensor] = {}
         count = 0
         for shard in shards:
-            held[f"{shard.name}/{shard.part}@{shard.start}"] = shard.values.detach().to("cpu", copy=True)
+            held |= entries([shard])
             if sum(values.nbytes for values in held.values()) >= LARGEST:
                 self._files.append((folder / SHARDS / _file(count), held))
                 held, count = {}, count + 1
@@ -77,8 +77,23 @@ class ShardWriter:
         return digests
 
 
+def entries(shards: Iterable[Shard]) -> dict[str, Tensor]:
+    """Return copies of ``shards`` in main memory, by names that say which range of what they are."""
+    return {f"{s.name}/{s.part}@{s.start}": s.values.detach().to("cpu", copy=True) for s in shards}
+
+
 def _file(number: int) -> str:
     return f"process-{distributed.rank()}-{number}.safetensors"
+
+
+@dataclass
+class _Held:
+    """Tensors in main memory, which are read as a file of safetensors is."""
+
+    part: Mapping[str, Tensor]
+
+    def get_slice(self, entry: str) -> Tensor:
+        return self.part[entry]
 
 
 def flattened(name: str, part: str, values: Tensor) -> Shard:
@@ -95,19 +110,41 @@ class Shards:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.partial = False
+        """Whether parameters that are not trained may be missing."""
         self._pieces: dict[tuple[str, str], list[tuple[int, int, Any, str]]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
                 file = safe_open(path, framework="pt")
                 for entry in file.keys():  # noqa: SIM118  # it is not a mapping
-                    name, _, rest = entry.rpartition("/")
-                    part, _, start = rest.partition("@")
-                    length = file.get_slice(entry).get_shape()[0]
-                    self._pieces.setdefault((name, part), []).append((int(start), length, file, entry))
+                    self._add(entry, file.get_slice(entry).get_shape()[0], file)
             except (OSError, SafetensorError, ValueError, IndexError) as error:
                 raise CheckpointError(f"{path}: cannot be read as shards ({error}); use another checkpoint") from error
+        self._sort()
+
+    @classmethod
+    def held(cls, parts: Iterable[Mapping[str, Tensor]]) -> "Shards":
+        """Return shards that are in main memory: what :func:`entries` returned in each process, of trained weights only."""
+        own = cls(Path("memory"))
+        own.partial = True
+        for part in parts:
+            for entry, values in part.items():
+                own._add(entry, len(values), _Held(part))
+        own._sort()
+        return own
+
+    def _add(self, entry: str, length: int, file: Any) -> None:
+        name, _, rest = entry.rpartition("/")
+        part, _, start = rest.partition("@")
+        self._pieces.setdefault((name, part), []).append((int(start), length, file, entry))
+
+    def _sort(self) -> None:
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece[0])
+
+    def lacks(self, name: str) -> bool:
+        """Return whether the parameter ``name`` is missing because it is not trained."""
+        return self.partial and not self.has(name)
 
     def has(self, name: str, part: str = WEIGHT) -> bool:
         """Return whether the folder holds ``part`` of the parameter ``name``."""

@@ -20,6 +20,8 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from trl_ext.attention import fault
+from trl_ext.devices import forked_rng
+from trl_ext.drawing import number_of
 from trl_ext.errors import UserError
 from trl_ext.forward import base_of
 
@@ -161,13 +163,18 @@ def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
 def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
     """Add a new adapter to a model, or to the ``PeftModel`` that other adapters share.
 
+    Its first weights depend on its name and on torch's seed, and not on what was drawn before. So a policy begins with the
+    same weights in every process, whichever other policies that process holds.
+
     If the base is on the meta device, because this process will receive its weights, the adapter is on the CPU. Adapters
     are small, and every process reads those that are saved.
     """
-    if isinstance(model, PeftModel):
-        model.add_adapter(name, options)
-    else:
-        model = get_peft_model(model, options, adapter_name=name)
+    with forked_rng():
+        torch.manual_seed(number_of((torch.initial_seed(), name)) % 2**63)
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, options)
+        else:
+            model = get_peft_model(model, options, adapter_name=name)
     _leave_meta(model, name)
     return model
 

@@ -113,14 +113,14 @@ class Zero(Replicated):
             if "master" in entries:
                 self._set(own, entries["master"].to(own.device))
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
         trained = dict(zip(self.names, self.own, strict=True))
         stepped = any("step" in entry for entry in self.optimizer.state.values())
         if stepped:
             self._link()
         for name, parameter in self.root.named_parameters():
             if name not in trained:
-                yield from self._frozen(name, parameter)
+                yield from () if trained_only else self._frozen(name, parameter)
             else:
                 for part in (WEIGHT, *(MOMENTS if stepped else ())):
                     found = self._fragment(parameter, part)
@@ -136,6 +136,8 @@ class Zero(Replicated):
         import deepspeed
 
         for name, parameter in self.root.named_parameters():
+            if saved.lacks(name):
+                continue
             # DeepSpeed may hold several copies of a part, so it distributes one parameter at a time itself
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if self.stage == 3 else nullcontext():
                 if self.stage < 3 or distributed.is_main():

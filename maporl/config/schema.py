@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from maporl.config.call_options import CallLimits, CallTexts, Seconds
+from maporl.config.cluster import ClusterSection
 from maporl.config.engines import ENGINES
 from maporl.config.loops import LoopSection
 from maporl.decoding import Sampling
@@ -831,6 +832,7 @@ class Config(RunOptions):
     tools: dict[str, ToolSection] = dataclasses.field(default_factory=dict)
     environments: dict[str, EnvironmentSection] = dataclasses.field(default_factory=dict)
     loop: LoopSection = dataclasses.field(default_factory=LoopSection)
+    cluster: ClusterSection = dataclasses.field(default_factory=ClusterSection)
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

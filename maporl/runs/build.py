@@ -9,6 +9,7 @@ import torch
 from accelerate import PartialState
 from transformers import set_seed
 
+from maporl.backends.ray_backend import RayBackend
 from maporl.config import Config
 from maporl.engines.build import build_engines
 from maporl.environments.build import TeamTools
@@ -20,11 +21,11 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
 from maporl.team.agents import Policy
 from maporl.team.devices import split_bases
+from maporl.team.initial import INITIAL, check_initial, load_initial, load_unless_received
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import has_weights
 from maporl.team.sampling import team_sampling
 from maporl.team.team import Team
-from maporl.training.run_record import INITIAL
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start
 from maporl.validation.preflight import tasks_of, training_arguments
@@ -34,7 +35,7 @@ from trl_ext.allocator import reuse_memory
 from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
 from trl_ext.forward import base_of
-from trl_ext.manifest import MANIFEST, DamagedCheckpoint, verify, write_manifest
+from trl_ext.manifest import write_manifest
 
 
 def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
@@ -58,12 +59,18 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     if config.warm_start.steps:
         with closing(TeamTools.from_config(config, playing).world) as world:  # it counts what is called in it
             check_taught(config, task, world)
-    if team is None:  # learners send the main process's weights to the others
+    backend = RayBackend(config) if config.cluster.backend == "ray" else None
+    drawn = config.warm_start.steps > 0 or any(agent.tiny is not None for agent in config.agents.values())
+    if backend is not None:
+        if drawn:  # what is random or made here is drawn as without a backend, and read by the processes of the groups
+            _begin_once(config, Team(load_agents(config, load_tokenizers(config))), args.device, quiet)
+        team = Team(load_agents(config, load_tokenizers(config), only=()))
+    elif team is None:  # learners send the main process's weights to the others
         team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
-    if config.warm_start.steps:
-        _warm_start_once(config, team, args.device, quiet)
-    else:
-        _load_initial(team, Path(config.output_dir) / INITIAL)
+    if backend is None and config.warm_start.steps:
+        _begin_once(config, team, args.device, quiet)
+    elif backend is None:
+        load_initial(team.policies.values(), Path(config.output_dir) / INITIAL)
     args.disable_tqdm = quiet
     stages = config.schedule.curriculum
     return MultiAgentPPOTrainer(
@@ -82,6 +89,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         config=config,
         tools=TeamTools.from_config(config, playing),
         sampling=team_sampling(config),
+        backend=backend,
     )
 
 
@@ -210,8 +218,8 @@ def _warm_start(config: Config, team: Team, device: torch.device, quiet: bool) -
         tools.world.close()
 
 
-def _warm_start_once(config: Config, team: Team, device: torch.device, quiet: bool) -> None:
-    """Warm-start the team, or read it from the run's ``initial/``.
+def _begin_once(config: Config, team: Team, device: torch.device, quiet: bool) -> None:
+    """Warm-start the team if it is to be, and keep it in the run's ``initial/``; or read it from there.
 
     These weights are PPO's reference, and they must be the same after resuming.
     """
@@ -219,40 +227,16 @@ def _warm_start_once(config: Config, team: Team, device: torch.device, quiet: bo
     if not distributed.is_main():
         distributed.barrier()  # wait until the main process has written it
     if initial.is_dir():
-        _check_warm_start(initial)
+        check_initial(initial)
         for policy in team.policies.values():
-            _load_unless_received(policy, initial / policy.name)
+            load_unless_received(policy, initial / policy.name)
         if distributed.is_main():
             distributed.barrier()
         return
-    _warm_start(config, team, device, quiet)
+    if config.warm_start.steps:
+        _warm_start(config, team, device, quiet)
     with new_folder(initial) as partial:
         for policy in team.policies.values():
             save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
         write_manifest(partial)
     distributed.barrier()
-
-
-def _load_initial(team: Team, initial: Path) -> None:
-    """Load the weights with which a run made in Python began, if this is its folder."""
-    for policy in team.policies.values():
-        if has_weights(initial / policy.name):
-            _load_unless_received(policy, initial / policy.name)
-
-
-def _load_unless_received(policy: Policy, folder: Path) -> None:
-    """Load the weights of ``policy``, unless the main process loads its model and sends it to this one later."""
-    if policy.adapter is not None or base_of(policy.model).device.type != "meta":
-        load_weights(policy.model, policy.adapter, folder)
-
-
-def _check_warm_start(initial: Path) -> None:
-    """Check that the weights in ``initial`` are those that were written. Earlier versions wrote no manifest."""
-    try:
-        if (initial / MANIFEST).exists():
-            verify(initial, required=())
-    except DamagedCheckpoint as error:
-        raise CheckpointError(
-            f"{error}. These weights are the reference of the KL penalty; restore them, or remove {initial} to make the same "
-            "warm start again"
-        ) from None

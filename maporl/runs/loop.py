@@ -30,8 +30,9 @@ from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop_stage import StageRun, save_team, team_with
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
+from maporl.team.initial import INITIAL
 from maporl.text import printable
-from maporl.training.run_record import AFTER, BEFORE, FINAL, INITIAL, RunRecord, record_evaluation
+from maporl.training.run_record import AFTER, BEFORE, FINAL, RunRecord, record_evaluation
 from maporl.types import Dialogue, to_json, without_tokens
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import new_folder, replace_file

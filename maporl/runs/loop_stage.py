@@ -27,8 +27,8 @@ from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.runs.build import find_device, ready_to_play
 from maporl.runs.updates import train_by_updates
 from maporl.team.agents import Policy
+from maporl.team.initial import INITIAL
 from maporl.team.team import Team
-from maporl.training.run_record import INITIAL
 from maporl.validation.preflight import tasks_of
 from trl_ext.checkpoint import load_weights, save_policy_weights
 

@@ -19,9 +19,10 @@ from maporl.report.read import Run, read_run
 from maporl.report.story import story
 from maporl.rewards.likelihood import asks_untrained
 from maporl.runs.public import ADDRESSES, TEXTS, Scrubber, must_not_be_links, team_files
+from maporl.team.initial import INITIAL
 from maporl.team.pretrained import first_line, own_places, weights_of
 from maporl.team.pulled import code_in
-from maporl.training.run_record import FINAL, INITIAL, TOKENIZERS
+from maporl.training.run_record import FINAL, TOKENIZERS
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def load_agents(
     weights: bool = True,
     bases: Bases | None = None,
     receives: bool = False,
+    only: Collection[str] | None = None,
 ) -> list[Agent]:
     """Load every agent of ``config`` with its model, in speaking order.
 
@@ -100,6 +102,7 @@ def load_agents(
         bases: the base models that earlier calls have loaded. New ones are added to it.
         receives: whether this process will receive the weights of models from another one. They are then on the meta
             device. It reads adapters itself.
+        only: the names of the policies to load. The others are on the meta device. None loads all.
 
     Raises:
         ConfigError: a model or an adapter cannot be loaded.
@@ -117,7 +120,11 @@ def load_agents(
             continue
         for policy in (names := policy_names(name, section, config)):
             if policy not in loaded:
-                model = _load_policy(name, policy, section, tokenizers[name], bases, weights, places, receives)
+                elsewhere = only is not None and policy not in only
+                with torch.device("meta") if elsewhere else nullcontext():
+                    own = {} if elsewhere else bases
+                    read = weights and not elsewhere
+                    model = _load_policy(name, policy, section, tokenizers[name], own, read, places, receives)
                 adapter = policy if isinstance(model, PeftModel) else None
                 loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
         if len(names) > 1:

@@ -20,6 +20,7 @@ from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
 from maporl.storage.run_folder import RunExists
+from maporl.team.initial import INITIAL
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.text import printable
@@ -32,7 +33,7 @@ from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import LOCK, is_leftover
 from trl_ext.set_aside import ABANDONED, set_aside
 
-CONFIG, INITIAL, TOKENIZERS, FINAL = "config.yaml", "initial", "tokenizers", "final"
+CONFIG, TOKENIZERS, FINAL = "config.yaml", "tokenizers", "final"
 BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"
 PARTS = ("task", "protocol", "reward", "advantage", "branching", "schedule")
 """The sections of a configuration that decide what is learned, besides the options that checkpoints compare."""

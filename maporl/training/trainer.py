@@ -41,6 +41,7 @@ from maporl.team.team import Team
 from maporl.training.ahead import Ahead, check_ahead
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
+from maporl.training.backend import Backend
 from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
 from maporl.training.collect import Collector
 from maporl.training.description import RunParts
@@ -58,13 +59,18 @@ from maporl.training.update_batch import TeamUpdateBatch
 from maporl.training.verdict_metrics import verdict_metrics
 from maporl.types import Dialogue, Example
 from trl_ext import distributed
+from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import Saved
 from trl_ext.forward import base_of
 from trl_ext.frozen import Frozen
+from trl_ext.learning import Learning
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics
 from trl_ext.ppov2_config import check_args
 from trl_ext.scoring import RewardFunction
+
+OWN_WEIGHTS = "transformers"
+"""The engine that samples from the weights that are trained. A backend has another one in its place."""
 
 
 class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
@@ -97,6 +103,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             the tools of an agent name it, all agents have all of its tools.
         sampling: how answers are sampled in a role, or in evaluations. That of an agent in training is its own
             (:class:`maporl.Agent`).
+        backend: where to train and sample, such as :class:`maporl.backends.ray_backend.RayBackend`. By default in the
+            launcher's processes.
         config: the configuration that the other arguments were built from, which the run then keeps. By default the run
             describes its parts itself.
 
@@ -135,6 +143,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         tools: Mapping[str, Sequence[Any]] | TeamTools | None = None,
         environments: Mapping[str, Any] | None = None,
         sampling: TeamSampling | None = None,
+        backend: Backend | None = None,
     ):
         check_args(args, MultiAgentPPOConfig)
         check_kinds(
@@ -195,16 +204,22 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             source.follow(lambda: self.state)
         self._critic_outputs = protocol.turns if args.critic_per_turn else 1
         critics = baseline_of(advantage).needs_critic
-        central = team.build_central_critic(args, self._critic_outputs) if critics else None
-        learners = team.build_learners(args, self._critic_outputs, critics, central)
+        self.backend, self._has_critics = backend, critics
+        central = team.build_central_critic(args, self._critic_outputs) if critics and backend is None else None
+        learners: Any
+        if backend is None:
+            learners = team.build_learners(args, self._critic_outputs, critics, central)
+        else:
+            learners = backend.describe(team, args, critics)
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
         self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
-        self._place_frozen()
         with_critic = {name for name, own in learners.items() if own.critic != "none"}
         self.advantages = Advantages(advantage, args, with_critic, self.player.scorer.reward.sources)
         needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
+        of_backend = {} if backend is None else {OWN_WEIGHTS: backend.engine(team, args)}
+        needed = {name: engine for name, engine in needed.items() if engine not in of_backend}
         built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
-        self.player.engines |= {**built, **(engines or {})}
+        self.player.engines |= {**built, **of_backend, **(engines or {})}
         playing = [
             name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
         ]
@@ -271,7 +286,15 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self._places = split_bases(self.team.policies, self.args.use_cpu) if self.args.placement == "split" else {}
         return self._places
 
-    def _place_frozen(self) -> None:
+    def build_learning(self, learners: Any, updates: int, optimizers: tuple, central: CentralCritic | None) -> Any:
+        """Bring all models to their devices, or let the backend do so."""
+        if self.backend is not None:
+            return self.backend.start(learners, updates, self._has_critics, self._critic_outputs)
+        learning = super().build_learning(learners, updates, optimizers, central)
+        self._place_frozen(learning)
+        return learning
+
+    def _place_frozen(self, learning: Learning) -> None:
         """Bring the models that nobody trains to their devices, distributed over the processes as trained ones are."""
         trained = {id(base_of(own.model)): own.strategy for own in self.learners.values()}
         strategy = next(iter(self.learners.values())).strategy
@@ -281,7 +304,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             if base not in trained and base not in frozen:
                 device = self._places.get(base, self.accelerator.device)
                 frozen[base] = Frozen() if policy.is_quantized else strategy.freeze(policy.model, device)
-            self.learning.holders[name] = trained[base] if base in trained else frozen[base]
+            learning.holders[name] = trained[base] if base in trained else frozen[base]
         pool = self.past_policies
         if pool is not None and pool.past.adapter is None:
             pool.holder = frozen[id(base_of(pool.past.model))]
@@ -494,7 +517,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         others: dict[str, Saved] = {
             name: source for name, source in self.player.scorer.sources.items() if source.learns
         }
-        more = {"central_critic": self.learning.central, "opponents": self.past_policies}
+        central = self.learning.central if self.backend is None else None
+        more = {"central_critic": central, "opponents": self.past_policies}
         return others | {name: other for name, other in more.items() if other is not None}
 
     def checkpoint_state(self) -> dict:

@@ -28,6 +28,7 @@ from maporl.team.devices import split
 from maporl.team.loading import base_owners, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.validation import memory
+from maporl.validation.cluster import check_cluster
 from maporl.validation.credited import credit_lines
 from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.lengths import check_lengths
@@ -133,6 +134,7 @@ def check_run(config: Config) -> list[str]:
         ConfigError: the run cannot start.
     """
     training_arguments(config)
+    placed = check_cluster(config)
     _check_writing(Path(config.output_dir))
     task, held_out = tasks_of(config)
     tokenizers = load_tokenizers(config)
@@ -159,6 +161,7 @@ def check_run(config: Config) -> list[str]:
             config, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
         ),
         str(threads_of(config)),
+        *placed,
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tool_lines,
         *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), learners(config), played),

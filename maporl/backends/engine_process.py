@@ -1,0 +1,94 @@
+"""One of the processes that sample from the policies of a group. It knows nothing of the driver, and nothing of Ray."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from maporl.backends.spec import GroupSpec
+from maporl.backends.team_part import load_part
+from maporl.backends.weights import Packed, sent_parameters, unpack
+from maporl.engines.token_sampler import TokenRow, TokenSampler
+from trl_ext.errors import UserError
+from trl_ext.forward import base_of
+from trl_ext.sampling_options import Sampled
+
+
+class OtherVersion(UserError, RuntimeError):
+    """A process was asked to sample from a version of a policy that it does not have."""
+
+
+class EngineProcess:
+    """Samples from copies of the weights of a group's policies. It is at a version of each, or it does not answer.
+
+    Args:
+        spec: the group.
+    """
+
+    def __init__(self, spec: GroupSpec):
+        self.spec = spec
+        self.versions: dict[str, int] = {}
+
+    def build(self) -> None:
+        """Load the models.
+
+        Raises:
+            ConfigError: a model cannot be loaded.
+        """
+        config = self.spec.config
+        on_cpu = config.training.use_cpu or not torch.cuda.is_available()
+        self.device = torch.device("cpu" if on_cpu else "cuda")
+        self.team = load_part(config, self.spec.policies, ())
+        self.team.find_stop_ids(config.ppo)
+        own = {name: self.team.policies[name] for name in self.spec.policies}
+        for policy in own.values():
+            if not policy.is_quantized:
+                policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
+            policy.model.eval()
+        options = config.ppo
+        self.sampler = TokenSampler(
+            own,
+            options.local_rollout_forward_batch_size,
+            options.max_tokens_per_generate,
+            options.keep_states,
+            keep_states_gib=options.keep_states_gib,
+        )
+        self.versions = {name: 0 for name in own if name not in self.spec.trained}
+
+    def load(self, policy: str, version: int, weights: Packed) -> int:
+        """Take over the ``version`` of a policy's weights, and return its number.
+
+        Raises:
+            WeightsDiffer: the weights do not fit, or are not those that were sent.
+        """
+        self.versions.pop(policy, None)  # between two versions it answers for neither
+        unpack(weights, sent_parameters(self.team.policies[policy]))
+        self.sampler.release()
+        self.versions[policy] = version
+        return version
+
+    @torch.no_grad()
+    def sample(self, rows: Sequence[TokenRow], versions: Mapping[str, int]) -> list[Sampled]:
+        """Return a completion for each row, from the given ``versions`` of the policies.
+
+        Raises:
+            OtherVersion: it has another version of a policy, or none.
+        """
+        for name, version in versions.items():
+            if self.versions.get(name) != version:
+                raise OtherVersion(
+                    f"policy {name!r}: asked for version {version}, and the engine has {self.versions.get(name)}"
+                )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.spec.config.training.bf16):
+            return self.sampler.sample(rows)
+
+    def release(self) -> None:
+        """Drop the KV cache of all conversations."""
+        self.sampler.release()
+
+    def metrics(self) -> dict[str, float]:
+        """Return how much KV cache was kept, as :class:`maporl.engines.token_sampler.TokenSampler` does."""
+        return self.sampler.metrics()
+
+    def place(self) -> str:
+        """Return the device of the first policy."""
+        return str(base_of(self.team.policies[self.spec.policies[0]].model).device)

@@ -1,0 +1,165 @@
+"""A group as the driver sees it: the processes that train its policies, and how they are started again.
+
+Every call goes to all processes of the group, because they wait for each other. It has a deadline, and an error names the
+process that has not answered, with the stacks of all of them in the run's folder.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from maporl.backends.member import Member, MemberDied
+from maporl.backends.spec import GroupSpec
+from maporl.config.cluster import FailuresSection
+from maporl.errors import RunError
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+GRACE = 10.0
+"""The seconds in which the death of a process may become known after another one has failed because of it."""
+
+
+class GroupFailed(RunError):
+    """The processes of a group died or hung more often than the run allows."""
+
+
+class Hung(MemberDied):
+    """A process has not answered within the deadline."""
+
+
+class LearnerGroup:
+    """The processes that train the policies of one group.
+
+    Args:
+        spec: the group.
+        start: starts process number k.
+        failures: the deadline, and how often the group is started again.
+        folder: the run's folder.
+    """
+
+    def __init__(self, spec: GroupSpec, start: Callable[[int], Member], failures: FailuresSection, folder: Path):
+        self.spec, self.failures, self.folder = spec, failures, folder
+        self._start = start
+        self.members: list[Member] = []
+        self.restarts = 0
+        self.bytes = 0
+        """The bytes of all weights that are trained."""
+        self._origin: Path | None = None
+        self._snapshots: list[Any] = []
+        self._annotated: list[tuple] | None = None
+
+    def build(self) -> None:
+        """Start the processes, and build the learners in them."""
+        self.members = [self._start(rank) for rank in range(self.spec.devices)]
+        place = self._wait([self.members[0].call("meeting_place")])[0]
+        self.bytes = self._wait([member.call("build", *place) for member in self.members])[0]
+
+    def annotate(self, arguments: Sequence[tuple]) -> list[Any]:
+        """Call :meth:`maporl.backends.learner_process.LearnerProcess.annotate` with each process's arguments."""
+        found = self._safely(lambda: self._each("annotate", arguments))
+        self._annotated = list(arguments)
+        return found
+
+    def update(self, arguments: Sequence[tuple]) -> Any:
+        """Call :meth:`maporl.backends.learner_process.LearnerProcess.update`. Return what the first process returns."""
+
+        def work() -> tuple[Any, list[Any]]:
+            found = self._each("update", arguments)[0]
+            return found, self._each("snapshot", kept=True) if self.failures.snapshots else []
+
+        found, self._snapshots = self._safely(work)
+        self._annotated = None
+        return found
+
+    def all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every process with the same arguments, and return what each returns."""
+        return self._safely(lambda: self._each(method, [arguments] * len(self.members)))
+
+    def weights(self, policy: str) -> Any:
+        """Return a handle of a policy's weights, which a call of another process takes as an argument."""
+        return self._safely(lambda: self._each("weights", [(policy,)] * len(self.members), kept=True))[0]
+
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``. A group that is started again before the next update begins there."""
+        self._origin, self._snapshots = folder, []
+        self.all("load", folder)
+
+    def end(self) -> None:
+        """End the processes."""
+        for member in self.members:
+            member.end()
+        self.members = []
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+
+    def _each(self, method: str, arguments: Sequence[tuple] | None = None, kept: bool = False) -> list[Any]:
+        given = [()] * len(self.members) if arguments is None else arguments
+        calls = [member.call(method, *own, kept=kept) for member, own in zip(self.members, given, strict=True)]
+        return self._wait(calls, method)
+
+    def _wait(self, calls: list[Future[Any]], method: str = "start") -> list[Any]:
+        """Return the results of calls, one for each process or for the first ones.
+
+        Raises:
+            MemberDied: a process died.
+            Hung: one has not answered within the deadline.
+        """
+        until = time.monotonic() + self.failures.deadline
+        _, waiting = wait(calls, timeout=self.failures.deadline, return_when=FIRST_EXCEPTION)
+        failed = [call.exception() for call in calls if call.done() and call.exception() is not None]
+        if failed:
+            # a process whose neighbour has died fails first, and the death is known a moment later
+            wait(waiting, timeout=min(GRACE, max(until - time.monotonic(), 0.0)))
+            errors = [call.exception() for call in calls if call.done() and call.exception() is not None]
+            raise next((error for error in errors if isinstance(error, MemberDied)), errors[0])  # type: ignore[misc]
+        if waiting:
+            silent = [member.name for member, call in zip(self.members, calls, strict=False) if not call.done()]
+            raise Hung(
+                f"{', '.join(silent)}: no answer to {method!r} after {self.failures.deadline:g} s "
+                f"(cluster.failures.deadline); stacks of all processes are in {self._write_stacks(method)}"
+            )
+        return [call.result() for call in calls]
+
+    def _write_stacks(self, method: str) -> Path:
+        file = self.folder / "stacks" / f"{self.spec.name}-{method}-{self.restarts}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n\n".join(f"{member.name}\n{member.stacks()}" for member in self.members))
+        return file
+
+    def _safely(self, work: Callable[[], Result]) -> Result:
+        """Return what ``work`` returns. If a process dies, the group is built again as it was, and the work repeated.
+
+        Raises:
+            GroupFailed: this has happened too often.
+        """
+        while True:
+            try:
+                return work()
+            except MemberDied as error:
+                self._rebuild(error)
+
+    def _rebuild(self, error: MemberDied) -> None:
+        while True:
+            self.restarts += 1
+            if self.restarts > self.failures.group_restarts or not self.failures.snapshots:
+                self.end()
+                raise GroupFailed(
+                    f"group {self.spec.name!r}: {error}; it was started again {self.restarts - 1} times "
+                    "(cluster.failures.group_restarts); resume from the newest checkpoint"
+                ) from error
+            logger.warning("group %r is started again: %s", self.spec.name, error)
+            self.end()
+            try:
+                self.build()
+                if self._snapshots:
+                    self._each("restore", [tuple(self._snapshots)] * len(self.members))
+                elif self._origin is not None:
+                    self._each("load", [(self._origin,)] * len(self.members))
+                if self._annotated is not None:
+                    self._each("annotate", self._annotated)
+                return
+            except MemberDied as again:
+                error = again

@@ -1,0 +1,225 @@
+"""One of the processes that train the policies of a group. It knows nothing of the driver, and nothing of Ray.
+
+A group's processes form a world of their own, as if a launcher had started them for these policies alone. What runs in it is
+what runs without a backend: :class:`trl_ext.learning.Learning`.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from maporl.backends.messages import COMPUTED, Assigned, Samples, numbers_of, put_numbers
+from maporl.backends.spec import GroupSpec
+from maporl.backends.team_part import load_part
+from maporl.backends.weights import Packed, pack, sent_parameters
+from maporl.training.args import MultiAgentPPOConfig
+from trl_ext import distributed
+from trl_ext.checkpoint import Saving
+from trl_ext.forward import base_of
+from trl_ext.learning import Learning
+from trl_ext.metrics import Metrics
+from trl_ext.replicated import Replicated, State
+from trl_ext.sharding import check_bases
+from trl_ext.shards import Shard, Shards, entries
+from trl_ext.token_batch import TokenBatch
+
+STRATEGIES: dict[str, dict[str, str]] = {
+    "replicated": {},
+    "fsdp2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+    "zero2": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
+    "zero3": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+}
+"""What accelerate's launcher puts into the environment for each strategy."""
+
+
+def free_address() -> tuple[str, int]:
+    """Return this machine's address and a free port, at which the processes of a group can meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return "127.0.0.1", port
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one process holds of its group after an update, by policy."""
+
+    entries: dict[str, dict[str, np.ndarray]]
+    rest: dict[str, State]
+    groups: dict[str, list[dict]]
+    schedulers: dict[str, dict[str, Any]]
+
+
+def _arrays(shards: Iterable[Shard]) -> dict[str, np.ndarray]:
+    return {name: values.numpy() for name, values in entries(shards).items()}
+
+
+class LearnerProcess:
+    """Process number ``rank`` of those that train a group.
+
+    Args:
+        spec: the group.
+        rank: the number of this process.
+    """
+
+    def __init__(self, spec: GroupSpec, rank: int):
+        self.spec, self.rank = spec, rank
+        self.batches: dict[str, TokenBatch] = {}
+        self._updated: tuple[int, tuple[dict[str, Metrics], float]] | None = None
+        self._saving: Saving | None = None
+
+    def meeting_place(self) -> tuple[str, int]:
+        """Return where the processes of the group can meet. The first process is asked."""
+        return free_address()
+
+    def build(self, address: str, port: int) -> int:
+        """Join the other processes at ``address``, and build the learners. All processes of the group do this together.
+
+        Returns:
+            The bytes of all weights that are trained.
+
+        Raises:
+            ConfigError: a model cannot be loaded.
+        """
+        spec = self.spec
+        os.environ |= STRATEGIES[spec.strategy]
+        on_cpu = spec.config.training.use_cpu or not torch.cuda.is_available()
+        if on_cpu:
+            os.environ |= {"ACCELERATE_USE_CPU": str(spec.config.training.use_cpu).lower(), "DS_ACCELERATOR": "cpu"}
+        if spec.devices > 1 or spec.strategy != "replicated":
+            os.environ |= {
+                "RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": str(spec.devices),
+                "LOCAL_WORLD_SIZE": str(spec.devices), "MASTER_ADDR": address, "MASTER_PORT": str(port),
+            }  # fmt: skip
+        args = MultiAgentPPOConfig.from_config(spec.config)
+        team = load_part(spec.config, spec.policies, spec.trained, receives=self.rank > 0)
+        team.find_stop_ids(args)
+        central = team.build_central_critic(args, spec.outputs) if spec.critics else None
+        learners = team.build_learners(args, spec.outputs, spec.critics, central)
+        accelerator = Accelerator(cpu=args.use_cpu)  # from here on, from_pretrained would shard what it loads under ZeRO-3
+        unset_hf_deepspeed_config()
+        distributed.check_launcher()
+        check_bases({name: own.model for name, own in learners.items()}, accelerator)
+        for learner in learners.values():
+            learner.prepare(accelerator, spec.updates)
+        if central is not None:
+            central.prepare(accelerator, spec.updates)
+        self.team = team
+        self.learning = Learning(learners, args, accelerator.device, central)
+        return self.learning.trained_bytes()
+
+    def annotate(
+        self, samples: Mapping[str, Samples], critic_only: bool
+    ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Metrics]]:
+        """Take the samples of an update, and return what the weights say of their tokens.
+
+        Returns:
+            By policy, :data:`maporl.backends.messages.COMPUTED` of the sampled tokens of this process, and statistics over
+            all processes of the group.
+
+        Raises:
+            NonFiniteError: a log-probability or a value is NaN or infinite.
+        """
+        completions = {name: own.completions() for name, own in samples.items()}
+        self.batches, metrics = self.learning.token_batches(completions, critic_only)
+        return {name: numbers_of(batch, COMPUTED) for name, batch in self.batches.items()}, metrics
+
+    def update(self, assigned: Mapping[str, Assigned], step: int) -> tuple[dict[str, Metrics], float]:
+        """Train on the samples that :meth:`annotate` took. A second call for the same ``step`` changes nothing.
+
+        Returns:
+            The metrics by policy, and the learning rate, as :meth:`trl_ext.learning.Learning.update` returns them.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
+        if self._updated is not None and self._updated[0] == step:
+            return self._updated[1]
+        batches = {}
+        for name, own in assigned.items():
+            batch = self.batches[name]
+            if len(own.rows) < len(batch):
+                batch = batch.take(torch.from_numpy(own.rows))
+            put_numbers(batch, range(len(batch)), own.tokens)
+            batch.weight = torch.from_numpy(own.weights).to(batch.weight.device, batch.weight.dtype)
+            batch.rollouts = own.rollouts
+            batches[name] = batch
+        found = self.learning.update(batches, step)
+        self._updated, self.batches = (step, found), {}
+        return found
+
+    def weights(self, policy: str) -> Packed | None:
+        """Return the weights of a policy, or None in all processes but the first. All of them are called together."""
+        with self.learning.whole_weights([policy]):
+            return pack(sent_parameters(self.team.policies[policy]).items()) if self.rank == 0 else None
+
+    def begin_saving(self, folder: Path) -> None:
+        """Begin to write the policies into ``folder/NAME`` (:meth:`trl_ext.learning.Learning.begin_saving`)."""
+        self._saving = self.learning.begin_saving(folder)
+
+    def saved(self) -> bool:
+        """Return whether :meth:`finish_saving` would not wait for what this process writes."""
+        return self._saving is None or self._saving.done()
+
+    def finish_saving(self) -> dict[Path, str] | None:
+        """Wait until they are written, and return the SHA-256 of files that are known. None: this process began nothing."""
+        saving, self._saving = self._saving, None
+        return None if saving is None else saving.finish()
+
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``."""
+        self._updated = None
+        self.learning.load(folder)
+
+    def save_policy(self, policy: str, folder: Path) -> None:
+        """Save a policy as a ``from_pretrained`` folder. All processes are called together."""
+        with self.learning.whole_weights([policy]):
+            if distributed.is_main():
+                self.learning.save_policy(policy, folder)
+        distributed.barrier()
+
+    def snapshot(self) -> "Snapshot":
+        """Return a copy of what this process holds of trained weights and optimizers, from which :meth:`restore` goes on."""
+        return Snapshot(
+            {name: _arrays(own.shards(trained_only=True)) for name, own in self._strategies().items()},
+            {name: own.optimizer_rest() for name, own in self._strategies().items()},
+            {name: own.optimizer_groups() for name, own in self._strategies().items()},
+            {name: own.state_dict() for name, own in self._schedulers().items()},
+        )
+
+    def restore(self, *parts: "Snapshot") -> None:
+        """Go on from the snapshots of all processes of the group. All processes do this together."""
+        for name, strategy in self._strategies().items():
+            held = Shards.held(
+                [{key: torch.from_numpy(own) for key, own in part.entries[name].items()} for part in parts]
+            )
+            strategy.load_shards(held, parts[0].rest[name], parts[0].groups[name])
+        for name, scheduler in self._schedulers().items():
+            scheduler.load_state_dict(parts[0].schedulers[name])
+        self._updated = None
+
+    def _strategies(self) -> dict[str, Replicated]:
+        central = self.learning.central
+        own: dict[str, Replicated] = {name: learner.strategy for name, learner in self.learning.learners.items()}
+        return own if central is None else own | {"central critic": central.strategy}
+
+    def _schedulers(self) -> dict[str, Any]:
+        central = self.learning.central
+        own = {name: learner.scheduler for name, learner in self.learning.learners.items()}
+        return own if central is None else own | {"central critic": central.scheduler}
+
+    def strategies(self) -> dict[str, str]:
+        """Return by policy the name of the class that holds its weights, for tests and for the log."""
+        return {name: type(own.strategy).__name__ for name, own in self.learning.learners.items()}
+
+    def device(self) -> str:
+        """Return the device that the group's first policy is on."""
+        return str(base_of(next(iter(self.team.policies.values())).model).device)

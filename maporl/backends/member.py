@@ -1,0 +1,32 @@
+"""A process of a group as the driver sees it, whatever has started it. Imports no torch and no Ray."""
+
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from maporl.errors import RunError
+
+
+class MemberDied(RunError):
+    """A process of a group has ended, or cannot be reached."""
+
+
+class Member(Protocol):
+    """A process that answers calls one after the other."""
+
+    name: str
+    """What errors and logs call it, such as ``ann learner 0``."""
+
+    def call(self, method: str, *arguments: Any, kept: bool = False) -> Future[Any]:
+        """Begin a call of a method, and return its result to come, or if it is ``kept`` elsewhere a handle of it.
+
+        The future raises :class:`MemberDied` if the process ends before it has answered, and otherwise what the method raises.
+        """
+        ...
+
+    def stacks(self) -> str:
+        """Return what every thread of the process is doing, although it may be busy with a call."""
+        ...
+
+    def end(self) -> None:
+        """End the process at once."""
+        ...

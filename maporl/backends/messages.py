@@ -1,0 +1,142 @@
+"""What the driver and the processes of a group send each other: samples without text, and numbers for each sampled token.
+
+Everything is in a few flat arrays, which Ray sends without copying them one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_ext.token_batch import Completion, TokenBatch
+
+COMPUTED = ("old_logprobs", "ref_logprobs", "values")
+"""What a group computes of every sampled token before the advantages."""
+ASSIGNED = ("advantages", "returns", "value_mask")
+"""What the driver computes of every sampled token."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Completions as arrays: what one process of a group is given of a policy in an update.
+
+    Args:
+        ids: the ids of all prompts and completions, one after the other.
+        lengths: for each completion, the number of ids of its prompt, of its response, and of the critic's own prompt (-1: it
+            has none), [N, 3].
+        logprobs: the sampling engine's log-probabilities of all response ids. NaN where they are unknown.
+        places: for each completion its critic output and its trajectory, [N, 2].
+        temperatures: for each completion its temperature. NaN for that of the run.
+        ended: for each completion, whether it ended by itself.
+        labels: the names of the completions in errors.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    logprobs: np.ndarray
+    places: np.ndarray
+    temperatures: np.ndarray
+    ended: np.ndarray
+    labels: list[str]
+
+    @classmethod
+    def of(cls, completions: Sequence[Completion]) -> "Samples":
+        """Pack ``completions``. Their scores and texts stay with the driver."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+        lengths, places = [], []
+        trajectories: dict[tuple, int] = {}
+        for number, own in enumerate(completions):
+            critic = own.critic_prompt_ids
+            ids += [*own.prompt_ids, *own.response_ids, *(critic or ())]
+            lengths.append((len(own.prompt_ids), len(own.response_ids), -1 if critic is None else len(critic)))
+            logprobs += own.sampled_logprobs or [float("nan")] * len(own.response_ids)
+            places.append((own.head, trajectories.setdefault(own.trajectory or (number,), number)))
+        nan = float("nan")
+        return cls(
+            np.asarray(ids, dtype=np.int32),
+            np.asarray(lengths, dtype=np.int32).reshape(-1, 3),
+            np.asarray(logprobs, dtype=np.float32),
+            np.asarray(places, dtype=np.int32).reshape(-1, 2),
+            np.asarray([nan if own.temperature is None else own.temperature for own in completions], dtype=np.float64),
+            np.asarray([own.ended for own in completions], dtype=bool),
+            [own.label for own in completions],
+        )
+
+    def completions(self) -> list[Completion]:
+        """Return the completions, with a score of 0."""
+        found, start, drawn = [], 0, 0
+        for number, (prompt, response, critic) in enumerate(self.lengths.tolist()):
+            middle, end = start + prompt, start + prompt + response
+            logprobs = self.logprobs[drawn : drawn + response]
+            temperature = float(self.temperatures[number])
+            head, trajectory = self.places[number].tolist()
+            found.append(
+                Completion(
+                    prompt_ids=self.ids[start:middle].tolist(),
+                    response_ids=self.ids[middle:end].tolist(),
+                    ended=bool(self.ended[number]),
+                    label=self.labels[number],
+                    head=head,
+                    trajectory=(trajectory,),
+                    score=0.0,
+                    critic_prompt_ids=None if critic < 0 else self.ids[end : end + critic].tolist(),
+                    sampled_logprobs=None if np.isnan(logprobs).any() else logprobs.tolist(),
+                    temperature=None if np.isnan(temperature) else temperature,
+                )
+            )
+            start, drawn = end + max(critic, 0), drawn + response
+        return found
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What the driver has computed of the rows of one process, in an update of one policy.
+
+    Args:
+        rows: which of the rows that the process was given are trained on, in rising order.
+        tokens: :data:`ASSIGNED` of their sampled tokens, in row-major order.
+        weights: the weight of each row in the loss.
+        rollouts: the number of rollouts of the update (:class:`trl_ext.token_batch.TokenBatch`).
+    """
+
+    rows: np.ndarray
+    tokens: dict[str, np.ndarray]
+    weights: np.ndarray
+    rollouts: int | None
+
+
+def numbers_of(batch: TokenBatch, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the named tensors [N, T] of ``batch`` at its sampled tokens, in row-major order."""
+    row, column = batch.sampled
+    return {name: getattr(batch, name)[row, column].cpu().numpy() for name in names}
+
+
+def put_numbers(batch: TokenBatch, rows: Sequence[int], numbers: dict[str, np.ndarray]) -> None:
+    """Write ``numbers`` of the sampled tokens of ``rows``, which rise, into the tensors of ``batch``."""
+    row, column = batch.sampled_on_host
+    chosen = torch.isin(row, torch.as_tensor(list(rows), dtype=torch.long))
+    place = row[chosen], column[chosen]
+    for name, values in numbers.items():
+        tensor: Any = getattr(batch, name)
+        tensor[place[0].to(tensor.device), place[1].to(tensor.device)] = torch.from_numpy(np.array(values)).to(
+            tensor.device, tensor.dtype
+        )
+
+
+def dealt(batch: TokenBatch, processes: int) -> list[list[int]]:
+    """Return the rows of ``batch`` for each of ``processes``: successive groups of inseparable rows, of nearly equal tokens.
+
+    Rows rise within a process. Put one after the other, the groups of all processes are in the order of one process, so
+    that minibatches are the same (:meth:`trl_ext.learning.Learning.minibatches`).
+    """
+    groups = batch.inseparable()
+    sizes = [sum(batch.tree.lengths[row] for row in group) for group in groups]
+    total, reached = max(sum(sizes), 1), 0
+    found: list[list[int]] = [[] for _ in range(processes)]
+    for group, size in zip(groups, sizes, strict=True):
+        found[min(processes * (2 * reached + size) // (2 * total), processes - 1)] += group
+        reached += size
+    return [sorted(rows) for rows in found]

@@ -1,0 +1,84 @@
+"""Weights on their way from the process that learns to those that sample: one flat buffer, with what is in it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maporl.team.agents import Policy
+from trl_ext.errors import UserError
+from trl_ext.forward import base_of
+
+
+class WeightsDiffer(UserError, RuntimeError):
+    """The weights that arrived are not those that were sent."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The weights of a policy: its adapter, or its whole model.
+
+    Args:
+        entries: the name, the dtype and the shape of each tensor, in the order of the buffer.
+        sums: the sum of each tensor in float64, by which a receiver checks what it has loaded.
+        buffer: the bytes of all tensors.
+    """
+
+    entries: list[tuple[str, str, tuple[int, ...]]]
+    sums: list[float]
+    buffer: np.ndarray
+
+
+def sent_parameters(policy: Policy) -> dict[str, nn.Parameter]:
+    """Return the parameters of a policy that change, by name: those of its adapter, or all."""
+    model = policy.model if policy.adapter is not None else base_of(policy.model)
+    marks = (f".{policy.adapter}.",) if policy.adapter is not None else ("",)
+    return {name: p for name, p in model.named_parameters() if any(mark in name for mark in marks)}
+
+
+def pack(named: Iterable[tuple[str, Tensor]]) -> Packed:
+    """Copy tensors one after the other into a buffer in main memory."""
+    tensors = {name: tensor.detach() for name, tensor in named}
+    # FSDP frees the storage of gathered weights, which numpy would pin; so they are copied into a tensor of our own
+    buffer = torch.empty(sum(tensor.nbytes for tensor in tensors.values()), dtype=torch.uint8)
+    start = 0
+    for tensor in tensors.values():
+        buffer[start : start + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+        start += tensor.nbytes
+    entries = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()]
+    return Packed(entries, [_sum(tensor) for tensor in tensors.values()], buffer.numpy())
+
+
+@torch.no_grad()
+def unpack(packed: Packed, parameters: dict[str, Any]) -> None:
+    """Copy the tensors of ``packed`` into ``parameters``, and check what is there afterwards.
+
+    Raises:
+        WeightsDiffer: a tensor is missing or has another shape, or its numbers have another sum.
+    """
+    names = [name for name, *_ in packed.entries]
+    if set(names) != parameters.keys():
+        other = sorted(set(names) ^ parameters.keys())[0]
+        raise WeightsDiffer(
+            f"weights: {other!r} is on one side only; expected {len(parameters)} tensors, got {len(names)}"
+        )
+    start = 0
+    for (name, kind, shape), expected in zip(packed.entries, packed.sums, strict=True):
+        dtype = getattr(torch, kind)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        values = torch.from_numpy(packed.buffer[start : start + size].copy()).view(dtype).view(shape)
+        start += size
+        own = parameters[name]
+        if own.shape != values.shape:
+            raise WeightsDiffer(f"weights: {name!r} has shape {tuple(own.shape)}, got {shape}")
+        own.copy_(values)
+        found = _sum(own.detach())
+        if not np.isclose(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True):
+            raise WeightsDiffer(f"weights: {name!r} sums to {found} after loading, expected {expected}")
+
+
+def _sum(tensor: Tensor) -> float:
+    return float(tensor.double().sum())

@@ -1,0 +1,56 @@
+"""Check the section ``cluster`` of a configuration, before any process starts."""
+
+import os
+
+from maporl.backends.groups import groups_of
+from maporl.config import Config
+from maporl.errors import ConfigError
+from maporl.rewards.likelihood import asks_untrained
+
+
+def check_cluster(config: Config) -> list[str]:
+    """Check that the run can be distributed over groups. Return what they are, as lines of text.
+
+    Raises:
+        ConfigError: a part of the configuration does not work with groups, or the groups do not fit the policies.
+    """
+    if config.cluster.backend == "local":
+        if config.cluster.groups or config.cluster.address is not None:
+            raise ConfigError("cluster: backend is local, which has no groups and no address; set cluster.backend: ray")
+        return []
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "cluster.backend: ray starts its processes itself, and the launcher has started several; start with: maporl train"
+        )
+    for wrong, what, remedy in (
+        (
+            config.schedule.opponent_pool is not None,
+            "schedule.opponent_pool",
+            "leave it out, or use cluster.backend: local",
+        ),
+        (
+            asks_untrained(config.restate, config.reward.sources) is not None,
+            "restate and the reward nll, which ask the weights before training",
+            "leave them out, or use cluster.backend: local",
+        ),
+        (
+            config.training.placement == "split",
+            "training.placement: split",
+            "leave it out: every group has its own devices",
+        ),
+        (
+            any(agent.load_in_4bit or agent.load_in_8bit for agent in config.agents.values()),
+            "load_in_4bit and load_in_8bit",
+            "leave them out, or use cluster.backend: local",
+        ),
+        (bool(config.loop.stages), "loop.stages", "use cluster.backend: local"),
+    ):
+        if wrong:
+            raise ConfigError(f"cluster.backend: ray does not do {what} yet; {remedy}")
+    lines = []
+    for name, group in groups_of(config).items():
+        lines.append(
+            f"group {name}: {', '.join(group.policies)}; {group.learner.devices} to train ({group.learner.strategy}), "
+            f"{group.engines.replicas} to sample"
+        )
+    return lines

@@ -1,0 +1,400 @@
+"""Groups of processes without Ray: what is sent, who gets what, and what happens when a process dies or hangs."""
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from maporl.backends.engine_pool import EnginePool
+from maporl.backends.engine_process import OtherVersion
+from maporl.backends.group import GroupFailed, LearnerGroup
+from maporl.backends.groups import groups_of
+from maporl.backends.member import MemberDied
+from maporl.backends.messages import ASSIGNED, COMPUTED, Samples, dealt, numbers_of, put_numbers
+from maporl.backends.spec import GroupSpec
+from maporl.backends.weights import WeightsDiffer, pack, unpack
+from maporl.config.cluster import FailuresSection
+from maporl.engines.token_sampler import TokenRow
+from maporl.errors import ConfigError
+from maporl.validation.cluster import check_cluster
+from maporl.validation.load import from_dict
+from trl_ext.ppo_options import Decoding
+from trl_ext.sampling_options import Sampled
+from trl_ext.token_batch import Completion, build_token_batch
+
+
+def completions(rng, count):
+    """Random completions: some share prefixes and trajectories, some have temperatures, log-probabilities or a critic's prompt."""
+    found = []
+    for number in range(count):
+        prompt = [rng.randrange(1, 50) for _ in range(rng.randint(1, 6))]
+        if found and rng.random() < 0.4:  # a later turn of an earlier conversation
+            prompt = found[-1].prompt_ids + found[-1].response_ids + prompt
+        response = [rng.randrange(1, 50) for _ in range(rng.randint(1, 5))]
+        found.append(
+            Completion(
+                prompt_ids=prompt,
+                response_ids=response,
+                ended=rng.random() < 0.5,
+                label=f"row {number}",
+                head=rng.randrange(2),
+                trajectory=("t", number // 2) if rng.random() < 0.5 else None,
+                sampled_logprobs=[-rng.random() for _ in response] if rng.random() < 0.7 else None,
+                temperature=rng.choice([None, 0.7]),
+                critic_prompt_ids=prompt[:1] if rng.random() < 0.3 else None,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_arrive_as_they_were(seed):
+    own = completions(random.Random(seed), 7)
+    there = Samples.of(own).completions()
+    one, other = build_token_batch(own, "cpu"), build_token_batch(there, "cpu")
+    for name in ("input_ids", "sampled_mask", "head", "trajectory", "sampler_logprobs", "temperature"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), equal_nan=True, rtol=0, atol=0)
+    assert one.labels == other.labels and [c.ended for c in own] == [c.ended for c in there]
+    assert (one.critic is None) == (other.critic is None)
+    if one.critic is not None:
+        assert one.critic.input_ids.tolist() == other.critic.input_ids.tolist()
+
+
+def test_a_sample_takes_few_bytes():
+    """Section 6 of the design: 12 kB for a conversation of 1,836 tokens with two turns of 512."""
+    first = Completion([1] * 300, [2] * 512, True, "turn 1", sampled_logprobs=[-1.0] * 512)
+    second = Completion([1] * 1324, [2] * 512, True, "turn 2", sampled_logprobs=[-1.0] * 512)
+    packed = Samples.of([first, second])
+    assert packed.ids.nbytes + packed.logprobs.nbytes == 4 * (812 + 1836) + 4 * 1024
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_rows_are_dealt_in_successive_groups(seed, processes):
+    batch = build_token_batch(completions(random.Random(seed), 12), "cpu")
+    shares = dealt(batch, processes)
+    assert sorted(row for rows in shares for row in rows) == list(range(12)) and len(shares) == processes
+    groups = batch.inseparable()
+    owner = [next(n for n, rows in enumerate(shares) if group[0] in rows) for group in groups]
+    assert owner == sorted(owner), "minibatches are dealt over groups in this order"
+    assert all(row in shares[n] for group, n in zip(groups, owner, strict=True) for row in group)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_come_back_to_their_tokens(seed):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    own = completions(rng, 9)
+    whole = build_token_batch(own, "cpu")
+    expected = {name: torch.randn(whole.input_ids.shape, generator=generator) * whole.sampled_mask for name in COMPUTED}
+    for rows in dealt(whole, 3):
+        part = build_token_batch(Samples.of([own[row] for row in rows]).completions(), "cpu")
+        for name in COMPUTED:
+            getattr(part, name).copy_(expected[name][torch.tensor(rows, dtype=torch.long)][:, : part.input_ids.shape[1]])
+        put_numbers(whole, rows, numbers_of(part, COMPUTED))
+    for name in COMPUTED:
+        assert torch.equal(getattr(whole, name), expected[name]), name
+    assert set(ASSIGNED) <= set(vars(whole))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_arrive_as_they_were_or_are_refused(dtype):
+    torch.manual_seed(0)
+    named = {"a": torch.randn(3, 4, dtype=dtype), "b": torch.randn(5, dtype=dtype), "c": torch.tensor(2.0, dtype=dtype)}
+    packed = pack(named.items())
+    there = {name: torch.zeros_like(value) for name, value in named.items()}
+    unpack(packed, there)
+    assert all(torch.equal(there[name], value) for name, value in named.items())
+    packed.buffer[1] ^= 64
+    with pytest.raises(WeightsDiffer, match="'a' sums to"):
+        unpack(packed, there)
+    with pytest.raises(WeightsDiffer, match="'d' is on one side only"):
+        unpack(pack(named.items()), {**there, "d": torch.zeros(1)})
+    with pytest.raises(WeightsDiffer, match=r"'b' has shape \(6,\), got \(5,\)"):
+        unpack(pack(named.items()), {**there, "b": torch.zeros(6, dtype=dtype)})
+
+
+# -- processes, as threads ------------------------------------------------------------------------------------------------
+
+
+class Thread:
+    """A member whose calls run one after the other in a thread. ``die`` ends it as a process ends."""
+
+    def __init__(self, name, part):
+        self.name, self.part, self.dead, self.busy = name, part, threading.Event(), threading.Lock()
+        self.waiting = []
+
+    def call(self, method, *arguments, kept=False):
+        answer = Future()
+        self.waiting.append(answer)
+
+        def work():
+            with self.busy:
+                try:
+                    found = None if self.dead.is_set() else getattr(self.part, method)(*arguments)
+                    if not answer.done() and not self.dead.is_set():
+                        answer.set_result(found)
+                except Exception as error:
+                    if not answer.done():
+                        answer.set_exception(error)
+
+        if self.dead.is_set():
+            answer.set_exception(MemberDied(f"{self.name}: gone"))
+        else:
+            threading.Thread(target=work, daemon=True).start()
+        return answer
+
+    def stacks(self):
+        return f"stacks of {self.name}"
+
+    def end(self):
+        self.dead.set()
+        for answer in self.waiting:
+            if not answer.done():
+                answer.set_exception(MemberDied(f"{self.name}: the process has ended"))
+
+
+class Engine:
+    """Answers with a token that says which version answered, after ``seconds`` for a call and for each row."""
+
+    def __init__(self, seconds=(0.0, 0.0)):
+        self.seconds, self.versions, self.rows = seconds, {"ann": 0}, []
+
+    def build(self):
+        pass
+
+    def load(self, policy, version, weights):
+        assert weights == f"weights {version}"
+        self.versions[policy] = version
+
+    def sample(self, rows, versions):
+        for name, version in versions.items():
+            if self.versions.get(name) != version:
+                raise OtherVersion(f"{name}: {version} against {self.versions.get(name)}")
+        self.rows.append(len(rows))
+        time.sleep(self.seconds[0] + self.seconds[1] * len(rows))
+        return [Sampled([row.prompt[0], self.versions[row.policy]]) for row in rows]
+
+    def release(self):
+        pass
+
+
+def spec(replicas=2, rows=None, devices=2):
+    return GroupSpec("ann", None, ("ann",), ("ann",), 1, False, 1, devices, "replicated", replicas, rows)
+
+
+def row(number):
+    return TokenRow("ann", [number], 0, ("key", number), Decoding(1.0), 4)
+
+
+def pool_of(tmp_path, replicas=2, rows=None, seconds=(0.0, 0.0), **failures):
+    started = []
+
+    def start(number):
+        started.append(Thread(f"ann engine {number}", Engine(seconds)))
+        return started[-1]
+
+    pool = EnginePool(spec(replicas, rows), start, FailuresSection(**failures), tmp_path)
+    pool.build()
+    return pool, started
+
+
+def test_what_was_asked_of_a_dead_engine_is_asked_again(tmp_path):
+    """Twenty engines die while they answer, and a new one never answers with another version than the one asked for."""
+    pool, started = pool_of(tmp_path, seconds=(0.005, 0.0), engine_replacements=20)
+    rng = random.Random(1)
+    for version in range(1, 21):
+        pool.load("ann", version, f"weights {version}")
+        answers = pool.ask([row(number) for number in range(50)])
+        time.sleep(rng.uniform(0, 0.004))
+        rng.choice([member for member in started if not member.dead.is_set()]).end()
+        assert [answer.result(timeout=20).ids for answer in answers] == [[n, version] for n in range(50)]
+    assert 15 <= pool.replaced <= 20, "one that died without work is found dead when it is asked"
+
+
+def test_engines_that_die_too_often_end_the_run(tmp_path):
+    pool, started = pool_of(tmp_path, replicas=1, seconds=(0.05, 0.0), engine_replacements=2)
+    answers = pool.ask([row(0), row(1)])
+    with pytest.raises(GroupFailed, match=r"engines were replaced 2 times .*resume from the newest checkpoint"):
+        while not answers[0].done():
+            started[-1].end()
+            time.sleep(0.02)
+        answers[0].result()
+
+
+def test_an_engine_that_hangs_is_replaced_and_its_stacks_are_kept(tmp_path):
+    pool, started = pool_of(tmp_path, replicas=1, deadline=0.3)
+    started[0].part.sample = lambda rows, versions: time.sleep(1.5)
+    answers = pool.ask([row(7)])
+    assert answers[0].result(timeout=20).ids == [7, 0]
+    assert (tmp_path / "stacks/ann-engine-0.txt").read_text() == "stacks of ann engine 0"
+
+
+def test_an_error_of_an_answer_is_raised_where_it_was_asked(tmp_path):
+    pool, started = pool_of(tmp_path, replicas=1)
+
+    def fail(rows, versions):
+        raise ValueError("a prompt is empty")
+
+    sample, started[0].part.sample = started[0].part.sample, fail
+    with pytest.raises(ValueError, match="a prompt is empty"):
+        pool.ask([row(0)])[0].result(timeout=5)
+    started[0].part.sample = sample
+    assert pool.ask([row(1)])[0].result(timeout=5).ids == [1, 0] and pool.replaced == 0
+
+
+def test_engines_get_full_calls_although_dialogues_go_on_one_by_one(tmp_path):
+    """256 dialogues of four utterances, engines of 20 ms and 1 ms a row, at most 64 rows: the calls are nearly full."""
+    pool, started = pool_of(tmp_path, replicas=2, rows=64, seconds=(0.02, 0.001))
+    pending = dict(zip(pool.ask([row(n) for n in range(256)]), [1] * 256, strict=True))
+    while pending:
+        done = [answer for answer in pending if answer.done()]
+        turns = [pending.pop(answer) for answer in done]
+        more = [turn + 1 for turn in turns if turn < 4]
+        pending |= dict(zip(pool.ask([row(n) for n in range(len(more))]), more, strict=True))
+        time.sleep(0.001)
+    sizes = [size for member in started for size in member.part.rows]
+    assert sum(sizes) == 1024 and sum(sizes) / len(sizes) >= 48
+    pool.end()
+
+
+class Learner:
+    """Counts updates. Every process must do the same, and waits for the others as in a collective."""
+
+    def __init__(self, world, rank):
+        self.world, self.rank, self.state, self.samples = world, rank, 0, None
+
+    def meeting_place(self):
+        return "here", 1
+
+    def build(self, address, port):
+        return 12
+
+    def annotate(self, samples):
+        self.samples = samples
+        return samples
+
+    def update(self, number):
+        assert self.samples is not None
+        self.world["updates"].append(self.rank)
+        if self.rank == 1 and self.world["updates"].count(1) in self.world["deaths"]:
+            self.world["members"][-1].end()
+            time.sleep(0.05)
+        if self.rank == 1 and self.world["updates"].count(1) in self.world["hangs"]:
+            time.sleep(5)
+        self.state += number
+        self.samples = None
+        return self.state
+
+    def snapshot(self):
+        return self.state
+
+    def restore(self, *parts):
+        self.state = parts[0]
+
+
+def learners_of(tmp_path, deaths=(), hangs=(), **failures):
+    world = {"updates": [], "deaths": deaths, "hangs": hangs, "members": []}
+
+    def start(rank):
+        world["members"].append(Thread(f"ann learner {rank}", Learner(world, rank)))
+        return world["members"][-1]
+
+    group = LearnerGroup(spec(), start, FailuresSection(**failures), tmp_path)
+    group.build()
+    return group, world
+
+
+def updates(group, numbers):
+    found = []
+    for number in numbers:
+        assert group.annotate([(f"{number} a",), (f"{number} b",)]) == [f"{number} a", f"{number} b"]
+        found.append(group.update([(number,), (number,)]))
+    return found
+
+
+def test_a_group_whose_process_dies_goes_on_from_the_last_update(tmp_path):
+    calm, _ = learners_of(tmp_path)
+    group, world = learners_of(tmp_path, deaths=(1, 3, 4))
+    assert updates(group, range(1, 6)) == updates(calm, range(1, 6)) == [1, 3, 6, 10, 15]
+    assert group.restarts == 3 and len(world["members"]) == 8 and group.bytes == 12
+
+
+def test_a_process_that_does_not_answer_is_named_with_the_stacks_of_all(tmp_path, caplog):
+    group, _ = learners_of(tmp_path, hangs=(2,), deadline=0.4)
+    assert updates(group, range(1, 4)) == [1, 3, 6]
+    assert "ann learner 1: no answer to 'update' after 0.4 s (cluster.failures.deadline)" in caplog.text
+    text = (tmp_path / "stacks/ann-update-0.txt").read_text()
+    assert "stacks of ann learner 0" in text and "stacks of ann learner 1" in text
+
+
+def test_a_group_that_dies_too_often_ends_the_run(tmp_path):
+    group, _ = learners_of(tmp_path, deaths=range(1, 100), group_restarts=2)
+    with pytest.raises(GroupFailed, match=r"group 'ann': .*started again 2 times .*group_restarts.*resume from the newest"):
+        updates(group, [1])
+    without, _ = learners_of(tmp_path, deaths=(2,), snapshots=False)
+    with pytest.raises(GroupFailed, match="started again 0 times"):
+        updates(without, [1, 2])
+
+
+# -- the configuration ----------------------------------------------------------------------------------------------------
+
+
+def config_of(agents=None, **sections):
+    agents = agents or {"ann": {"tiny": {}}, "bob": {"tiny": {}}, "cy": {"tiny": {}, "policy": "bob"}}
+    return from_dict(
+        {"output_dir": "runs/x", "task": {"name": "toy_sum"}, "agents": agents, "protocol": {"name": "debate"}, **sections}
+    )
+
+
+def test_groups_are_the_base_models():
+    assert {n: g.policies for n, g in groups_of(config_of()).items()} == {"ann": ["ann"], "bob": ["bob"]}
+    lora = {"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}, "cy": {"model": "m"}}
+    assert {n: g.policies for n, g in groups_of(config_of(lora)).items()} == {"ann": ["ann", "bob"], "cy": ["cy"]}
+    central = config_of(training={"critic": "central"})
+    assert {n: g.policies for n, g in groups_of(central).items()} == {"ann": ["ann", "bob"]}
+
+
+def cluster(**groups):
+    return {"backend": "ray", "groups": {name: {"policies": names} for name, names in groups.items()}}
+
+
+@pytest.mark.parametrize(
+    "sections, message",
+    [
+        ({"cluster": cluster(a=["ann"])}, "policy 'bob' is in no group; add it to one"),
+        ({"cluster": cluster(a=["ann", "bob"], b=["bob"])}, "policy 'bob' is in 'a' and in 'b'; leave it in one"),
+        ({"cluster": cluster(a=["ann", "bob", "dan"])}, "no policy 'dan'; the policies are ann, bob"),
+        (
+            {"cluster": cluster(a=["ann"], b=["bob"]), "training": {"critic": "central"}},
+            "'ann' and 'bob' share a central critic, and are in 'a' and 'b'; put them into one group",
+        ),
+        ({"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}}, "backend is local, which has no groups"),
+        ({"cluster": {"backend": "ray"}, "restate": "base_model"}, "does not do restate and the reward nll"),
+        ({"cluster": {"backend": "ray"}, "training": {"placement": "split"}}, "does not do training.placement: split"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(sections, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        check_cluster(config_of(**sections))
+
+
+def test_adapters_of_one_base_belong_to_one_group():
+    lora = {"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}}
+    with pytest.raises(ConfigError, match="'ann' and 'bob' are adapters of one base, and are in 'a' and 'b'"):
+        check_cluster(config_of(lora, cluster=cluster(a=["ann"], b=["bob"])))
+
+
+def test_a_launcher_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="starts its processes itself, and the launcher has started several; start with: maporl"):
+        check_cluster(config_of(cluster={"backend": "ray"}))
+    assert check_cluster(config_of()) == []
+
+
+def test_numpy_arrays_are_flat():
+    packed = Samples.of([])
+    assert packed.completions() == [] and packed.ids.dtype == np.int32

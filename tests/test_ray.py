@@ -1,0 +1,129 @@
+"""Runs with ``cluster.backend: ray``: equal to local ones, although processes are killed; on loopback and behind a token.
+
+Starting Ray and a process that imports torch takes seconds each, so that few runs show many things.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from importlib.util import find_spec
+
+import pytest
+from safetensors.torch import load_file
+from tiny_run import config_of, end_of
+
+from maporl.errors import ConfigError
+from maporl.runs import train as run
+from maporl.runs.build import build_trainer
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
+OWN = ("kv_cache/", "group/")
+"""Metrics that only one of the backends has."""
+
+
+def sections(backend="ray", **cluster):
+    return {"evaluation": {"questions": 8}, "cluster": {"backend": backend, **cluster} if backend == "ray" else {}}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """What a run of three updates leaves without Ray."""
+    folder = tmp_path_factory.mktemp("local") / "run"
+    run.train(config_of(folder, 3, sections("local")), resume=False, quiet=True)
+    return end_of(folder, 3)
+
+
+def assert_equal(end, other):
+    """The same to the bit: weights and optimizers of the checkpoint and of the end, metrics, and dialogues."""
+    (weights, records, dialogues), (expected, calm, spoken) = end, other
+    assert weights.keys() == expected.keys() and len(weights) > 6 and dialogues == spoken
+    for name, tensors in expected.items():
+        assert all(value.equal(weights[name][key]) for key, value in tensors.items()), name
+    kept = [[{k: v for k, v in r.items() if not k.startswith(OWN)} for r in part] for part in (records, calm)]
+    assert kept[0] == kept[1]
+
+
+def listening(pids):
+    """The addresses at which processes listen, as ``ss`` tells them."""
+    shown = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+    return [line.split()[3] for line in shown if any(f"pid={pid}," in line for pid in pids)]
+
+
+def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_killed(local, tmp_path):
+    """SIGKILL of an engine and of a process that trains, after the first update. Then nothing is left running."""
+    psutil = pytest.importorskip("psutil")
+    folder = tmp_path / "run"
+    trainer = build_trainer(config_of(folder, 3, sections()), quiet=True)
+    backend = trainer.backend
+    try:
+        children = psutil.Process().children(recursive=True)
+        addresses = listening([os.getpid(), *(child.pid for child in children)])
+        assert addresses and all(re.match(r"(127\.0\.0\.1|\[::1\]|\[::ffff:127\.0\.0\.1\]):", a) for a in addresses)
+        refused = subprocess.run(
+            [os.sys.executable, "-c", "import os, ray; ray.init(address=os.environ['RAY_ADDRESS_OF_TEST'])"],
+            env={**os.environ, "RAY_ADDRESS_OF_TEST": backend.cluster.ray.get_runtime_context().gcs_address,
+                 "RAY_AUTH_TOKEN_PATH": "/nowhere", "RAY_AUTH_MODE": "disabled"},
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert refused.returncode != 0 and "token" in refused.stderr.lower()
+        victims = [next(iter(backend.pools["ann"]._members)), backend.learners["bob"].members[0]]
+        pids = [member.pid() for member in victims]
+
+        def kill():
+            while trainer.state.global_step < 1:
+                time.sleep(0.01)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        trainer.train()
+        killer.join()
+        assert backend.pools["ann"].replaced == 1 and backend.learners["bob"].restarts == 1
+    finally:
+        backend.end()
+    assert_equal(end_of(folder, 3), local)
+    gone, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive
+    names = sorted(path.name for path in (folder / "logs").iterdir())
+    assert names[:2] == ["ann-engine-0.log", "ann-engine-1.log"] and "bob-learner-0.log" in names
+
+
+@pytest.mark.parametrize(
+    "strategy", ["fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("replicated", "zero2", "zero3"))]
+)
+def test_groups_of_two_processes_end_with_the_weights_of_one(strategy, local, tmp_path):
+    """Both groups under a strategy of their own, in flow; the checkpoint goes on without Ray, and the other way round."""
+    if strategy.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    folder = tmp_path / "run"
+    two = {"devices": 2, "strategy": strategy}
+    groups = {"a": {"policies": ["ann"], "learner": two}, "b": {"policies": ["bob"], "learner": two}}
+    options = {"use_cpu": not strategy.startswith("zero"), "async_save": True}
+    run.train(config_of(folder, 3, sections(groups=groups, batching="flow"), **options), resume=False, quiet=True)
+    weights, records, _ = end_of(folder, 3)
+    for name, tensors in local[0].items():
+        if name.startswith("final"):
+            assert all(float((weights[name][key] - v).abs().max()) < 1e-5 for key, v in tensors.items()), name
+    assert [record["step"] for record in records] == [1, 2, 3]
+    resumed = config_of(tmp_path / "local", 3, sections("local"), save_steps=0)
+    trainer = build_trainer(resumed, quiet=True)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    for name in ("ann", "bob"):
+        end, expected = (load_file(path / "final" / name / "model.safetensors") for path in (tmp_path / "local", folder))
+        assert all(float((end[key] - v).abs().max()) < 1e-5 for key, v in expected.items())
+    lines = [json.loads(line) for line in (tmp_path / "local/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [3]
+
+
+def test_more_devices_than_there_are_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    from maporl.backends import ray_backend
+
+    monkeypatch.setattr(ray_backend.Cluster, "devices", lambda self: 3)
+    with pytest.raises(ConfigError, match=r"they ask for 4 devices \(ann 2, bob 2\), and Ray has 3; lower learner\.devices"):
+        build_trainer(config_of(tmp_path / "run", 3, sections(), use_cpu=False), quiet=True)
+    assert not (tmp_path / "run/logs").exists()
