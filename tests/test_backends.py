@@ -93,7 +93,9 @@ def test_numbers_come_back_to_their_tokens(seed):
     for rows in dealt(whole, 3):
         part = build_token_batch(Samples.of([own[row] for row in rows]).completions(), "cpu")
         for name in COMPUTED:
-            getattr(part, name).copy_(expected[name][torch.tensor(rows, dtype=torch.long)][:, : part.input_ids.shape[1]])
+            getattr(part, name).copy_(
+                expected[name][torch.tensor(rows, dtype=torch.long)][:, : part.input_ids.shape[1]]
+            )
         put_numbers(whole, rows, numbers_of(part, COMPUTED))
     for name in COMPUTED:
         assert torch.equal(getattr(whole, name), expected[name]), name
@@ -333,7 +335,9 @@ def test_a_process_that_does_not_answer_is_named_with_the_stacks_of_all(tmp_path
 
 def test_a_group_that_dies_too_often_ends_the_run(tmp_path):
     group, _ = learners_of(tmp_path, deaths=range(1, 100), group_restarts=2)
-    with pytest.raises(GroupFailed, match=r"group 'ann': .*started again 2 times .*group_restarts.*resume from the newest"):
+    with pytest.raises(
+        GroupFailed, match=r"group 'ann': .*started again 2 times .*group_restarts.*resume from the newest"
+    ):
         updates(group, [1])
     without, _ = learners_of(tmp_path, deaths=(2,), snapshots=False)
     with pytest.raises(GroupFailed, match="started again 0 times"):
@@ -346,7 +350,13 @@ def test_a_group_that_dies_too_often_ends_the_run(tmp_path):
 def config_of(agents=None, **sections):
     agents = agents or {"ann": {"tiny": {}}, "bob": {"tiny": {}}, "cy": {"tiny": {}, "policy": "bob"}}
     return from_dict(
-        {"output_dir": "runs/x", "task": {"name": "toy_sum"}, "agents": agents, "protocol": {"name": "debate"}, **sections}
+        {
+            "output_dir": "runs/x",
+            "task": {"name": "toy_sum"},
+            "agents": agents,
+            "protocol": {"name": "debate"},
+            **sections,
+        }
     )
 
 
@@ -390,7 +400,9 @@ def test_adapters_of_one_base_belong_to_one_group():
 
 def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="starts its processes itself, and the launcher has started several; start with: maporl"):
+    with pytest.raises(
+        ConfigError, match="starts its processes itself, and the launcher has started several; start with: maporl"
+    ):
         check_cluster(config_of(cluster={"backend": "ray"}))
     assert check_cluster(config_of()) == []
 

@@ -14,13 +14,13 @@ from importlib.util import find_spec
 
 import pytest
 from safetensors.torch import load_file
-from tiny_run import config_of, end_of
+from tiny_run import config_of, end_of, start
 
 from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")]
 OWN = ("kv_cache/", "group/")
 """Metrics that only one of the backends has."""
 
@@ -87,15 +87,13 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
     finally:
         backend.end()
     assert_equal(end_of(folder, 3), local)
-    gone, alive = psutil.wait_procs(children, timeout=15)
+    _, alive = psutil.wait_procs(children, timeout=15)
     assert not alive
     names = sorted(path.name for path in (folder / "logs").iterdir())
     assert names[:2] == ["ann-engine-0.log", "ann-engine-1.log"] and "bob-learner-0.log" in names
 
 
-@pytest.mark.parametrize(
-    "strategy", ["fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("replicated", "zero2", "zero3"))]
-)
+@pytest.mark.parametrize("strategy", ["fsdp2", "replicated", "zero2", "zero3"])
 def test_groups_of_two_processes_end_with_the_weights_of_one(strategy, local, tmp_path):
     """Both groups under a strategy of their own, in flow; the checkpoint goes on without Ray, and the other way round."""
     if strategy.startswith("zero"):
@@ -114,16 +112,39 @@ def test_groups_of_two_processes_end_with_the_weights_of_one(strategy, local, tm
     trainer = build_trainer(resumed, quiet=True)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     for name in ("ann", "bob"):
-        end, expected = (load_file(path / "final" / name / "model.safetensors") for path in (tmp_path / "local", folder))
+        end, expected = (
+            load_file(path / "final" / name / "model.safetensors") for path in (tmp_path / "local", folder)
+        )
         assert all(float((end[key] - v).abs().max()) < 1e-5 for key, v in expected.items())
     lines = [json.loads(line) for line in (tmp_path / "local/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3]
+
+
+def test_a_driver_that_is_killed_leaves_nothing_running_and_its_run_goes_on(local, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    folder = tmp_path / "run"
+    config = config_of(folder, 3, sections())
+    process = start(tmp_path, config)
+    metrics = folder / "metrics.jsonl"
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        assert process.poll() is None, process.output()[1]
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) > 5
+    process.kill()
+    _, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive
+    resumed = start(tmp_path, config, "--resume")
+    assert resumed.wait(timeout=200) == 0, resumed.output()[1]
+    assert_equal(end_of(folder, 3), local)
 
 
 def test_more_devices_than_there_are_is_refused_before_anything_starts(tmp_path, monkeypatch):
     from maporl.backends import ray_backend
 
     monkeypatch.setattr(ray_backend.Cluster, "devices", lambda self: 3)
-    with pytest.raises(ConfigError, match=r"they ask for 4 devices \(ann 2, bob 2\), and Ray has 3; lower learner\.devices"):
+    with pytest.raises(
+        ConfigError, match=r"they ask for 4 devices \(ann 2, bob 2\), and Ray has 3; lower learner\.devices"
+    ):
         build_trainer(config_of(tmp_path / "run", 3, sections(), use_cpu=False), quiet=True)
     assert not (tmp_path / "run/logs").exists()

@@ -104,7 +104,9 @@ class LearnerProcess:
         team.find_stop_ids(args)
         central = team.build_central_critic(args, spec.outputs) if spec.critics else None
         learners = team.build_learners(args, spec.outputs, spec.critics, central)
-        accelerator = Accelerator(cpu=args.use_cpu)  # from here on, from_pretrained would shard what it loads under ZeRO-3
+        accelerator = Accelerator(
+            cpu=args.use_cpu
+        )  # from here on, from_pretrained would shard what it loads under ZeRO-3
         unset_hf_deepspeed_config()
         distributed.check_launcher()
         check_bases({name: own.model for name, own in learners.items()}, accelerator)

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import traceback
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -142,6 +142,12 @@ class Cluster:
         self.ray.shutdown()
 
 
+@cache
+def _settling() -> ThreadPoolExecutor:
+    """Return the threads in which answers arrive. Ray's own thread would wait for itself if it were to call Ray."""
+    return ThreadPoolExecutor(4, thread_name_prefix="answers from Ray")
+
+
 class Host:
     """What runs in a process that Ray started: one part of a group. Ray makes an actor of it."""
 
@@ -192,7 +198,7 @@ class RayMember:
             else:
                 result.set_exception(self._told(error))
 
-        signal.future().add_done_callback(settle)
+        signal.future().add_done_callback(lambda done: _settling().submit(settle, done))
         return result
 
     def _told(self, error: BaseException) -> BaseException:

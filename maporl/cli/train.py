@@ -10,6 +10,11 @@ from maporl.config.command_line import command
 from maporl.config.schema import Config
 from maporl.training.sft_options import SFTOptions
 
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="local|ray", help="Where to train and sample; short for --set cluster.backend=."),
+]
+
 
 @command
 def train(
@@ -27,10 +32,11 @@ def train(
         bool, typer.Option("--dry-run", help="Print the resolved configuration and parameter counts only.")
     ] = False,
     quiet: Quiet = False,
+    backend: Backend = None,
 ) -> None:
     """Train a team by PPO, or in rounds if the configuration has loop.stages. Writes everything into output_dir, and
     never overwrites a run."""
-    settings = load_config(values, config, set_)
+    settings = load_config(values, config, _with_backend(set_, backend))
     if dry_run:
         return _dry_run(settings)
     quiet_libraries()
@@ -68,9 +74,9 @@ def train(
 
 
 @command
-def check(values: Values = None, config: ConfigFile = None, set_: Overrides = None) -> None:
+def check(values: Values = None, config: ConfigFile = None, set_: Overrides = None, backend: Backend = None) -> None:
     """Check a configuration, its data and its tokenizers, without loading a model."""
-    settings = load_config(values, config, set_)
+    settings = load_config(values, config, _with_backend(set_, backend))
     quiet_libraries()
     from maporl.training.run_record import rest_of
     from maporl.validation.preflight import check_run
@@ -147,6 +153,10 @@ def sft(
     losses = supervised.train_supervised(settings, team, material, output, options, quiet)
     for policy, loss in losses.items():
         echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
+
+
+def _with_backend(set_: list[str] | None, backend: str | None) -> list[str] | None:
+    return set_ if backend is None else [*(set_ or ()), f"cluster.backend={backend}"]
 
 
 def _dry_run(settings: Config) -> None:

@@ -291,6 +291,8 @@ METRICS = (
            Panel("Memory", "The most memory that this process has held, in GiB.", "machine", terminal=True, comparisons=MEAN)),
     Metric("kv_cache/gib", "The most KV cache that was kept between turns at one time.", "GiB"),
     Metric("kv_cache/forgotten", "Conversations that found no room in the kept KV cache. Those that continue are read again.", "conversations"),
+    Metric("group/NAME/rows_per_call", "Mean number of answers that a process of a group samples at a time (cluster.backend: ray).", "answers"),
+    Metric("group/NAME/replaced", "Processes that sample for a group that were replaced so far, because they died or hung.", "processes"),
     Metric("proposals/asked", "Share of proposed questions that were asked (protocol propose).", "share",
            Panel("Proposals", "Shares of proposed questions that were asked, and that repeat an earlier one of the update.", "machine", comparisons=MEAN)),
     Metric("proposals/repeated", "Share of proposed questions that repeat an earlier one of the update.", "share"),
