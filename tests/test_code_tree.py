@@ -134,6 +134,7 @@ def test_answers_and_evaluations_are_sampled_as_published(name):
     assert config.evaluation.decoding == Decoding(0.6, 0.95, 0)
 
 
+@pytest.mark.slow
 def test_its_tiny_version_trains_and_leaves_a_page(tmp_path):
     values = tiny_version("at_grpo_code", str(tmp_path / "run"))
     assert values["task"] == {"name": "tiny_programs"} and values["branching"] == {

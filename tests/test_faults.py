@@ -62,6 +62,7 @@ def test_a_run_killed_at_random_moments_ends_as_a_calm_one(undisturbed, tmp_path
     assert [p.name for p in list_checkpoints(folder)] == [f"checkpoint-{UPDATES - 1}", f"checkpoint-{UPDATES}"]
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_in_the_background_is_killed_and_ends_as_a_calm_one(undisturbed, tmp_path):
     folder, rng = tmp_path / "run", random.Random(8)
     config = config_of(folder, async_save=True)
@@ -150,7 +151,7 @@ def test_the_newest_undamaged_checkpoint_is_used(tmp_path, caplog):
         newest_whole(list_checkpoints(folder))
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_full_disk_is_named_and_older_checkpoints_stay_whole(background, tmp_path):
     """A limit on the size of files replaces a full disk. Writes fail at the same place with the same kind of error."""
     folder = tmp_path / "run"

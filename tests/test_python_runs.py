@@ -706,7 +706,8 @@ def test_every_argument_of_the_trainer_is_described():
         "reward_weights",
         "environments",
     }  # of task, eval_task, sources, reward, tools
-    assert given - described == {"config"} | of_the_team | other_forms
+    where_it_runs = {"backend"}
+    assert given - described == {"config"} | where_it_runs | of_the_team | other_forms
 
 
 def test_a_run_on_a_data_set_of_prompts_with_reward_functions(team, tmp_path):

@@ -61,7 +61,7 @@ class EnginePool:
         """Start the processes, and load the models in them."""
         members = [self._begin() for _ in range(self.spec.replicas)]
         for member, loaded in members:
-            loaded.result()
+            loaded.result(timeout=self.failures.deadline)
             self._ready(member)
 
     def load(self, policy: str, version: int, weights: Any) -> None:

@@ -73,24 +73,29 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         load_initial(team.policies.values(), Path(config.output_dir) / INITIAL)
     args.disable_tqdm = quiet
     stages = config.schedule.curriculum
-    return MultiAgentPPOTrainer(
-        args,
-        team,
-        task,
-        protocol=build_protocol(config.protocol, names),
-        eval_task=held_out,
-        reward=config.reward,
-        speakers=playing,
-        schedule=config.schedule,
-        advantage=config.advantage,
-        branching=config.branching,
-        curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
-        engine_options=_engine_options(config),
-        config=config,
-        tools=TeamTools.from_config(config, playing),
-        sampling=team_sampling(config),
-        backend=backend,
-    )
+    try:
+        return MultiAgentPPOTrainer(
+            args,
+            team,
+            task,
+            protocol=build_protocol(config.protocol, names),
+            eval_task=held_out,
+            reward=config.reward,
+            speakers=playing,
+            schedule=config.schedule,
+            advantage=config.advantage,
+            branching=config.branching,
+            curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
+            engine_options=_engine_options(config),
+            config=config,
+            tools=TeamTools.from_config(config, playing),
+            sampling=team_sampling(config),
+            backend=backend,
+        )
+    except BaseException:
+        if backend is not None:
+            backend.end()
+        raise
 
 
 def build_player(config: Config, checkpoint: Path | None = None) -> Player:
