@@ -4,10 +4,9 @@ Ray's own restarts and retries are off. An actor that Ray restarts has the weigh
 them without a word. The driver replaces processes itself.
 """
 
-import atexit
 import os
 import secrets
-import shutil
+import subprocess
 import sys
 import threading
 import traceback
@@ -74,6 +73,10 @@ def _make_safe() -> None:
     os.environ |= _SAFE
 
 
+_WATCHING: list[subprocess.Popen] = []
+"""The process that ends what this one leaves. It is kept, because its standard input would close with it."""
+
+
 @cache
 def _own_folder() -> Path:
     """Make the folder of the clusters that this process starts, with their token. Only this user can read it.
@@ -81,7 +84,10 @@ def _own_folder() -> Path:
     Ray reads the token once in a process, so that all clusters of a process have the same.
     """
     folder = Path(mkdtemp(prefix="maporl-ray-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # its standard input ends with this process, however that ends
+    command = [sys.executable, "-m", "maporl.backends.watchdog", str(folder)]
+    without = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_TOKEN_PATH"}
+    _WATCHING.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=without, start_new_session=True))
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))

@@ -1,0 +1,47 @@
+"""Ends what a Ray cluster leaves if the driver that started it is killed: ``python -m maporl.backends.watchdog FOLDER``.
+
+Ray's own processes end when the driver is gone, but two of its agents may stay. This process reads its standard input, which
+ends with the driver. It then kills whatever has the cluster's token, which is in ``FOLDER``, and removes the folder. It finds
+processes in ``/proc``, and does nothing on systems without it.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+TRIES = 10
+"""How often processes are looked for, once a second. One that is being killed may still be starting another."""
+
+
+def processes_of(folder: str) -> list[int]:
+    """Return the processes whose environment names the token in ``folder``."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            if f"RAY_AUTH_TOKEN_PATH={folder}/token".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def main(folder: str) -> None:
+    """Wait for the end of the driver, and end what it has left."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those are for the driver
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    for _ in range(TRIES):
+        left = processes_of(folder)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            break
+        time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
