@@ -384,12 +384,20 @@ def cluster(**groups):
         ),
         ({"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}}, "backend is local, which has no groups"),
         ({"cluster": {"backend": "ray"}, "restate": "base_model"}, "does not do restate and the reward nll"),
+        (
+            {
+                "cluster": {"backend": "ray"},
+                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"urls": ["http://h:1"]}}},
+            },
+            "does not do the engine vllm yet; use engine: transformers",
+        ),
         ({"cluster": {"backend": "ray"}, "training": {"placement": "split"}}, "does not do training.placement: split"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused(sections, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
-        check_cluster(config_of(**sections))
+        others = {name: value for name, value in sections.items() if name != "agents"}
+        check_cluster(config_of(sections.get("agents"), **others))
 
 
 def test_adapters_of_one_base_belong_to_one_group():

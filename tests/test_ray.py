@@ -6,6 +6,7 @@ Starting Ray and a process that imports torch takes seconds each, so that few ru
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -118,6 +119,23 @@ def test_groups_of_two_processes_end_with_the_weights_of_one(strategy, local, tm
         assert all(float((end[key] - v).abs().max()) < 1e-5 for key, v in expected.items())
     lines = [json.loads(line) for line in (tmp_path / "local/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3]
+
+
+def test_a_central_critic_of_a_group_is_saved_and_goes_on(tmp_path):
+    options = {"critic": "central", "save_total_limit": 3}
+    calm, folder = tmp_path / "calm", tmp_path / "run"
+    run.train(config_of(calm, 2, sections("local"), **options), resume=False, quiet=True)
+    config = config_of(folder, 2, sections(), **options)
+    run.train(config, resume=False, quiet=True)
+    assert_equal(end_of(folder, 2), end_of(calm, 2))
+    shutil.rmtree(folder / "final")
+    shutil.rmtree(folder / "checkpoint-2")
+    run.train(config, resume=True, quiet=True)
+    critics = [
+        load_file(path / "checkpoint-2/others/central_critic/model/model.safetensors") for path in (folder, calm)
+    ]
+    assert all(value.equal(critics[1][name]) for name, value in critics[0].items())
+    assert_equal(end_of(folder, 2), end_of(calm, 2))
 
 
 def test_a_driver_that_is_killed_leaves_nothing_running_and_its_run_goes_on(local, tmp_path):

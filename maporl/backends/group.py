@@ -47,7 +47,8 @@ class LearnerGroup:
         self.restarts = 0
         self.bytes = 0
         """The bytes of all weights that are trained."""
-        self._origin: Path | None = None
+        self._origin: list[tuple[str, Path]] = []
+        """What was loaded before the first update: the methods, and their folders."""
         self._snapshots: list[Any] = []
         self._annotated: list[tuple] | None = None
 
@@ -84,8 +85,17 @@ class LearnerGroup:
 
     def load(self, folder: Path) -> None:
         """Load every policy from ``folder/NAME``. A group that is started again before the next update begins there."""
-        self._origin, self._snapshots = folder, []
+        self._origin, self._snapshots = [("load", folder)], []
         self.all("load", folder)
+
+    def save_central(self, folder: Path) -> None:
+        """Write the central critic of the group's policies into ``folder``, which exists."""
+        self.all("save_central", folder)
+
+    def load_central(self, folder: Path) -> None:
+        """Read the central critic from ``folder``, after :meth:`load`."""
+        self._origin.append(("load_central", folder))
+        self.all("load_central", folder)
 
     def end(self) -> None:
         """End the processes."""
@@ -156,8 +166,9 @@ class LearnerGroup:
                 self.build()
                 if self._snapshots:
                     self._each("restore", [tuple(self._snapshots)] * len(self.members))
-                elif self._origin is not None:
-                    self._each("load", [(self._origin,)] * len(self.members))
+                else:
+                    for method, folder in self._origin:
+                        self._each(method, [(folder,)] * len(self.members))
                 if self._annotated is not None:
                     self._each("annotate", self._annotated)
                 return

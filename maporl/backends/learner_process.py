@@ -181,6 +181,21 @@ class LearnerProcess:
         self._updated = None
         self.learning.load(folder)
 
+    def has_central(self) -> bool:
+        """Return whether the policies of the group share a central critic."""
+        return self.learning.central is not None
+
+    def save_central(self, folder: Path) -> None:
+        """Write the central critic into ``folder``, which exists."""
+        assert self.learning.central is not None, "has_central() was asked before"
+        if distributed.is_main():
+            self.learning.central.save(folder)
+
+    def load_central(self, folder: Path) -> None:
+        """Read what :meth:`save_central` wrote into ``folder``."""
+        assert self.learning.central is not None, "has_central() was asked before"
+        self.learning.central.load(folder)
+
     def save_policy(self, policy: str, folder: Path) -> None:
         """Save a policy as a ``from_pretrained`` folder. All processes are called together."""
         with self.learning.whole_weights([policy]):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +61,21 @@ class _SavingGroups:
         if any(own is None for own in found):
             raise SavingLost(f"{self.folder.parent}: a process died while it wrote this checkpoint, which is left out")
         return {path: digest for own in found for path, digest in own.items()}
+
+
+@dataclass
+class RemoteCentral:
+    """The central critic of a group's policies, as a part of checkpoints (:class:`trl_ext.checkpoint.Saved`)."""
+
+    group: LearnerGroup
+
+    def save(self, folder: Path) -> None:
+        """Write the critic into ``folder``, which exists."""
+        self.group.save_central(folder)
+
+    def load(self, folder: Path) -> None:
+        """Read the critic from ``folder``."""
+        self.group.load_central(folder)
 
 
 class RemoteLearning:
@@ -140,6 +156,11 @@ class RemoteLearning:
             own.weight.numpy(),
             batch.rollouts,
         )
+
+    @cached_property
+    def central(self) -> RemoteCentral | None:
+        """Return the critic that policies of a group share, if there is one."""
+        return next((RemoteCentral(group) for group in self.groups if group.all("has_central")[0]), None)
 
     # -- weights ------------------------------------------------------------------------------------------------------
 

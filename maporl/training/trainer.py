@@ -517,8 +517,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         others: dict[str, Saved] = {
             name: source for name, source in self.player.scorer.sources.items() if source.learns
         }
-        central = self.learning.central if self.backend is None else None
-        more = {"central_critic": central, "opponents": self.past_policies}
+        more = {"central_critic": self.learning.central, "opponents": self.past_policies}
         return others | {name: other for name, other in more.items() if other is not None}
 
     def checkpoint_state(self) -> dict:

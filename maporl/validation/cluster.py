@@ -4,6 +4,7 @@ import os
 
 from maporl.backends.groups import groups_of
 from maporl.config import Config
+from maporl.config.engines import has_weights
 from maporl.errors import ConfigError
 from maporl.rewards.likelihood import asks_untrained
 
@@ -42,6 +43,11 @@ def check_cluster(config: Config) -> list[str]:
             any(agent.load_in_4bit or agent.load_in_8bit for agent in config.agents.values()),
             "load_in_4bit and load_in_8bit",
             "leave them out, or use cluster.backend: local",
+        ),
+        (
+            any(has_weights(agent.engine) and agent.engine != "transformers" for agent in config.agents.values()),
+            "the engine vllm",
+            "use engine: transformers, or cluster.backend: local",
         ),
         (bool(config.loop.stages), "loop.stages", "use cluster.backend: local"),
     ):
