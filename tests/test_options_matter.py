@@ -9,7 +9,7 @@ from maporl.advantages import scales
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import card_of, recipe_file, recipe_files
 
-QUICK = ("dr_mas", "g_ra")
+QUICK = ("g_ra",)
 """Groups and penalties; a gate."""
 EACH = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in recipe_files()]
 

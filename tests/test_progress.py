@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 BROKEN = """
 def late(dialogues, task):
     late.calls = getattr(late, "calls", 0) + 1
@@ -14,6 +16,7 @@ def late(dialogues, task):
 """
 
 
+@pytest.mark.slow
 def test_a_log_gets_few_lines_of_the_bar_and_the_error_a_line_of_its_own(tmp_path):
     (tmp_path / "late_p.py").write_text(BROKEN)
     values = [

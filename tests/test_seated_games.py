@@ -375,6 +375,7 @@ def test_an_engine_makes_random_legal_moves_of_its_place_in_the_run():
             build(SimpleNamespace(options={"bob": options}))
 
 
+@pytest.mark.slow
 def test_a_trained_player_meets_random_moves(tmp_path):
     values = {
         "output_dir": str(tmp_path / "run"), "task": {"name": "episodes"}, "updates": 1,

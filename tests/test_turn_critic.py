@@ -204,6 +204,7 @@ def loop_values(tmp_path, **loop):
     }
 
 
+@pytest.mark.slow
 def test_a_loop_trains_a_critic_of_turns_and_ranks_by_it(tmp_path):
     """The recipe sweet_rl with tiny models: every part is there, and the values are those of the saved critic."""
     config = from_dict(loop_values(tmp_path), "test")
