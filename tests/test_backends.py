@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from concurrent.futures import Future
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of
 from maporl.backends.member import MemberDied
 from maporl.backends.messages import ASSIGNED, COMPUTED, Samples, dealt, numbers_of, put_numbers
+from maporl.backends.ray_cluster import Cluster
 from maporl.backends.spec import GroupSpec
 from maporl.backends.weights import WeightsDiffer, pack, unpack
 from maporl.config.cluster import FailuresSection
@@ -398,6 +400,39 @@ def test_groups_that_do_not_fit_are_refused(sections, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         others = {name: value for name, value in sections.items() if name != "agents"}
         check_cluster(config_of(sections.get("agents"), **others))
+
+
+@pytest.fixture(autouse=True)
+def newest_ray(monkeypatch):
+    """These tests need no Ray, so that its version is told to be one that works."""
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+
+
+def test_ray_that_is_missing_or_old_is_named_before_anything_is_loaded(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", missing)
+    with pytest.raises(
+        ConfigError, match=r"cluster\.backend: ray needs the package ray; install it with: pip install .*ray"
+    ):
+        check_cluster(config_of(cluster={"backend": "ray"}))
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.41.0")
+    with pytest.raises(ConfigError, match=r"needs Ray 2\.59 or newer, got 2\.41\.0; update it"):
+        check_cluster(config_of(cluster={"backend": "ray"}))
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.99.1")
+    assert check_cluster(config_of(cluster={"backend": "ray"})) == [
+        "group ann: ann; 1 to train (replicated), 1 to sample",
+        "group bob: bob; 1 to train (replicated), 1 to sample",
+    ]
+
+
+def test_a_cluster_without_a_token_is_not_joined(monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"cluster\.address: a cluster without a token lets everybody .*RAY_AUTH_MODE=token"
+    ):
+        Cluster("10.0.0.1:6379")
 
 
 def test_adapters_of_one_base_belong_to_one_group():

@@ -12,6 +12,7 @@ import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -36,25 +37,23 @@ _SAFE = {
 }
 
 
-def import_ray() -> Any:
-    """Return the package ``ray``.
+def check_installed() -> None:
+    """Check that the package ``ray`` is there and new enough, without importing it.
 
     Raises:
-        ConfigError: it is not installed, or too old.
+        ConfigError: it is not.
     """
     try:
-        import ray
-    except ImportError:
+        found = version("ray")
+    except PackageNotFoundError:
         raise ConfigError(
             f"cluster.backend: ray needs the package ray; install it with: {install_command('ray')}"
         ) from None
-    found = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    if found < OLDEST:
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         raise ConfigError(
-            f"cluster.backend: ray needs Ray {'.'.join(map(str, OLDEST))} or newer, got {ray.__version__}; update it with: "
+            f"cluster.backend: ray needs Ray {'.'.join(map(str, OLDEST))} or newer, got {found}; update it with: "
             f"{install_command('ray')}"
         )
-    return ray
 
 
 def _make_safe() -> None:
@@ -116,7 +115,10 @@ class Cluster:
                 "cluster.address: a cluster without a token lets everybody who reaches it run programs; start it with "
                 "RAY_AUTH_MODE=token, and set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here"
             )
-        self.ray = import_ray()
+        check_installed()
+        import ray
+
+        self.ray: Any = ray
         if self.ray.is_initialized():
             raise ConfigError("cluster.backend: Ray runs in this process already; call ray.shutdown() before")
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}

@@ -3,6 +3,7 @@
 import os
 
 from maporl.backends.groups import groups_of
+from maporl.backends.ray_cluster import check_installed
 from maporl.config import Config
 from maporl.config.engines import has_weights
 from maporl.errors import ConfigError
@@ -13,12 +14,13 @@ def check_cluster(config: Config) -> list[str]:
     """Check that the run can be distributed over groups. Return what they are, as lines of text.
 
     Raises:
-        ConfigError: a part of the configuration does not work with groups, or the groups do not fit the policies.
+        ConfigError: Ray is missing or too old, a part of the configuration does not work with groups, or the groups do not fit the policies.
     """
     if config.cluster.backend == "local":
         if config.cluster.groups or config.cluster.address is not None:
             raise ConfigError("cluster: backend is local, which has no groups and no address; set cluster.backend: ray")
         return []
+    check_installed()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "cluster.backend: ray starts its processes itself, and the launcher has started several; start with: maporl train"
