@@ -148,10 +148,7 @@ class EnginePool:
         watch.cancel()
         error = call.exception()
         if error is None:
-            with self._lock:
-                if member in self._members:
-                    self._free.append(member)
-                    self._dispatch()
+            self._free_again(member)
             for own, found in zip(part, call.result(), strict=True):
                 own.answer.set_result(found)
         elif isinstance(error, MemberDied | OtherVersion):
@@ -159,12 +156,15 @@ class EnginePool:
                 self._queue[:0] = part
             self._replace(member, error)
         else:
-            with self._lock:
-                if member in self._members:
-                    self._free.append(member)
-                    self._dispatch()
+            self._free_again(member)
             for own in part:
                 own.answer.set_exception(error)
+
+    def _free_again(self, member: Member) -> None:
+        with self._lock:
+            if member in self._members:
+                self._free.append(member)
+                self._dispatch()
 
     def _hung(self, member: Member) -> None:
         file = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"

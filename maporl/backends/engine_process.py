@@ -9,7 +9,6 @@ from maporl.backends.team_part import load_part
 from maporl.backends.weights import Packed, sent_parameters, unpack
 from maporl.engines.token_sampler import TokenRow, TokenSampler
 from trl_ext.errors import UserError
-from trl_ext.forward import base_of
 from trl_ext.sampling_options import Sampled
 
 
@@ -41,8 +40,7 @@ class EngineProcess:
         self.team.find_stop_ids(config.ppo)
         own = {name: self.team.policies[name] for name in self.spec.policies}
         for policy in own.values():
-            if not policy.is_quantized:
-                policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
+            policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
             policy.model.eval()
         options = config.ppo
         self.sampler = TokenSampler(
@@ -84,11 +82,3 @@ class EngineProcess:
     def release(self) -> None:
         """Drop the KV cache of all conversations."""
         self.sampler.release()
-
-    def metrics(self) -> dict[str, float]:
-        """Return how much KV cache was kept, as :class:`maporl.engines.token_sampler.TokenSampler` does."""
-        return self.sampler.metrics()
-
-    def place(self) -> str:
-        """Return the device of the first policy."""
-        return str(base_of(self.team.policies[self.spec.policies[0]].model).device)

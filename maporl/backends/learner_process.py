@@ -23,7 +23,6 @@ from maporl.backends.weights import Packed, pack, sent_parameters
 from maporl.training.args import MultiAgentPPOConfig
 from trl_ext import distributed
 from trl_ext.checkpoint import Saving
-from trl_ext.forward import base_of
 from trl_ext.learning import Learning
 from trl_ext.metrics import Metrics
 from trl_ext.replicated import Replicated, State
@@ -232,11 +231,3 @@ class LearnerProcess:
         central = self.learning.central
         own = {name: learner.scheduler for name, learner in self.learning.learners.items()}
         return own if central is None else own | {"central critic": central.scheduler}
-
-    def strategies(self) -> dict[str, str]:
-        """Return by policy the name of the class that holds its weights, for tests and for the log."""
-        return {name: type(own.strategy).__name__ for name, own in self.learning.learners.items()}
-
-    def device(self) -> str:
-        """Return the device that the group's first policy is on."""
-        return str(base_of(next(iter(self.team.policies.values())).model).device)

@@ -1,6 +1,5 @@
 """The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.team.team import Team
 from trl_ext.ppov2_config import PPOv2Config
-
-logger = logging.getLogger(__name__)
 
 
 class RayBackend:

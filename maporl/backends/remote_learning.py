@@ -54,7 +54,7 @@ class _SavingGroups:
         learning.on_all(lambda group: group.all("begin_saving", folder))
 
     def done(self) -> bool:
-        return all(learned for group in self.learning.groups for learned in group.all("saved"))
+        return all(saved for group in self.learning.groups for saved in group.all("saved"))
 
     def finish(self) -> dict[Path, str]:
         found = self.learning.on_all(lambda group: group.all("finish_saving")[0])
