@@ -93,7 +93,8 @@ def main() -> None:
                             group.update(arguments[group.spec.name])
                     times[way].append(time.perf_counter() - start)
                 start = time.perf_counter()
-                backend.send("ann")
+                backend.send("ann", step)
+                backend.pools["ann"].release()  # a process does one thing after another, so it has loaded them
                 times["send_s"].append(time.perf_counter() - start)
             found |= {name: statistics.median(own) for name, own in times.items()}
             found["ratio"] = found["in_turn_s"] / found["together_s"]

@@ -240,6 +240,7 @@ class Utterance:
         turn_end: why the turn ended, on the last utterance of a turn of an agent with tools.
         temperature: the temperature at which it was sampled. None: that of the run.
         example: the question that it answers, if it was made in play (:meth:`Dialogue.asked`).
+        version: the number of updates that the policy's weights had had. None if it is not trained.
     """
 
     id: int
@@ -271,6 +272,7 @@ class Utterance:
     turn_end: TurnEnd | None = None
     temperature: float | None = None
     example: Example | None = None
+    version: int | None = None
 
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""

@@ -111,7 +111,9 @@ def test_depth_1_plays_with_the_weights_of_one_update_before(tiny, tmp_path):
 
 def test_playing_ahead_with_weights_that_change_is_refused(tiny, tmp_path):
     with pytest.raises(
-        ValueError, match=r"engine 'transformers' answers with those weights; use engine: vllm, or async_depth: 0"
+        ValueError,
+        match=r"engine 'transformers' answers with those weights; use cluster.backend: ray or "
+        r"engine: vllm, or async_depth: 0",
     ):
         trainer_of(tiny, tmp_path, False, async_depth=1, engine_tis_cap=2.0)
     with pytest.raises(ValueError, match="trains on dialogues of older weights; set engine_tis_cap"):

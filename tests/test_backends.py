@@ -1,5 +1,6 @@
 """Groups of processes without Ray: what is sent, who gets what, and what happens when a process dies or hangs."""
 
+import queue
 import random
 import threading
 import time
@@ -125,30 +126,31 @@ def test_weights_arrive_as_they_were_or_are_refused(dtype):
 
 
 class Thread:
-    """A member whose calls run one after the other in a thread. ``die`` ends it as a process ends."""
+    """A member whose calls run one after the other in a thread. ``end`` ends it as a process ends."""
 
     def __init__(self, name, part):
-        self.name, self.part, self.dead, self.busy = name, part, threading.Event(), threading.Lock()
+        self.name, self.part, self.dead, self.calls = name, part, threading.Event(), queue.SimpleQueue()
         self.waiting = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while not self.dead.is_set():
+            method, arguments, answer = self.calls.get()
+            try:
+                found = getattr(self.part, method)(*arguments)
+                if not answer.done() and not self.dead.is_set():
+                    answer.set_result(found)
+            except Exception as error:
+                if not answer.done():
+                    answer.set_exception(error)
 
     def call(self, method, *arguments, kept=False):
         answer = Future()
         self.waiting.append(answer)
-
-        def work():
-            with self.busy:
-                try:
-                    found = None if self.dead.is_set() else getattr(self.part, method)(*arguments)
-                    if not answer.done() and not self.dead.is_set():
-                        answer.set_result(found)
-                except Exception as error:
-                    if not answer.done():
-                        answer.set_exception(error)
-
         if self.dead.is_set():
             answer.set_exception(MemberDied(f"{self.name}: gone"))
         else:
-            threading.Thread(target=work, daemon=True).start()
+            self.calls.put((method, arguments, answer))
         return answer
 
     def stacks(self):
@@ -215,7 +217,9 @@ def test_what_was_asked_of_a_dead_engine_is_asked_again(tmp_path):
         answers = pool.ask([row(number) for number in range(50)])
         time.sleep(rng.uniform(0, 0.004))
         rng.choice([member for member in started if not member.dead.is_set()]).end()
-        assert [answer.result(timeout=20).ids for answer in answers] == [[n, version] for n in range(50)]
+        said = [answer.result(timeout=20) for answer in answers]
+        assert [own.sampled.ids for own in said] == [[n, version] for n in range(50)]
+        assert {own.version for own in said} == {version}
     assert 15 <= pool.replaced <= 20, "one that died without work is found dead when it is asked"
 
 
@@ -233,7 +237,7 @@ def test_an_engine_that_hangs_is_replaced_and_its_stacks_are_kept(tmp_path):
     pool, started = pool_of(tmp_path, replicas=1, deadline=0.3)
     started[0].part.sample = lambda rows, versions: time.sleep(1.5)
     answers = pool.ask([row(7)])
-    assert answers[0].result(timeout=20).ids == [7, 0]
+    assert answers[0].result(timeout=20).sampled.ids == [7, 0]
     assert (tmp_path / "stacks/ann-engine-0.txt").read_text() == "stacks of ann engine 0"
 
 
@@ -247,7 +251,45 @@ def test_an_error_of_an_answer_is_raised_where_it_was_asked(tmp_path):
     with pytest.raises(ValueError, match="a prompt is empty"):
         pool.ask([row(0)])[0].result(timeout=5)
     started[0].part.sample = sample
-    assert pool.ask([row(1)])[0].result(timeout=5).ids == [1, 0] and pool.replaced == 0
+    assert pool.ask([row(1)])[0].result(timeout=5).sampled.ids == [1, 0] and pool.replaced == 0
+
+
+def test_answers_that_have_begun_end_with_the_old_weights_and_the_next_have_the_new(tmp_path):
+    """Weights change while an answer is sampled. Nobody waits for it, and each answer says which weights it has."""
+    pool, started = pool_of(tmp_path, replicas=1)
+    pool.load("ann", 1, "weights 1")
+    goes_on, began = threading.Event(), threading.Event()
+    sample = started[0].part.sample
+
+    def slow(rows, versions):
+        began.set()
+        assert goes_on.wait(10)
+        return sample(rows, versions)
+
+    started[0].part.sample = slow
+    first = pool.ask([row(0)])[0]
+    assert began.wait(10)
+    pool.load("ann", 2, "weights 2")
+    second = pool.ask([row(1)])[0]
+    assert not first.done()
+    goes_on.set()
+    said = [answer.result(timeout=10) for answer in (first, second)]
+    assert [(own.sampled.ids, own.version) for own in said] == [([0, 1], 1), ([1, 2], 2)]
+    assert pool.replaced == 0
+
+
+def test_weights_that_do_not_fit_are_raised_where_answers_are_asked_for(tmp_path):
+    pool, started = pool_of(tmp_path, replicas=1)
+
+    def refuse(policy, version, weights):
+        raise WeightsDiffer("weights: 'a' sums to 1.0 after loading, expected 2.0")
+
+    started[0].part.load = refuse
+    pool.load("ann", 1, "weights 1")
+    with pytest.raises(WeightsDiffer, match="'a' sums to"):
+        pool.ask([row(0)])[0].result(timeout=10)
+    with pytest.raises(WeightsDiffer, match="'a' sums to"):
+        pool.ask([row(0)])
 
 
 def test_engines_get_full_calls_although_dialogues_go_on_one_by_one(tmp_path):

@@ -126,6 +126,43 @@ def test_groups_of_two_processes_end_with_the_weights_of_one(strategy, tmp_path)
     assert [line["step"] for line in lines] == [3]
 
 
+def test_dialogues_are_played_ahead_and_the_run_goes_on_from_a_checkpoint(tmp_path):
+    """Three batches in progress over ten updates; an engine is killed, and the run is resumed after eight."""
+    options = {"async_depth": 2, "per_device_train_batch_size": 8}
+    extra = {"ppo": {"response_length": 3, "engine_tis_cap": 2.0}, "dialogues_logged": 8}
+    config = config_of(tmp_path / "run", 10, {**sections(batching="flow"), **extra}, **options)
+    trainer = build_trainer(config, quiet=True)
+
+    def kill():
+        while trainer.state.global_step < 3:
+            time.sleep(0.01)
+        os.kill(next(iter(trainer.backend.pools["ann"]._members)).pid(), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        trainer.train()
+        killer.join()
+    finally:
+        trainer.backend.end()
+    told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    told = [record for record in told if "ann/policy/staleness" in record]
+    assert [record["step"] for record in told] == list(range(1, 11))
+    assert all(record[f"{name}/policy/staleness_max"] <= 2 for record in told for name in ("ann", "bob"))
+    assert max(record["ann/policy/staleness_max"] for record in told) == 2
+    assert max(record["async/across_updates"] for record in told) > 0, "dialogues go on over an update"
+    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    calm = config_of(tmp_path / "calm", 10, {**sections("local"), **extra}, **{**options, "async_depth": 0})
+    run.train(calm, resume=False, quiet=True)
+    asked = [json.loads(line)["example"]["id"] for line in (tmp_path / "calm/dialogues.jsonl").read_text().splitlines()]
+    assert [dialogue["example"]["id"] for dialogue in dialogues] == asked, "the questions of every run, in its order"
+    shutil.rmtree(tmp_path / "run/final")
+    shutil.rmtree(tmp_path / "run/checkpoint-10")
+    run.train(config, resume=True, quiet=True)
+    lines = (tmp_path / "run/dialogues.jsonl").read_text().splitlines()
+    assert [json.loads(line)["example"]["id"] for line in lines] == asked
+
+
 def test_a_central_critic_of_a_group_is_saved_and_goes_on(tmp_path):
     options = {"critic": "central", "save_total_limit": 3}
     calm, folder = tmp_path / "calm", tmp_path / "run"

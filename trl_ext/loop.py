@@ -40,7 +40,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :class:`trl_ext.learning.Learning` holds the weights. ``learners`` has the learners by name.
 
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
-    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`build_learning`, :meth:`collected`, :meth:`collect_ahead`, :meth:`inform_samplers`,
+    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`build_learning`, :meth:`collected`, :meth:`inform_samplers`,
     :meth:`sampled_here`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
@@ -211,7 +211,6 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             batch = self.advantage(batch)
         interruptions.droppable = False
         with clock("update"):
-            self.collect_ahead()
             batch = self.update(batch)
         self._made = self.state.global_step + 1  # also where an override of update() makes the whole of it
         self.finish_update(batch, clock)
@@ -331,12 +330,6 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Hook: let what samples from copies of the weights, such as a server, take over the present ones.
 
         All processes call this together, before the first completion is sampled. By default this does nothing.
-        """
-
-    def collect_ahead(self) -> None:
-        """Hook: begin to sample for the next update while this one is trained on.
-
-        By default this does nothing, because the weights that sample are the weights that change.
         """
 
     def end_run(self) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,18 @@ from trl_ext.sampling_options import Sampled
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A completion, and the number of updates that the weights had had. It is 0 for a policy that is not trained."""
+
+    sampled: Sampled
+    version: int
+
+
 @dataclass
 class _Asked:
     row: TokenRow
-    answer: Future[Sampled]
+    answer: Future[Answer]
 
 
 class EnginePool:
@@ -67,23 +76,33 @@ class EnginePool:
     def load(self, policy: str, version: int, weights: Any) -> None:
         """Give every process the ``version`` of a policy's weights, of which ``weights`` is a handle.
 
+        Calls that a process has begun end with the weights that they were asked for. It then loads, and this does not wait
+        for it. If weights do not fit, :meth:`ask` raises it.
+        """
+        with self._lock:  # nothing is asked of a version before the process is told to load it
+            self._known[policy] = (version, weights)
+            for member in list(self._members):
+                call = member.call("load", policy, version, weights)
+                call.add_done_callback(partial(self._loaded, member))
+
+    def _loaded(self, member: Member, call: Future[Any]) -> None:
+        error = call.exception()
+        if isinstance(error, MemberDied):
+            self._replace(member, error)
+        elif isinstance(error, Exception):
+            self._give_up(error)
+
+    def ask(self, rows: Sequence[TokenRow]) -> list[Future[Answer]]:
+        """Begin to sample a completion for each row, from the present weights. Return the completions to come.
+
         Raises:
-            WeightsDiffer: the weights do not fit, or are not those that were sent.
+            WeightsDiffer: the weights that were sent do not fit, or are not those that arrived.
             GroupFailed: processes died too often.
         """
-        with self._lock:
-            self._known[policy] = (version, weights)
-            members = list(self._members)
-        for member, call in [(m, m.call("load", policy, version, weights)) for m in members]:
-            try:
-                call.result(timeout=self.failures.deadline)
-            except (MemberDied, TimeoutError) as error:
-                self._replace(member, error)
-
-    def ask(self, rows: Sequence[TokenRow]) -> list[Future[Sampled]]:
-        """Begin to sample a completion for each row, from the present weights. Return the completions to come."""
         asked = [_Asked(row, Future()) for row in rows]
         with self._lock:
+            if self._failed is not None:
+                raise self._failed
             self._queue += asked
             self._dispatch()
         return [own.answer for own in asked]
@@ -139,26 +158,33 @@ class EnginePool:
             watch = threading.Timer(self.failures.deadline, self._hung, [member])
             watch.daemon = True
             watch.start()
-            call.add_done_callback(lambda done, m=member, p=part, w=watch: self._done(done, m, p, w))  # type: ignore[misc]
+            call.add_done_callback(partial(self._done, member, part, versions, watch))
 
     def _version(self, policy: str) -> int:
         return self._known[policy][0] if policy in self._known else 0
 
-    def _done(self, call: Future[Any], member: Member, part: list[_Asked], watch: threading.Timer) -> None:
+    def _done(
+        self,
+        member: Member,
+        part: list[_Asked],
+        versions: Mapping[str, int],
+        watch: threading.Timer,
+        call: Future[Any],
+    ) -> None:
         watch.cancel()
         error = call.exception()
         if error is None:
             self._free_again(member)
             for own, found in zip(part, call.result(), strict=True):
-                own.answer.set_result(found)
-        elif isinstance(error, MemberDied | OtherVersion):
+                own.answer.set_result(Answer(found, versions[own.row.policy]))
+        elif isinstance(error, MemberDied | OtherVersion) and self._failed is None:
             with self._lock:
                 self._queue[:0] = part
             self._replace(member, error)
         else:
             self._free_again(member)
             for own in part:
-                own.answer.set_exception(error)
+                own.answer.set_exception(self._failed or error)
 
     def _free_again(self, member: Member) -> None:
         with self._lock:

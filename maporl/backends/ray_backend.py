@@ -37,7 +37,6 @@ class RayBackend:
         self.cluster: Cluster | None = None
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
-        self._versions: dict[str, int] = {}
 
     def describe(self, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
         """Return what the driver knows of each learner of ``team``, whose models have no weights here.
@@ -103,16 +102,21 @@ class RayBackend:
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples in the groups' processes, after :meth:`start`."""
         pools = {policy: self.pools[name] for name, group in self.groups.items() for policy in group.policies}
-        flows = self.section.batching == "flow"
-        return RemoteEngine(team.policies, pools, args.response_length, self.send, flows)
+        return RemoteEngine(
+            team.policies,
+            pools,
+            args.response_length,
+            self.send,
+            continuous=self.section.batching == "flow",
+            between=self.section.on_update == "finish",
+        )
 
-    def send(self, policy: str) -> None:
+    def send(self, policy: str, version: int) -> None:
         """Send the present weights of a trained policy from the processes that train it to those that sample from it."""
         name = next(name for name, group in self.groups.items() if policy in group.policies)
         if name not in self.learners or policy not in self.learners[name].spec.trained:
             return
-        self._versions[policy] = self._versions.get(policy, 0) + 1
-        self.pools[name].load(policy, self._versions[policy], self.learners[name].weights(policy))
+        self.pools[name].load(policy, version, self.learners[name].weights(policy))
 
     def end(self) -> None:
         """End all processes. A cluster that was joined goes on without them."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
-from maporl.backends.engine_pool import EnginePool
+from maporl.backends.engine_pool import Answer, EnginePool
 from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.engines.token_sampler import TokenRow
 from maporl.engines.transformers import reply_of, token_row
 from maporl.team.agents import Policy
 from trl_ext.ppo_options import Decoding
-from trl_ext.sampling_options import Sampled
 
 
 class RemoteEngine(Engine):
@@ -19,8 +19,9 @@ class RemoteEngine(Engine):
         policies: the text sides of the policies, by name.
         pools: the processes that sample from each policy.
         max_new_tokens: the most tokens of an answer.
-        send: sends the present weights of a policy to the processes that sample from it.
+        send: sends the present weights of a policy to the processes that sample from it, as those of a version.
         continuous: whether a dialogue goes on before others have their answers (``cluster.batching``).
+        between: whether weights change between the answers of a dialogue (``cluster.on_update``).
     """
 
     remote = True
@@ -30,11 +31,12 @@ class RemoteEngine(Engine):
         policies: Mapping[str, Policy],
         pools: Mapping[str, EnginePool],
         max_new_tokens: int,
-        send: Callable[[str], None],
+        send: Callable[[str, int], None],
         continuous: bool,
+        between: bool,
     ):
         self.policies, self.pools, self.max_new_tokens, self.send = policies, pools, max_new_tokens, send
-        self.continuous = continuous
+        self.continuous, self.between = continuous, between
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order.
@@ -48,21 +50,22 @@ class RemoteEngine(Engine):
     def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
         """Begin to answer, and return one pending answer for each request, in order."""
         rows = [token_row(r, self.policies[r.policy], decoding, self.max_new_tokens) for r in requests]
-        answers: dict[int, Future[Sampled]] = {}
+        answers: dict[int, Future[Answer]] = {}
         for pool in {id(pool): pool for pool in self.pools.values()}.values():
             own = [number for number, row in enumerate(rows) if self.pools[row.policy] is pool]
             answers |= zip(own, pool.ask([rows[number] for number in own]), strict=True)
         return [self._pending(answers[n], requests[n], rows[n]) for n in range(len(rows))]
 
-    def _pending(self, answer: Future[Sampled], request: Request, row: TokenRow) -> Pending:
-        def read(found: Sampled) -> Reply:
-            return reply_of(request, self.policies[row.policy], row.prompt, found)
+    def _pending(self, answer: Future[Answer], request: Request, row: TokenRow) -> Pending:
+        def read(found: Answer) -> Reply:
+            reply = reply_of(request, self.policies[row.policy], row.prompt, found.sampled)
+            return replace(reply, version=found.version)
 
         return Pending(answer, read)
 
     def sync(self, policy: str) -> None:
         """Send the present weights of ``policy`` to the processes that sample from it."""
-        self.send(policy)
+        self.send(policy, self.version)
 
     def release(self) -> None:
         """Drop the KV caches of all processes."""

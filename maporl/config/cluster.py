@@ -80,6 +80,8 @@ class ClusterSection:
         groups: the groups by name. By default there is one for each base model.
         batching: ``steps``: all dialogues of an update take their steps together, as with ``local``. ``flow``: each dialogue goes on
             as soon as its answers are there.
+        on_update: what happens to dialogues in progress when weights change (``training.async_depth``). ``finish``: answers that have
+            begun end with the old weights, and the next ones have the new weights. ``drain``: dialogues end first.
         failures: what happens when processes die or hang.
     """
 
@@ -87,4 +89,5 @@ class ClusterSection:
     address: str | None = None
     groups: dict[str, GroupSection] = dataclasses.field(default_factory=dict, hash=False)
     batching: Literal["steps", "flow"] = "steps"
+    on_update: Literal["finish", "drain"] = "finish"
     failures: FailuresSection = dataclasses.field(default_factory=FailuresSection)

@@ -693,8 +693,10 @@ class TrainingOptions(LearnerOptions):
         "What the critic reads before an answer: all that its agent saw, the question alone, or the question and all "
         "agents' utterances so far.",
     )
-    async_depth: Literal[0, 1] = option(
-        0, "1: play the dialogues of the next update while this one is trained on; needs an engine such as vllm."
+    async_depth: Annotated[int, Field(ge=0)] = option(
+        0,
+        "Play dialogues while earlier ones are trained on; they are at most so many updates older than the weights that they "
+        "train. It needs engines with copies of the weights: vllm, or cluster.backend: ray.",
     )
     placement: Literal["shared", "split"] = option(
         "shared",

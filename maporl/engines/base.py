@@ -65,13 +65,18 @@ class Request:
 
 @dataclass
 class Reply:
-    """An engine's answer. Engines that work on tokens also give the ids of the prompt and of the completion."""
+    """An engine's answer. Engines that work on tokens also give the ids of the prompt and of the completion.
+
+    Args:
+        version: the number of updates that the weights had. None: those of the engine's last :meth:`Engine.sync`.
+    """
 
     text: str
     stop: Stop = Stop.EOS
     prompt_ids: list[int] = field(default_factory=list)
     response_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
+    version: int | None = None
 
 
 @dataclass(slots=True)
@@ -113,6 +118,10 @@ class Engine:
 
     remote: bool = False
     """Whether the engine samples from its own copy of the weights, while those of this process are being updated."""
+    version: int = 0
+    """The number of updates that the weights of the last :meth:`sync` have had. A trainer sets it before."""
+    between: bool = False
+    """Whether it takes new weights between two answers of a dialogue. Otherwise dialogues end before :meth:`sync`."""
     continuous: bool = False
     """Whether answers come one by one (:meth:`submit`), so that a dialogue can go on before others have their answers."""
 

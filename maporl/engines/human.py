@@ -21,6 +21,7 @@ class HumanEngine(Engine):
     """
 
     remote = True
+    between = True
 
     def __init__(self, show: Callable[[str], None] = print, read: Callable[[str], str] = input):
         self.show, self.read = show, read

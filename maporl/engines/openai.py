@@ -51,6 +51,7 @@ class OpenAIEngine(Engine):
     """
 
     remote = True
+    between = True
 
     def __init__(self, sections: Mapping[str, ApiSection], max_new_tokens: int, stop_strings: Sequence[str] = ()):
         self.sections, self.max_new_tokens, self.stop_strings = dict(sections), max_new_tokens, list(stop_strings)

@@ -18,6 +18,7 @@ class RandomMoves(Engine):
     """
 
     remote = True
+    between = True
 
     def __init__(self, moves: Mapping[str, Sequence[str]] | None = None):
         self.moves = dict(moves or {})

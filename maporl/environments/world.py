@@ -197,10 +197,15 @@ class World:
                 why = "took too long" if outcome.late else told(outcome.error)  # type: ignore[arg-type]
                 print(printable(f"environment {name!r}: close() failed: {why}"), file=sys.stderr)
 
-    def drop_all(self) -> None:
-        """Close the environments of all dialogues."""
-        for rooms in list(self._open):
+    def drop_these(self, dialogues: Sequence[Rooms]) -> None:
+        """Close the environments of those of ``dialogues`` that are in progress."""
+        own = {id(rooms) for rooms in dialogues}
+        for rooms in [rooms for rooms in self._open if id(rooms) in own]:
             self.drop(rooms)
+
+    def drop_all(self) -> None:
+        """Close the environments of all dialogues in progress."""
+        self.drop_these(self._open)
 
     def close(self) -> None:
         """Close everything. The run is over."""

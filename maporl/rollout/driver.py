@@ -21,6 +21,7 @@ from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
 from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step, record_call, recorded_results
+from maporl.rollout.interleaving import Interleaving
 from maporl.rollout.referee import Referee
 from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
@@ -49,6 +50,7 @@ class RolloutDriver:
             its dialogue. They do not depend on batches or processes. None uses torch's random state.
         first: the number of the first question, if other processes play other questions.
         world: the tools and environments of the run.
+        interleaving: lets several threads play with these tools, environments and engines.
     """
 
     def __init__(
@@ -63,12 +65,15 @@ class RolloutDriver:
         rng_key: tuple | None = None,
         first: int = 0,
         world: World | None = None,
+        interleaving: Interleaving | None = None,
     ):
         self.task, self.protocol, self.specs, self.engines = task, protocol, specs, engines
         self.decoding, self.common_seed, self.rng_key, self.first = decoding, common_seed, rng_key, first
-        self.builder = RequestBuilder(task, specs, decoding, rng_key)
+        self.builder = RequestBuilder(task, specs, decoding, rng_key, engines)
         self.referee = referee or Referee()
         self.world = world or World()
+        self.interleaving = interleaving or Interleaving()
+        self._rooms: list[Rooms] = []
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
@@ -86,6 +91,7 @@ class RolloutDriver:
             question = {"role": "user", "content": self.task.question(example)}
             prompt_messages = [*self.task.before_question(example), question]
         rooms = Rooms(example, key, prompt_messages)
+        self._rooms.append(rooms)
         dialogue.environments = rooms.open
         episode = Episode(dialogue, self._play(example, rollout), rooms, rollout)
         self._advance(episode, None)
@@ -101,6 +107,7 @@ class RolloutDriver:
         dialogue = Dialogue(episode.dialogue.example, [], prompt=episode.dialogue.prompt, rollout=rollout)
         heard = {u.agent for utterances in episode.sent[:steps] for u in utterances}
         rooms = fork_rooms(self.world, episode.rooms, steps, now, heard)
+        self._rooms.append(rooms)
         dialogue.environments = rooms.open
         fork = Episode(dialogue, self._play(dialogue.example, episode.seed), rooms, episode.seed)
         self._advance(fork, None)
@@ -179,10 +186,12 @@ class RolloutDriver:
             ready = [step.episode for step in taken if not step.episode.over]
 
     def release(self) -> None:
-        """Let engines drop what they keep of dialogues in progress, and close the environments of all of them."""
-        for engine in self.engines.values():
-            engine.release()
-        self.world.drop_all()
+        """Close the environments of all dialogues, and let engines drop what they keep, unless others play too."""
+        if not self.interleaving.others:
+            for engine in self.engines.values():
+                engine.release()
+        self.world.drop_these(self._rooms)
+        self._rooms = []
 
     def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
         """Play ``rollouts`` dialogues on every example to their ends. Dialogues of one example stand together."""
@@ -337,7 +346,8 @@ class RolloutDriver:
             busy = [engine.advance() for engine in self.engines.values()]
             return any(busy)
 
-        return wait_for([[one.future for one in step.pending] for step in steps], advance, every)
+        with self.interleaving.waiting():
+            return wait_for([[one.future for one in step.pending] for step in steps], advance, every)
 
     @contextmanager
     def _released_if_it_fails(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from maporl.rewards.scorer import Scorer
 from maporl.rollout.agent_tools import tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.rollout.interleaving import Interleaving
 from maporl.rollout.referee import Referee
 from maporl.rollout.restate import UntrainedWeights, restate
 from maporl.schedules import Growth
@@ -128,6 +129,8 @@ class Player:
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
         self.common_seed, self.untrained, self.restates = common_seed, untrained, restates
+        self.interleaving = Interleaving()
+        """Lets several threads play dialogues of this player."""
         self.engines_know = False
         """Whether the engines have taken over the weights of all policies."""
         self.growth: Growth | None = None
@@ -235,22 +238,28 @@ class Player:
         """
         self._exchanged = dict(zip(agents, [*agents[1:], *agents[:1]], strict=True))
 
-    def inform_engines(self, opened: Callable[[str], AbstractContextManager] = lambda policy: nullcontext()) -> None:
+    def inform_engines(
+        self, opened: Callable[[str], AbstractContextManager] = lambda policy: nullcontext(), version: int = 0
+    ) -> None:
         """Let the engines take over the weights of all policies, unless they have. All processes call this together.
 
         Engines may not wait for other processes while dialogues are played, because a process plays its own dialogues.
-        ``opened`` gives this process the whole weights of a policy, if they are distributed over processes.
+        ``opened`` gives this process the whole weights of a policy, if they are distributed over processes. The weights
+        have had ``version`` updates.
         """
         if not self.engines_know:
-            self.sync_engines(self.team.policies, opened)
+            self.sync_engines(self.team.policies, opened, version)
             self.engines_know = True
 
     def sync_engines(
         self,
         policies: Iterable[str],
         opened: Callable[[str], AbstractContextManager] = lambda policy: nullcontext(),
+        version: int = 0,
     ) -> None:
         """Let the engines take over the weights of ``policies``, one policy at a time (:meth:`inform_engines`)."""
+        for engine in self.engines.values():
+            engine.version = version
         for policy in policies:
             with opened(policy):
                 for engine in self.engines.values():
@@ -297,6 +306,7 @@ class Player:
             rng_key,
             first,
             self.world,
+            self.interleaving,
         )
 
     def play(self, examples: list[Example], task: Task, decoding: Decoding, samples: int = 1) -> list[Dialogue]:

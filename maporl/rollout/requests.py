@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from maporl.engines.base import Reply, Request
+from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transcript import Transcript
 from maporl.errors import ConfigError
 from maporl.rollout.episode import Episode, SpeakerSpec, Step
@@ -20,10 +20,18 @@ class RequestBuilder:
         specs: the agents by name.
         decoding: how answers are sampled.
         rng_key: the key of all random numbers (:class:`maporl.rollout.driver.RolloutDriver`).
+        engines: the engines by the names that ``specs`` use.
     """
 
-    def __init__(self, task: Task, specs: Mapping[str, SpeakerSpec], decoding: Decoding, rng_key: tuple | None):
-        self.task, self.specs, self.decoding, self.rng_key = task, specs, decoding, rng_key
+    def __init__(
+        self,
+        task: Task,
+        specs: Mapping[str, SpeakerSpec],
+        decoding: Decoding,
+        rng_key: tuple | None,
+        engines: Mapping[str, Engine],
+    ):
+        self.task, self.specs, self.decoding, self.rng_key, self.engines = task, specs, decoding, rng_key, engines
 
     def requests(self, episode: Episode) -> list[Request]:
         """Return a request for each agent that ``episode`` asks.
@@ -103,6 +111,7 @@ class RequestBuilder:
         ask = request.ask
         spec = self.specs[ask.agent]
         request.transcript.add_words(request.utterance, reply.text)
+        version = self.engines[spec.engine].version if reply.version is None else reply.version
         return Utterance(
             id=request.utterance,
             agent=ask.agent,
@@ -124,6 +133,7 @@ class RequestBuilder:
             tags=dict(ask.tags),
             temperature=request.temperature,
             example=ask.example,
+            version=version if request.policy in spec.learning else None,
         )
 
 

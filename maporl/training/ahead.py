@@ -1,58 +1,122 @@
-"""Play the next batch of dialogues while the current one is trained on. Imports no torch."""
+"""Play the dialogues of the next updates while the current one is trained on. Imports no torch.
 
+Batches are trained on whole, in the order in which they were begun. Batch ``n`` is begun after ``n - 1 - depth`` updates, or later,
+and trains weights of ``n - 1`` updates. So its answers are at most ``depth`` updates old, nothing that was begun is dropped,
+and slow dialogues are trained on as others are.
+"""
+
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
+
+from maporl.rollout.interleaving import Interleaving
 
 Batch = TypeVar("Batch")
 
 
 def check_ahead(
-    remote: Mapping[str, bool], untrained: str | None, engine_tis_cap: float | None, processes: int = 1
+    depth: int,
+    remote: Mapping[str, bool],
+    between: Mapping[str, bool],
+    untrained: str | None,
+    engine_tis_cap: float | None,
+    past: bool,
+    processes: int = 1,
 ) -> None:
-    """Check that ``async_depth: 1`` can work.
+    """Check that ``async_depth`` can be ``depth``, which is above 0.
 
     Args:
+        depth: the most updates by which dialogues may be older than the weights that they train.
         remote: for each engine, whether it samples from its own copy of the weights.
+        between: for each engine, whether it takes new weights between two answers of a dialogue.
         untrained: the option by which the weights before training are asked, or None.
         engine_tis_cap: the cap of the importance weights that correct for older weights. None means no correction.
+        past: whether past policies play.
         processes: the number of processes that train together.
 
     Raises:
         ValueError: an engine samples from the weights that are being updated, or older weights are not corrected for,
-            or several processes train together.
+            or several processes train together, or dialogues of several updates cannot be played at once.
     """
     here = sorted(name for name, elsewhere in remote.items() if not elsewhere)
     if here or untrained is not None:
         what = f"engine {here[0]!r} answers" if here else f"{untrained} asks"
         raise ValueError(
-            f"async_depth: 1 plays while weights change, and {what} with those weights; use engine: vllm, or async_depth: 0"
+            f"async_depth: {depth} plays while weights change, and {what} with those weights; use cluster.backend: ray or "
+            "engine: vllm, or async_depth: 0"
         )
     if engine_tis_cap is None:
         raise ValueError(
-            "async_depth: 1 trains on dialogues of older weights; set engine_tis_cap, e.g. 2.0, which corrects for this"
+            f"async_depth: {depth} trains on dialogues of older weights; set engine_tis_cap, e.g. 2.0, which corrects for this"
         )
     if processes > 1:
-        raise ValueError("async_depth: 1 needs a single process; this run has several")
+        raise ValueError(f"async_depth: {depth} needs a single process; this run has {processes}")
+    if depth > 1 and past:
+        raise ValueError(
+            f"async_depth: {depth} plays several batches at once, and schedule.opponent_pool gives each its own past weights; "
+            "use async_depth: 1"
+        )
+    if depth > 1 and (ended := sorted(name for name, takes in between.items() if not takes)):
+        raise ValueError(
+            f"async_depth: {depth} needs engines that take new weights while dialogues go on, and with {ended[0]!r} dialogues "
+            "end first, so that more than 1 brings nothing; use cluster.backend: ray with cluster.on_update: finish, or "
+            "async_depth: 1"
+        )
+
+
+def batches_to_begin(number: int, in_progress: int, depth: int, last: int) -> range:
+    """Return the numbers of the batches to begin after ``number - 1`` updates.
+
+    Args:
+        number: the number of the next batch to train on.
+        in_progress: how many batches from it on were begun.
+        depth: the most updates by which dialogues may be older than the weights that they train.
+        last: the number of the run's last batch.
+    """
+    return range(number + in_progress, min(number + depth, last) + 1)
 
 
 class Ahead(Generic[Batch]):
-    """Plays at most one batch in a background thread."""
+    """Plays batches in background threads, and returns them in the order in which they were begun.
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
-        self._pending: Future[Batch] | None = None
+    Args:
+        depth: the most batches that are played beside the next one.
+        interleaving: lets one thread play at a time.
+    """
+
+    def __init__(self, depth: int, interleaving: Interleaving) -> None:
+        self._threads = ThreadPoolExecutor(depth + 1, thread_name_prefix="rollouts")
+        self._interleaving = interleaving
+        self._begun: deque[Future[Batch]] = deque()
+        self._given_up = threading.Event()
+
+    @property
+    def in_progress(self) -> int:
+        """The number of batches that were begun and not taken."""
+        return len(self._begun)
 
     def begin(self, play: Callable[[], Batch]) -> None:
         """Start ``play`` in the background."""
-        self._pending = self._thread.submit(play)
+        given_up = self._given_up
+
+        def work() -> Batch:
+            with self._interleaving.running(given_up):
+                return play()
+
+        self._begun.append(self._threads.submit(work))
 
     def settle(self) -> None:
-        """Wait until the background batch is played, so that no engine samples while new weights are sent to it."""
-        if self._pending is not None:
-            wait([self._pending])
+        """Wait until all batches in progress are played."""
+        wait(self._begun)
 
-    def take(self) -> Batch | None:
-        """Return the batch that was played in the background, or None if no batch was started. It is returned once."""
-        pending, self._pending = self._pending, None
-        return None if pending is None else pending.result()
+    def take(self) -> Batch:
+        """Return the batch that was begun first, for which this waits."""
+        return self._begun.popleft().result()
+
+    def drop(self) -> None:
+        """Give up the batches in progress. Their threads end when they have their next answers."""
+        self._given_up.set()
+        self._given_up = threading.Event()
+        self._begun.clear()

@@ -7,6 +7,7 @@ credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. 
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from maporl.tasks.prompts import Prompts, questions_of
 from maporl.team.devices import split_bases
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
-from maporl.training.ahead import Ahead, check_ahead
+from maporl.training.ahead import Ahead, batches_to_begin, check_ahead
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
 from maporl.training.backend import Backend
@@ -52,6 +53,7 @@ from maporl.training.proposal_metrics import proposal_metrics
 from maporl.training.rewards_apart import check_rewards_apart
 from maporl.training.run_record import AFTER, BEFORE, RunRecord
 from maporl.training.samples import samples_by_policy
+from maporl.training.staleness import staleness_metrics
 from maporl.training.token_traces import trace
 from maporl.training.tool_metrics import mention_no_calls, tool_metrics
 from maporl.training.untrained import UntrainedCounter
@@ -241,10 +243,18 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             tools,
             self.player.sampling,
         )
-        self._ahead: Ahead[TeamUpdateBatch] = Ahead()
+        self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
         if args.async_depth:
-            remote = {agent.engine: self.player.engines[agent.engine].remote for agent in team.agents.values()}
-            check_ahead(remote, asks_untrained(args.restate, reward.sources), args.engine_tis_cap, distributed.size())
+            engines = {agent.engine: self.player.engines[agent.engine] for agent in team.agents.values()}
+            check_ahead(
+                args.async_depth,
+                {name: engine.remote for name, engine in engines.items()},
+                {name: engine.between for name, engine in engines.items()},
+                asks_untrained(args.restate, reward.sources),
+                args.engine_tis_cap,
+                pool is not None,
+                distributed.size(),
+            )
         self.progress = TeamProgress()
         for callback in (ProgressCallback, PrinterCallback):
             self.remove_callback(callback)
@@ -258,7 +268,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def inform_samplers(self) -> None:
         """Let the engines take over the weights of all policies."""
-        self.player.inform_engines(self._whole_policy)
+        self.player.inform_engines(self._whole_policy, self.state.global_step)
 
     def sampled_here(self) -> Collection[str]:
         """Return all policies but a whole past one, or none if every engine samples from copies of the weights.
@@ -334,6 +344,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         try:
             return super().train(resume_from_checkpoint, **kwargs)
         finally:
+            self._ahead.drop()
             self.progress.close()
 
     def begin_run(self, resumes: bool) -> None:
@@ -348,12 +359,14 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def end_run(self) -> None:
         """Save the trained team, evaluate it, and write the report."""
+        self._ahead.drop()  # a callback may have ended the run early
         self.record.end(self.save_model)
         self.after = self.record.evaluate(AFTER, self._evaluation)
         self.record.report()
 
     def run_failed(self) -> None:
         """Leave what the run has, and its report."""
+        self._ahead.drop()
         self.record.failed()
 
     @property
@@ -371,19 +384,20 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return TeamUpdateBatch(number, step, examples, task=task, plan=self.schedule.plan(number))
 
     def collected(self) -> TeamUpdateBatch:
-        """Return this update's batch. With ``async_depth`` 1 it was played during the last update."""
-        played = self._ahead.take()
-        return super().collected() if played is None else played
-
-    def collect_ahead(self) -> None:
-        """Start to play the next batch in the background if ``async_depth`` is 1, with the engines' present weights."""
-        if self.args.async_depth and self.state.global_step + 1 < self.state.max_steps:
-            batch = self.next_batch(ahead=1)
-            self._ahead.begin(lambda: self.collect(batch))
+        """Return this update's batch. With ``async_depth`` later ones are begun, and it was begun in earlier updates."""
+        if not self.args.async_depth:
+            return super().collected()
+        number = self.state.global_step + 1
+        to_begin = batches_to_begin(number, self._ahead.in_progress, self.args.async_depth, self.state.max_steps)
+        with self.sampling_weights():
+            for later in to_begin:
+                self._ahead.begin(partial(self.collect, self.next_batch(ahead=later - number)))
+            return self._ahead.take()
 
     def collect(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
         """Play the dialogues of every question, with the configured branching."""
-        self.collector.collect(batch)
+        with self.player.interleaving.running():
+            self.collector.collect(batch)
         return batch
 
     def score(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
@@ -391,12 +405,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         asked = [agent for source in self.player.scorer.sources.values() for agent in source.agents]
         judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
         try:
-            with self.learning.whole_weights(judges, self.references_sample):
+            with self.learning.whole_weights(judges, self.references_sample), self.player.interleaving.running():
                 self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
         finally:
             self.player.world.drop_scored(batch.dialogues)
-        for engine in self.engines.values():
-            engine.release()  # judges may have spoken, and the update needs the memory
+        if not self._ahead.in_progress:
+            for engine in self.engines.values():
+                engine.release()  # judges may have spoken, and the update needs the memory
         return batch
 
     def advantage(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
@@ -406,27 +421,46 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             RewardFailure: no utterance of an agent has a credit, in the first update that would train it.
         """
         tokenizers = {name: learner.tokenizer for name, learner in self.learners.items()}
-        batch.samples = samples_by_policy(
-            batch.dialogues,
-            tokenizers,
-            batch.plan,
-            batch.number,
-            self._critic_outputs,
-            self.args.critic_context,
-            self.args.ratio == "trajectory",
-        )
-        batch.metrics |= self.untrained.measure(batch, tokenizers)
+        with self.player.interleaving.running():  # tokenizers are not made for several threads
+            batch.samples = samples_by_policy(
+                batch.dialogues,
+                tokenizers,
+                batch.plan,
+                batch.number,
+                self._critic_outputs,
+                self.args.critic_context,
+                self.args.ratio == "trajectory",
+            )
+            batch.metrics |= self.untrained.measure(batch, tokenizers)
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
         recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
-        trace(batch, recorded, tokenizers, self.advantages.critics)
+        with self.player.interleaving.running():
+            trace(batch, recorded, tokenizers, self.advantages.critics)
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
     def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
-        self._ahead.settle()  # the background batch must not mix two sets of weights
-        self.player.sync_engines(self.learners, self._whole_policy)
+        if not all(engine.between for engine in self.engines.values()):
+            self._ahead.settle()  # an answer must not mix two sets of weights
+        self.player.sync_engines(self.learners, self._whole_policy, batch.number)
+        with self.player.interleaving.running():
+            self._measure(batch)
+        if batch.number == 1 and distributed.is_main():
+            mention_no_calls(self.player.tools, batch.dialogues, batch.metrics)
+        if self.past_policies is not None and self.past_policies.is_due(batch.number):
+            with self._whole_policy(self.past_policies.policy.name):
+                self.past_policies.take_snapshot()
+        recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
+        self.run.add_dialogues(batch.number, distributed.to_main(recorded))
+        super().finish_update(batch, clock)
+
+    def _measure(self, batch: TeamUpdateBatch) -> None:
+        """Add to the metrics what the dialogues, the sources, the engines and the tools have to tell."""
+        if self.args.async_depth:
+            batch.metrics |= staleness_metrics(batch.dialogues, batch.number)
+            batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
         found = evaluate_everywhere(batch.dialogues)  # without labels it has the rewards already
         batch.metrics |= found.metrics()
         batch.metrics |= found.rewards or mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
@@ -436,14 +470,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= engine.metrics()
         batch.metrics |= proposal_metrics(batch.dialogues) | verdict_metrics(batch.dialogues)
         batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
-        if batch.number == 1 and distributed.is_main():
-            mention_no_calls(self.player.tools, batch.dialogues, batch.metrics)
-        if self.past_policies is not None and self.past_policies.is_due(batch.number):
-            with self._whole_policy(self.past_policies.policy.name):
-                self.past_policies.take_snapshot()
-        recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
-        self.run.add_dialogues(batch.number, distributed.to_main(recorded))
-        super().finish_update(batch, clock)
 
     # -- evaluating ---------------------------------------------------------------------------------------------------
 
@@ -471,6 +497,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
         """
         task, args = self._evaluated(task), self.args
+        self._ahead.settle()  # an evaluation has the random state and the counts of tools to itself
         with self.sampling_weights():
             return self.player.play_evaluation(
                 task, args.eval_questions, args.eval_decoding, args.seed, self.state.global_step + 1

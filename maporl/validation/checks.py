@@ -309,9 +309,20 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
 def _check_async(config: Config, where: str) -> None:
     if not config.training.async_depth:
         return
-    remote = {agent.engine: ENGINES[agent.engine].remote for agent in config.agents.values()}
+    grouped = config.cluster.backend == "ray"  # its engine takes the place of the default one
+    entries = {agent.engine: ENGINES[agent.engine] for agent in config.agents.values()}
     try:
-        check_ahead(remote, asks_untrained(config.restate, config.reward.sources), config.ppo.engine_tis_cap)
+        check_ahead(
+            config.training.async_depth,
+            {name: entry.remote or grouped for name, entry in entries.items()},
+            {
+                name: not entry.weights or (grouped and config.cluster.on_update == "finish")
+                for name, entry in entries.items()
+            },
+            asks_untrained(config.restate, config.reward.sources),
+            config.ppo.engine_tis_cap,
+            config.schedule.opponent_pool is not None,
+        )
     except ValueError as error:
         raise ConfigError(f"{where}: training.{error}") from None
 
