@@ -1,0 +1,129 @@
+"""What the quickstart ends at if its answers are some updates old, with and without importance weights.
+
+    OMP_NUM_THREADS=1 python benchmarks/staleness.py --seeds 0 1 2 3 4 --ages 2 --output benchmarks/results/staleness.json
+
+In a run with ``training.async_depth: N`` answers are at most N updates older than the weights that they train. Here they are
+all exactly N old, which is the worst case and can be repeated to the bit: an engine keeps copies of the last weights, and plays
+training dialogues with the oldest. Evaluations have the newest. Each seed is trained with answers that are not old, and at each
+age with ``engine_tis_cap: 2.0`` and without. Prints, and writes after each run, the percent of right answers in the final turn.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import torch
+from quickstart import QUICKSTART, about
+
+from maporl.engines.base import Reply, Request
+from maporl.engines.transformers import TransformersEngine
+from maporl.runs.build import build_trainer
+from maporl.validation.load import load
+from trl_ext.ppo_options import Decoding
+
+
+class OldWeights(TransformersEngine):
+    """Answers with weights that are ``age`` updates old while ``old`` is set, and with the newest otherwise."""
+
+    remote = True
+
+    def __init__(self, policies, age: int, max_new_tokens: int, batch_size: int):
+        copies = {name: copy.copy(policy) for name, policy in policies.items()}
+        for own in copies.values():
+            own.model = copy.deepcopy(own.model)
+        super().__init__(copies, max_new_tokens, batch_size)
+        self.trained = policies
+        self.kept: dict[str, deque] = {name: deque(maxlen=age + 1) for name in policies}
+        self.old = False
+
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
+        """Answer, and say how many updates the weights had had."""
+        versions = {}
+        for name, own in self.policies.items():
+            versions[name], weights = self.kept[name][0 if self.old else -1]
+            own.model.load_state_dict(weights)
+        self.release()
+        replies = super().generate(requests, decoding)
+        for request, reply in zip(requests, replies, strict=True):
+            reply.version = versions[request.policy]
+        return replies
+
+    def sync(self, policy: str) -> None:
+        """Keep a copy of the present weights."""
+        weights = {name: value.detach().clone() for name, value in self.trained[policy].model.state_dict().items()}
+        self.kept[policy].append((self.version, weights))
+
+
+def final_turn(seed: int, age: int, cap: float | None, updates: int, folder: Path) -> float:
+    """Train the quickstart, and return the percent of right answers in the final turn on held-out questions."""
+    sets = {
+        "seed": seed,
+        "output_dir": str(folder),
+        "updates": updates,
+        "training.save_steps": 0,
+        "dialogues_logged": 1,
+    }
+    config = load(
+        QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in {**sets, "ppo.engine_tis_cap": cap}.items()]
+    )
+    trainer = build_trainer(config, quiet=True)
+    engine = OldWeights(
+        trainer.team.policies, age, config.ppo.response_length, config.ppo.local_rollout_forward_batch_size
+    )
+    trainer.engines["transformers"] = engine
+    play = trainer.collector.collect
+
+    def collect(batch) -> None:
+        engine.old = True
+        play(batch)
+        engine.old = False
+        ages = [batch.number - 1 - u.version for d in batch.dialogues for u in d.utterances]
+        assert set(ages) == {min(age, batch.number - 1)}, set(ages)
+
+    trainer.collector.collect = collect  # type: ignore[method-assign]
+    trainer.train()
+    assert trainer.after is not None
+    right = trainer.after.turns[-1].team
+    return 100 * right.count / right.total
+
+
+def main() -> None:
+    """Train all arms of all seeds, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--ages", type=int, nargs="+", default=[2])
+    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    arms = {"age 0": (0, None)}
+    for age in options.ages:
+        arms |= {f"age {age}, corrected": (age, 2.0), f"age {age}": (age, None)}
+    found: dict[str, dict[int, float]] = {name: {} for name in arms}
+    for seed in options.seeds:
+        for name, (age, cap) in arms.items():
+            with tempfile.TemporaryDirectory() as folder:
+                found[name][seed] = final_turn(seed, age, cap, options.updates, Path(folder) / "run")
+            torch.manual_seed(0)
+            print(json.dumps({"seed": seed, "arm": name, "final turn": found[name][seed]}), flush=True)
+            report = {**about(), "updates": options.updates, "final turn": found, "against age 0": differences(found)}
+            options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def differences(found: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
+    """Return for each arm the mean difference to age 0 over seeds, and half of its 95% interval by Student's t."""
+    t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+    table = {}
+    for name, own in found.items():
+        apart = [value - found["age 0"][seed] for seed, value in own.items()]
+        if name != "age 0" and len(apart) > 1:
+            half = t[len(apart)] * statistics.stdev(apart) / len(apart) ** 0.5
+            table[name] = {"mean": round(statistics.mean(apart), 2), "half interval": round(half, 2)}
+    return table
+
+
+if __name__ == "__main__":
+    main()
