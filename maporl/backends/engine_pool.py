@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.backends.engine_process import OtherVersion
-from maporl.backends.group import GroupFailed
+from maporl.backends.group import ENDED, GroupFailed
 from maporl.backends.member import Member, MemberDied
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
@@ -81,9 +81,15 @@ class EnginePool:
                 self._replace(member, error)
 
     def ask(self, rows: Sequence[TokenRow]) -> list[Future[Sampled]]:
-        """Begin to sample a completion for each row, from the present weights. Return the completions to come."""
+        """Begin to sample a completion for each row, from the present weights. Return the completions to come.
+
+        Raises:
+            GroupFailed: the processes have ended, or died too often.
+        """
         asked = [_Asked(row, Future()) for row in rows]
         with self._lock:
+            if self._failed is not None:
+                raise self._failed
             self._queue += asked
             self._dispatch()
         return [own.answer for own in asked]
@@ -104,7 +110,7 @@ class EnginePool:
         """End the processes."""
         with self._lock:
             members, self._members, self._free = self._members, set(), []
-            self._failed = self._failed or GroupFailed(f"group {self.spec.name!r}: its engines have ended")
+            self._failed = self._failed or GroupFailed(ENDED.format(self.spec.name))
         for member in members:
             member.end()
         self._background.shutdown(wait=False)
