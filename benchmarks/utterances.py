@@ -59,7 +59,7 @@ def main() -> None:
     tiny = TinySection(alphabet="0123456789+=;", hidden_size=32, layers=1)
     tokenizer = build_tiny_tokenizer(tiny)
     team = Team([Agent(name, build_tiny_model(tiny, tokenizer), tokenizer) for name in ("ann", "bob")])
-    spec = GroupSpec("all", None, ("ann", "bob"), (), 1, False, 1, 1, "replicated", 2, 64)  # type: ignore[arg-type]
+    spec = GroupSpec("all", None, ("ann", "bob"), (), 1, False, 1, 1, "replicated", 2, 64, None, None, {}, 0)  # type: ignore[arg-type]
     pool = EnginePool(spec, lambda number: Instant(f"engine {number}"), FailuresSection(), Path("."))
     pool.build()
     task = Arithmetic(largest=99)

@@ -81,7 +81,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Train in Python",
         "The README has a first script. These options have the names of the YAML keys.",
-        "MultiAgentPPOTrainer MultiAgentPPOConfig Schedule Freeze Swap RoundRobin OpponentPool Stage Growth Span "
+        "MultiAgentPPOTrainer MultiAgentPPOConfig RayBackend ClusterSection GroupSection LearnerPlaces EnginePlaces FailuresSection Schedule Freeze Swap RoundRobin OpponentPool Stage Growth Span "
         "recipe_parts warm_start WarmStartSection PupilSection",
     ),
     (
@@ -131,6 +131,7 @@ YAML = {
     "Schedule": "schedule.",
     "WarmStartSection": "warm_start.",
     "EvaluationSection": "evaluation.",
+    "ClusterSection": "cluster.",
 }
 """Where ``configs/ppo/base.yaml`` shows the fields of a class. Its comments say what they are."""
 SAME = {"trl_ext.Decoding": "Decoding", "trl_ext.UserError": "UserError"}

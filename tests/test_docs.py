@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+import thread_cluster
 import typer
 import yaml
 
@@ -38,6 +39,8 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
     file = tmp_path / f"{page.stem}_page.py"
     file.write_text(code)
     names = {"__name__": "__page__", "__file__": str(file)}
+    if page.stem == "cluster":  # tests/test_ray.py runs it on Ray
+        thread_cluster.use(monkeypatch)
     try:
         exec(compile(code, str(file), "exec"), names)
     finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.backends.engine_process import OtherVersion
-from maporl.backends.group import GroupFailed
+from maporl.backends.group import ENDED, GroupFailed
 from maporl.backends.member import Member, MemberDied
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
@@ -123,7 +123,7 @@ class EnginePool:
         """End the processes."""
         with self._lock:
             members, self._members, self._free = self._members, set(), []
-            self._failed = self._failed or GroupFailed(f"group {self.spec.name!r}: its engines have ended")
+            self._failed = self._failed or GroupFailed(ENDED.format(self.spec.name))
         for member in members:
             member.end()
         self._background.shutdown(wait=False)

@@ -33,16 +33,14 @@ class EngineProcess:
         Raises:
             ConfigError: a model cannot be loaded.
         """
-        config = self.spec.config
-        on_cpu = config.training.use_cpu or not torch.cuda.is_available()
+        options = self.spec.args
+        on_cpu = options.use_cpu or not torch.cuda.is_available()
         self.device = torch.device("cpu" if on_cpu else "cuda")
-        self.team = load_part(config, self.spec.policies, ())
-        self.team.find_stop_ids(config.ppo)
+        self.team = load_part(self.spec, ())
         own = {name: self.team.policies[name] for name in self.spec.policies}
         for policy in own.values():
             policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
             policy.model.eval()
-        options = config.ppo
         self.sampler = TokenSampler(
             own,
             options.local_rollout_forward_batch_size,
@@ -76,7 +74,7 @@ class EngineProcess:
                 raise OtherVersion(
                     f"policy {name!r}: asked for version {version}, and the engine has {self.versions.get(name)}"
                 )
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.spec.config.training.bf16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.spec.args.bf16):
             return self.sampler.sample(rows)
 
     def release(self) -> None:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 GRACE = 10.0
 """The seconds in which the death of a process may become known after another one has failed because of it."""
+ENDED = "group {!r}: its processes have ended with the run; to go on afterwards, train in a block 'with RayBackend() as backend:'"
+"""What is said of a group that is asked after its end."""
 
 
 class GroupFailed(RunError):
@@ -106,6 +108,8 @@ class LearnerGroup:
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def _each(self, method: str, arguments: Sequence[tuple] | None = None, kept: bool = False) -> list[Any]:
+        if not self.members:
+            raise GroupFailed(ENDED.format(self.spec.name))
         given = [()] * len(self.members) if arguments is None else arguments
         calls = [member.call(method, *own, kept=kept) for member, own in zip(self.members, given, strict=True)]
         return self._wait(calls, method)

@@ -20,10 +20,10 @@ from maporl.backends.messages import COMPUTED, Assigned, Samples, numbers_of, pu
 from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.weights import Packed, pack, sent_parameters
-from maporl.training.args import MultiAgentPPOConfig
 from trl_ext import distributed
 from trl_ext.checkpoint import Saving
 from trl_ext.learning import Learning
+from trl_ext.losses import OBJECTIVES
 from trl_ext.metrics import Metrics
 from trl_ext.replicated import Replicated, State
 from trl_ext.sharding import check_bases
@@ -88,19 +88,18 @@ class LearnerProcess:
         Raises:
             ConfigError: a model cannot be loaded.
         """
-        spec = self.spec
+        spec, args = self.spec, self.spec.args
         os.environ |= STRATEGIES[spec.strategy]
-        on_cpu = spec.config.training.use_cpu or not torch.cuda.is_available()
+        on_cpu = args.use_cpu or not torch.cuda.is_available()
         if on_cpu:
-            os.environ |= {"ACCELERATE_USE_CPU": str(spec.config.training.use_cpu).lower(), "DS_ACCELERATOR": "cpu"}
+            os.environ |= {"ACCELERATE_USE_CPU": str(args.use_cpu).lower(), "DS_ACCELERATOR": "cpu"}
         if spec.devices > 1 or spec.strategy != "replicated":
             os.environ |= {
                 "RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": str(spec.devices),
                 "LOCAL_WORLD_SIZE": str(spec.devices), "MASTER_ADDR": address, "MASTER_PORT": str(port),
             }  # fmt: skip
-        args = MultiAgentPPOConfig.from_config(spec.config)
-        team = load_part(spec.config, spec.policies, spec.trained, receives=self.rank > 0)
-        team.find_stop_ids(args)
+        OBJECTIVES[args.objective] = spec.objective
+        team = load_part(spec, spec.trained, receives=self.rank > 0)
         central = team.build_central_critic(args, spec.outputs) if spec.critics else None
         learners = team.build_learners(args, spec.outputs, spec.critics, central)
         accelerator = Accelerator(

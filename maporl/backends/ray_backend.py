@@ -1,49 +1,91 @@
 """The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
-from maporl.backends.ray_cluster import Cluster, RayMember
+from maporl.backends.ray_cluster import Cluster, RayMember, check_installed
+from maporl.backends.refusals import check_distributed
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
-from maporl.backends.spec import GroupSpec
+from maporl.backends.spec import GroupSpec, without_devices
 from maporl.config import Config
-from maporl.config.cluster import GroupSection
+from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.team.team import Team
+from trl_ext.losses import OBJECTIVES
 from trl_ext.ppov2_config import PPOv2Config
 
 
 class RayBackend:
-    """Trains and samples in groups of processes (:mod:`maporl.backends`), which learn at the same time.
+    """Trains and samples in groups of processes, which Ray starts and which learn at the same time.
 
-    The trainer starts it, and :meth:`end` ends all of its processes.
+    ::
+
+        trainer = MultiAgentPPOTrainer(args, team, task, backend=RayBackend())
+        trainer.train()
+
+    The trainer starts the processes, and they end with its run. In a block ``with RayBackend() as backend:`` they stay
+    until the end of the block, so that you can evaluate after training. Another trainer with the same backend then takes
+    their place, on the same Ray.
+
+    The processes load the team's weights, and this process holds none: the models of the team are empty afterwards. The
+    trained team is in the run's folder (:meth:`maporl.Team.from_pretrained`).
 
     Args:
-        config: the run's configuration, whose section ``cluster`` says which groups there are.
+        cluster: the section ``cluster`` of a configuration: the groups, the address of a cluster to join, how dialogues are
+            batched, and what happens when processes die. By default every base model is a group, on this machine.
 
     Raises:
-        ConfigError: Ray is missing, or the groups do not fit the policies.
+        ConfigError: Ray is missing or too old, or ``cluster`` asks for another backend.
     """
 
-    def __init__(self, config: Config):
-        self.config, self.section = config, config.cluster
-        self.groups: dict[str, GroupSection] = groups_of(config)
+    def __init__(self, cluster: ClusterSection | None = None):
+        self.section = cluster or ClusterSection(backend="ray")
+        if self.section.backend != "ray":
+            raise ConfigError(
+                f"RayBackend: cluster.backend is {self.section.backend!r}; pass ClusterSection(backend='ray', ...), or no backend"
+            )
+        check_installed()
         self.cluster: Cluster | None = None
+        self.groups: dict[str, GroupSection] = {}
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
+        self._kept = False
+        self._told: dict[str, Any] = {}
+        """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
 
-    def describe(self, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
+    def __enter__(self) -> "RayBackend":
+        self._kept = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._kept = False
+        self.end()
+
+    def describe(self, config: Config, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
         """Return what the driver knows of each learner of ``team``, whose models have no weights here.
 
+        Args:
+            config: describes the team, which the processes load.
+            team: the team.
+            args: the trainer's arguments.
+            critics: whether policies have critics.
+
         Raises:
+            ConfigError: the groups do not fit the policies, or something does not work with groups.
             ValueError: no policy is trainable.
         """
+        config = replace(config, cluster=self.section)
+        check_distributed(config)
+        self.groups = groups_of(config)
         found = {
             name: RemoteLearner(
                 name,
@@ -56,6 +98,11 @@ class RayBackend:
         }
         if not found:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
+        stops = {
+            name: (policy.stop_ids, () if policy.stop_strings is None else policy.stop_strings.strings)
+            for name, policy in team.policies.items()
+        }
+        self._told = {"config": config, "args": args, "stops": stops, "seed": torch.initial_seed()}
         return found
 
     def start(self, learners: Mapping[str, RemoteLearner], updates: int, critics: bool, outputs: int) -> RemoteLearning:
@@ -71,33 +118,43 @@ class RayBackend:
             ConfigError: the cluster has too few devices, or a model cannot be loaded.
             GroupFailed: processes died too often.
         """
-        folder = Path(self.config.output_dir)
-        cluster = self.cluster = Cluster(self.section.address)
+        self._end_groups()
+        self.pools, self.learners = {}, {}
+        cluster = self.cluster = self.cluster or Cluster(self.section.address)
         on_device = self._fits(cluster, learners)
+        told = self._told | {
+            "args": without_devices(self._told["args"]),
+            "objective": OBJECTIVES[self._told["args"].objective],
+        }
         for name, group in self.groups.items():
             trained = tuple(policy for policy in group.policies if policy in learners)
             spec = GroupSpec(
-                name,
-                self.config,
-                tuple(group.policies),
-                trained,
-                updates,
-                critics,
-                outputs,
-                group.learner.devices,
-                group.learner.strategy,
-                group.engines.replicas,
-                group.engines.rows,
+                name=name,
+                policies=tuple(group.policies),
+                trained=trained,
+                updates=updates,
+                critics=critics,
+                outputs=outputs,
+                devices=group.learner.devices,
+                strategy=group.learner.strategy,
+                replicas=group.engines.replicas,
+                rows=group.engines.rows,
+                **told,
             )
-            self.pools[name] = EnginePool(spec, self._starter("engine", spec, on_device), self.section.failures, folder)
+            failures, folder = self.section.failures, self.folder
+            self.pools[name] = EnginePool(spec, self._starter("engine", spec, on_device), failures, folder)
             if trained:
-                start = self._starter("learner", spec, on_device)
-                self.learners[name] = LearnerGroup(spec, start, self.section.failures, folder)
+                self.learners[name] = LearnerGroup(spec, self._starter("learner", spec, on_device), failures, folder)
         learning = RemoteLearning(dict(learners), list(self.learners.values()))
         learning.on_all(LearnerGroup.build)
         for pool in self.pools.values():
             pool.build()
         return learning
+
+    @property
+    def folder(self) -> Path:
+        """Return the run's folder."""
+        return Path(self._told["config"].output_dir)
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples in the groups' processes, after :meth:`start`."""
@@ -118,21 +175,29 @@ class RayBackend:
             return
         self.pools[name].load(policy, version, self.learners[name].weights(policy))
 
+    def run_ended(self) -> None:
+        """End all processes, unless this is in a block ``with backend:``."""
+        if not self._kept:
+            self.end()
+
     def end(self) -> None:
         """End all processes. A cluster that was joined goes on without them."""
+        self._end_groups()
+        if self.cluster is not None:
+            self.cluster.end()
+            self.cluster = None
+
+    def _end_groups(self) -> None:
         for pool in self.pools.values():
             pool.end()
         for group in self.learners.values():
             group.end()
-        if self.cluster is not None:
-            self.cluster.end()
-            self.cluster = None
 
     def _starter(self, part: str, spec: GroupSpec, on_device: bool) -> Any:
         def start(number: int) -> RayMember:
             assert self.cluster is not None, "start() has made it"
             name = f"{spec.name} {part} {number}"
-            log = Path(self.config.output_dir) / "logs" / f"{spec.name}-{part}-{number}.log"
+            log = self.folder / "logs" / f"{spec.name}-{part}-{number}.log"
             return self.cluster.start(name, part, spec, number, on_device, log)
 
         return start
@@ -144,14 +209,13 @@ class RayBackend:
             ConfigError: the cluster has accelerators, but fewer than the groups ask for.
         """
         found = cluster.devices()
-        if self.config.training.use_cpu or not found:
+        if self._told["args"].use_cpu or not found:
             return False
         asked = {
             name: (group.learner.devices if any(p in learners for p in group.policies) else 0) + group.engines.replicas
             for name, group in self.groups.items()
         }
         if sum(asked.values()) > found:
-            cluster.end()
             each = ", ".join(f"{name} {number}" for name, number in asked.items())
             raise ConfigError(
                 f"cluster.groups: they ask for {sum(asked.values())} devices ({each}), and Ray has {found}; lower learner.devices or "

@@ -1,6 +1,9 @@
 """What the processes of a group are told when they start. Imports no torch."""
 
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from maporl.config.schema import Config
 
@@ -11,7 +14,7 @@ class GroupSpec:
 
     Args:
         name: the group's name.
-        config: the run's configuration.
+        config: describes the team, and names the run's folder.
         policies: the policies of the group.
         trained: those of them that are trained.
         updates: the number of updates of the run, over which learning rates are scheduled.
@@ -21,6 +24,10 @@ class GroupSpec:
         strategy: how they hold the weights (:class:`maporl.config.cluster.LearnerPlaces`).
         replicas: the number of processes that sample.
         rows: the most answers that one of them samples at a time. None: all that are asked for.
+        args: the trainer's arguments, a :class:`maporl.MultiAgentPPOConfig` without devices (:func:`without_devices`).
+        objective: the function that ``args.objective`` names.
+        stops: what ends the completions of each policy: token ids, and strings.
+        seed: torch's seed, with which new adapters are drawn.
     """
 
     name: str
@@ -34,3 +41,15 @@ class GroupSpec:
     strategy: str
     replicas: int
     rows: int | None
+    args: Any
+    objective: Callable[..., Any]
+    stops: Mapping[str, tuple[frozenset[int], tuple[str, ...]]]
+    seed: int
+
+
+def without_devices(args: Any) -> Any:
+    """Return a copy of a trainer's arguments without what they have found out about this process and its devices."""
+    own = copy.copy(args)
+    for name in ("_setup_devices", "distributed_state"):
+        vars(own).pop(name, None)
+    return own

@@ -4,31 +4,34 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from transformers import set_seed
 
-from maporl.config import Config
+from maporl.backends.spec import GroupSpec
 from maporl.team.initial import INITIAL, load_initial
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
+from trl_ext.stop_strings import StopStrings
 
 
-def load_part(config: Config, policies: Collection[str], trained: Collection[str], receives: bool = False) -> Team:
-    """Return the team of ``config`` with weights for ``policies`` only. The others are on the meta device.
+def load_part(spec: GroupSpec, trained: Collection[str], receives: bool = False) -> Team:
+    """Return the team of a run with weights for the policies of the group only. The others are on the meta device.
 
     Policies of the run's folder ``initial/`` begin with what is there.
 
     Args:
-        config: the configuration.
-        policies: the names of the policies to load.
-        trained: those of them that are trained here. A process that only samples trains none.
+        spec: the group.
+        trained: those of its policies that are trained here. A process that only samples trains none.
         receives: whether this process will receive the weights of models from another one.
 
     Raises:
         ConfigError: a model or an adapter cannot be loaded.
         CheckpointError: ``initial/`` is damaged.
     """
-    set_seed(config.seed)
-    agents = load_agents(config, load_tokenizers(config), receives=receives, only=policies)
+    set_seed(spec.args.seed)
+    torch.manual_seed(spec.seed)
+    config = spec.config
+    agents = load_agents(config, load_tokenizers(config), receives=receives, only=spec.policies)
     learning = [
         replace(
             agent,
@@ -38,5 +41,8 @@ def load_part(config: Config, policies: Collection[str], trained: Collection[str
         for agent in agents
     ]
     team = Team(learning)
-    load_initial([team.policies[name] for name in policies], Path(config.output_dir) / INITIAL)
+    load_initial([team.policies[name] for name in spec.policies], Path(config.output_dir) / INITIAL)
+    for name in spec.policies:
+        voice, (ids, strings) = team.policies[name].voice, spec.stops[name]
+        voice.stop_ids, voice.stop_strings = ids, StopStrings.of(voice.tokenizer, strings)
     return team

@@ -26,6 +26,7 @@ from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import has_weights
 from maporl.team.sampling import team_sampling
 from maporl.team.team import Team
+from maporl.training.backend import Backend
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start
 from maporl.validation.preflight import tasks_of, training_arguments
@@ -38,15 +39,19 @@ from trl_ext.forward import base_of
 from trl_ext.manifest import write_manifest
 
 
-def build_trainer(config: Config, team: Team | None = None, quiet: bool = False) -> MultiAgentPPOTrainer:
+def build_trainer(
+    config: Config, team: Team | None = None, quiet: bool = False, backend: Backend | None = None
+) -> MultiAgentPPOTrainer:
     """Build the trainer of a configuration, with loaded and warm-started models.
 
-    The warm-started weights are kept in the run's folder ``initial/``, and a resumed run reads them from there.
+    The warm-started weights are kept in the run's folder ``initial/``, and a resumed run reads them from there. With
+    ``cluster.backend: ray``, the models of the trainer's team are empty, because other processes hold the weights.
 
     Args:
         config: the configuration.
         team: a team to train instead of the one that ``config`` describes.
         quiet: whether to hide progress bars.
+        backend: where to train and sample, if ``config.cluster`` does not say it.
 
     Raises:
         ConfigError: the configuration cannot run.
@@ -59,11 +64,13 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     if config.warm_start.steps:
         with closing(TeamTools.from_config(config, playing).world) as world:  # it counts what is called in it
             check_taught(config, task, world)
-    backend = RayBackend(config) if config.cluster.backend == "ray" else None
+    if backend is None and config.cluster.backend == "ray":
+        backend = RayBackend(config.cluster)
     drawn = config.warm_start.steps > 0 or any(agent.tiny is not None for agent in config.agents.values())
     if backend is not None:
-        if drawn:  # what is random or made here is drawn as without a backend, and read by the processes of the groups
-            _begin_once(config, Team(load_agents(config, load_tokenizers(config))), args.device, quiet)
+        if team is not None or drawn:  # what is random or made here is as without a backend, and read by the processes
+            team = team or Team(load_agents(config, load_tokenizers(config)))
+            _begin_once(config, team, args.device, quiet)
         team = Team(load_agents(config, load_tokenizers(config), only=()))
     elif team is None:  # learners send the main process's weights to the others
         team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
@@ -73,29 +80,24 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
         load_initial(team.policies.values(), Path(config.output_dir) / INITIAL)
     args.disable_tqdm = quiet
     stages = config.schedule.curriculum
-    try:
-        return MultiAgentPPOTrainer(
-            args,
-            team,
-            task,
-            protocol=build_protocol(config.protocol, names),
-            eval_task=held_out,
-            reward=config.reward,
-            speakers=playing,
-            schedule=config.schedule,
-            advantage=config.advantage,
-            branching=config.branching,
-            curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
-            engine_options=_engine_options(config),
-            config=config,
-            tools=TeamTools.from_config(config, playing),
-            sampling=team_sampling(config),
-            backend=backend,
-        )
-    except BaseException:
-        if backend is not None:
-            backend.end()
-        raise
+    return MultiAgentPPOTrainer(
+        args,
+        team,
+        task,
+        protocol=build_protocol(config.protocol, names),
+        eval_task=held_out,
+        reward=config.reward,
+        speakers=playing,
+        schedule=config.schedule,
+        advantage=config.advantage,
+        branching=config.branching,
+        curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
+        engine_options=_engine_options(config),
+        config=config,
+        tools=TeamTools.from_config(config, playing),
+        sampling=team_sampling(config),
+        backend=backend,
+    )
 
 
 def build_player(config: Config, checkpoint: Path | None = None) -> Player:

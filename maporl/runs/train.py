@@ -66,8 +66,6 @@ def _train(config: Config, folder: Path, resume: bool, quiet: bool) -> tuple[Eva
             trainer.train(resume_from_checkpoint=from_checkpoint)
         finally:
             gc.unfreeze()
-            if trainer.backend is not None:
-                trainer.backend.end()
     except Exception:
         if not resume and distributed.is_main():
             release(folder)

@@ -5,14 +5,14 @@ folder in which it is saved: one that was built here, and one whose weights were
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
 
-from maporl.config import parse_config, to_yaml
+from maporl.config import Config, parse_config, to_yaml
 from maporl.config.engines import ENGINES, IN_PYTHON
 from maporl.errors import ConfigError
 from maporl.storage.run_folder import must_be_empty
@@ -55,7 +55,7 @@ class SavedTeam:
     def __post_init__(self) -> None:
         self._names: dict[int, str | None] = {}
         self._owners: dict[int, str] = {}  # the policy in whose folder a base model or a tokenizer is saved
-        for name, policy in self.team.policies.items():
+        for name, policy in self._policies():
             base = base_of(policy.model)
             if id(base) not in self._names:
                 self._names[id(base)] = name_of(policy)
@@ -65,7 +65,7 @@ class SavedTeam:
 
     def save(self, weights: Path, tokenizers: Path) -> None:
         """Write the weights and the tokenizers into two folders. The weights must be whole (``whole_weights``)."""
-        for name, policy in self.team.policies.items():
+        for name, policy in self._policies():
             if not self._saves_weights(policy):
                 if self._owners[id(policy.tokenizer)] == name:
                     policy.tokenizer.save_pretrained(tokenizers / name)
@@ -74,6 +74,27 @@ class SavedTeam:
             base = base_of(policy.model)
             if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
                 save_model(base, weights / name / BASE, plain_state(base))
+
+    def _policies(self) -> Iterator[tuple[str, Policy]]:
+        """Return the policies that speak for an agent. Those of past opponents are not described."""
+        spoken = {policy.name for speaking in self.team.policies_of.values() for policy in speaking}
+        return ((name, policy) for name, policy in self.team.policies.items() if name in spoken)
+
+    def config(self, folder: str, **more: Any) -> Config:
+        """Return a configuration of the team, with ``more`` sections and ``output_dir: folder``.
+
+        Raises:
+            ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
+        """
+        values = {"output_dir": folder, "task": {}, "protocol": {}, "agents": self.sections(), **more}
+        if self.only_in_python:
+            key, what = next(iter(self.only_in_python.items()))
+            if not key.startswith(("engines.", "training.")):
+                raise ConfigError(
+                    f"{folder}: {key}: {what} cannot be described; save each policy's model by save_pretrained"
+                )
+            values["only_in_python"] = self.only_in_python
+        return parse_config(values, folder)
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the configuration's section of each agent."""
@@ -152,15 +173,7 @@ def save_team(team: Team, folder: Path) -> None:
     """
     must_be_empty(folder)
     saved = SavedTeam(team, str(folder), str(folder))
-    values = {"output_dir": str(folder), "task": {}, "protocol": {}, "agents": saved.sections()}
-    if saved.only_in_python:
-        key, what = next(iter(saved.only_in_python.items()))
-        if not key.startswith(("engines.", "training.")):
-            raise ConfigError(
-                f"{folder}: {key}: {what} cannot be described; save each policy's model by save_pretrained"
-            )
-        values["only_in_python"] = saved.only_in_python
-    config = parse_config(values, str(folder))
+    config = saved.config(str(folder))
     with new_folder(folder) as partial:
         saved.save(partial, partial)
         replace_file(partial / "config.yaml", to_yaml(config))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
+from torch import nn
 
 from maporl.config import Config
 from maporl.config.engines import has_weights
@@ -160,6 +161,20 @@ class Team:
         if not learners:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
         return learners
+
+    def drop_weights(self) -> None:
+        """Move the parameters of all policies to the meta device, because other processes hold their weights.
+
+        The models stay usable for what needs no weights, such as their configurations. Buffers stay.
+        """
+        empty: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+        for module in (module for policy in self.policies.values() for module in policy.model.modules()):
+            for name, own in module._parameters.items():
+                if own is not None and not own.is_meta:
+                    value = empty.setdefault(
+                        id(own), nn.Parameter(torch.empty_like(own.data, device="meta"), own.requires_grad)
+                    )
+                    module._parameters[name] = value
 
     def count_parameters(self) -> dict[str, tuple[int, int]]:
         """Return the number of all parameters and of trained parameters, by policy."""

@@ -1,13 +1,15 @@
 """What a trainer asks of a backend, which trains and samples in other processes. Without one, everything is in this process."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from maporl.config import Config
 from maporl.engines.base import Engine
 from maporl.team.team import Team
 from trl_ext.ppov2_config import PPOv2Config
 
 
+@runtime_checkable
 class Backend(Protocol):
     """Where a run trains and samples.
 
@@ -15,8 +17,11 @@ class Backend(Protocol):
     :class:`trl_ext.learning.Learning`.
     """
 
-    def describe(self, team: Team, args: PPOv2Config, critics: bool) -> Mapping[str, Any]:
-        """Return what the trainer must know of each learner: its name, tokenizer, critic and learning rate."""
+    def describe(self, config: Config, team: Team, args: PPOv2Config, critics: bool) -> Mapping[str, Any]:
+        """Return what the trainer must know of each learner: its name, tokenizer, critic and learning rate.
+
+        The processes load the team that ``config`` describes. The models of ``team`` have no weights.
+        """
         ...
 
     def start(self, learners: Mapping[str, Any], updates: int, critics: bool, outputs: int) -> Any:
@@ -25,6 +30,10 @@ class Backend(Protocol):
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples from the weights that are trained."""
+        ...
+
+    def run_ended(self) -> None:
+        """End the processes, unless the user keeps them (``with backend:``). A trainer calls this when its run is over."""
         ...
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from maporl.team.initial import INITIAL
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.text import printable
+from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.description import RunParts, describe
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext import distributed
@@ -33,12 +34,13 @@ from trl_ext.manifest import CheckpointError
 from trl_ext.run_lock import LOCK, is_leftover
 from trl_ext.set_aside import ABANDONED, set_aside
 
-CONFIG, TOKENIZERS, FINAL = "config.yaml", "tokenizers", "final"
+CONFIG, TOKENIZERS, FINAL, LOGS = "config.yaml", "tokenizers", "final", "logs"
 BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"
 PARTS = ("task", "protocol", "reward", "advantage", "branching", "schedule")
 """The sections of a configuration that decide what is learned, besides the options that checkpoints compare."""
 UNTRAINED = {BEFORE, "evaluation_before.jsonl"}
 """What a run writes before it trains anything, besides its configuration, its data's fingerprints and ``initial/``."""
+_BEFORE_TRAINING = {CONFIG, DATA, FINGERPRINTS, LOGS, *UNTRAINED}
 logger = logging.getLogger(__name__)
 
 
@@ -53,6 +55,8 @@ class RunRecord:
     def __init__(self, folder: Path, config: Config | None):
         self.folder, self.config = folder, config
         self._begun = False
+        self._kept: SavedTeam | None = None
+        """A team whose weights go to other processes (:meth:`describe_team`)."""
 
     def must_be_new(self) -> None:
         """Check that the folder holds no results of another run.
@@ -65,6 +69,30 @@ class RunRecord:
                 raise RunExists(
                     f"{self.folder}: holds {name} of another run, and nothing is overwritten; choose another output_dir"
                 )
+
+    def describe_team(self, team: Team, args: MultiAgentPPOConfig, options: Mapping[str, Any]) -> Config:
+        """Return a configuration from which other processes load the team, after :meth:`keep_team`.
+
+        Raises:
+            ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
+        """
+        at = str(args.output_dir)
+        self._kept = SavedTeam(team, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options)
+        return self._kept.config(at, seed=args.seed, training={"critic": args.critic, "placement": args.placement})
+
+    def keep_team(self) -> None:
+        """Save the described team's weights and tokenizers that have no other name, and empty its models.
+
+        A run that is resumed begins with the weights that the folder has.
+        """
+        assert self._kept is not None, "the team has been described"
+        if not self.folder.exists() or rest_of(self.folder) <= {*_BEFORE_TRAINING, INITIAL, TOKENIZERS}:
+            for name in (INITIAL, TOKENIZERS):  # of a process that was killed before it trained anything
+                if (self.folder / name).exists():
+                    set_aside(self.folder / name, ABANDONED)
+            self._begun = True
+            self._kept.save(self.folder / INITIAL, self.folder / TOKENIZERS)
+        self._kept.team.drop_weights()
 
     def begin(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
         """Write the configuration, and the weights and tokenizers that have no other name.
@@ -84,7 +112,9 @@ class RunRecord:
 
     def _write(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
         at = str(parts.args.output_dir)
-        saved = SavedTeam(team, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options)
+        saved = self._kept or SavedTeam(
+            team, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
+        )
         values = describe(parts, saved)
         config, file = _parsed(values), self.folder / CONFIG
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if config is None else to_yaml(config)
@@ -100,7 +130,8 @@ class RunRecord:
                 "%s: resumes with other options; the earlier ones are in %s", self.folder, set_aside(file, ABANDONED)
             )
         if known and not resumes:  # a process was killed after it had written these, and before it trained anything
-            for name in (INITIAL, TOKENIZERS, *sorted(UNTRAINED)):
+            weights = () if self._kept is not None else (INITIAL, TOKENIZERS)
+            for name in (*weights, *sorted(UNTRAINED)):
                 if (self.folder / name).exists():
                     set_aside(self.folder / name, ABANDONED)
         modules = {} if config is None else module_fingerprints(config)
@@ -110,7 +141,7 @@ class RunRecord:
         replace_file(file, text)
         if modules:
             remember_data(self.folder, modules, FINGERPRINTS)
-        if not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
+        if self._kept is None and not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
             saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
 
     def _must_be_same(self, was: Any, now: dict[str, Any]) -> None:
@@ -194,7 +225,7 @@ def release(folder: Path, more: set[str] = frozenset()) -> None:  # type: ignore
 
     ``more`` names what the run may have written besides its configuration, its data's fingerprints and an evaluation.
     """
-    if not rest_of(folder) <= {CONFIG, DATA, FINGERPRINTS, *UNTRAINED, *more}:
+    if not rest_of(folder) <= {*_BEFORE_TRAINING, *more}:
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):  # the lock last: until then nobody begins
         if path.is_dir():

@@ -5,8 +5,8 @@
 credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. The run folder records the results.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             the tools of an agent name it, all agents have all of its tools.
         sampling: how answers are sampled in a role, or in evaluations. That of an agent in training is its own
             (:class:`maporl.Agent`).
-        backend: where to train and sample, such as :class:`maporl.backends.ray_backend.RayBackend`. By default in the
-            launcher's processes.
+        backend: where to train and sample, such as :class:`maporl.RayBackend`. By default in the launcher's processes. The
+            team's weights then go to other processes, and its models are empty.
         config: the configuration that the other arguments were built from, which the run then keeps. By default the run
             describes its parts itself.
 
@@ -153,7 +153,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
                 "team": (team, Team), "protocol": (protocol, Protocol), "reward": (reward, RewardSection),
                 "schedule": (schedule, Schedule), "advantage": (advantage, AdvantageConfig),
                 "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),
-                "engine_options": (engine_options, Mapping),
+                "engine_options": (engine_options, Mapping), "backend": (backend, Backend),
             }
         )  # fmt: skip
         task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
@@ -212,16 +212,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if backend is None:
             learners = team.build_learners(args, self._critic_outputs, critics, central)
         else:
-            learners = backend.describe(team, args, critics)
+            described = config or self.record.describe_team(team, args, engine_options or {})
+            learners = backend.describe(described, team, args, critics)
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
-        self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
         with_critic = {name for name, own in learners.items() if own.critic != "none"}
         self.advantages = Advantages(advantage, args, with_critic, self.player.scorer.reward.sources)
-        needed = {name: agent.engine for name, agent in team.agents.items() if agent.engine not in (engines or {})}
-        of_backend = {} if backend is None else {OWN_WEIGHTS: backend.engine(team, args)}
-        needed = {name: engine for name, engine in needed.items() if engine not in of_backend}
-        built = build_engines(needed, engine_options or {}, team.policies, args, Path(str(args.output_dir)))
-        self.player.engines |= {**built, **of_backend, **(engines or {})}
         playing = [
             name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
         ]
@@ -244,22 +239,49 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.player.sampling,
         )
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
-        if args.async_depth:
-            engines = {agent.engine: self.player.engines[agent.engine] for agent in team.agents.values()}
-            check_ahead(
-                args.async_depth,
-                {name: engine.remote for name, engine in engines.items()},
-                {name: engine.between for name, engine in engines.items()},
-                asks_untrained(args.restate, reward.sources),
-                args.engine_tis_cap,
-                pool is not None,
-                distributed.size(),
-            )
+        with self._undone_if_it_fails():
+            if backend is not None and config is None:
+                self.record.keep_team()
+            self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
+            self._build_engines(engines or {}, args)
+            if args.async_depth:
+                self._check_ahead(asks_untrained(args.restate, reward.sources))
         self.progress = TeamProgress()
         for callback in (ProgressCallback, PrinterCallback):
             self.remove_callback(callback)
         if not args.disable_tqdm:
             self.add_callback(self.progress)
+
+    @contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """End the backend's processes and empty the run's new folder, if the block fails."""
+        try:
+            yield
+        except BaseException:
+            if self.backend is not None:
+                self.backend.run_ended()
+                self.record.failed()
+            raise
+
+    def _build_engines(self, given: Mapping[str, Engine], args: MultiAgentPPOConfig) -> None:
+        """Build the engines that the agents name. Those that are ``given`` take precedence, then those of the backend."""
+        own = dict(given) if self.backend is None else {OWN_WEIGHTS: self.backend.engine(self.team, args), **given}
+        needed = {name: agent.engine for name, agent in self.team.agents.items() if agent.engine not in own}
+        built = build_engines(needed, self._engine_options, self.team.policies, args, Path(str(args.output_dir)))
+        self.player.engines |= {**built, **own}
+
+    def _check_ahead(self, untrained: str | None) -> None:
+        """Check that dialogues can be played ahead. ``untrained`` names what asks the weights before training."""
+        engines = {agent.engine: self.engines[agent.engine] for agent in self.team.agents.values()}
+        check_ahead(
+            self.args.async_depth,
+            {name: engine.remote for name, engine in engines.items()},
+            {name: engine.between for name, engine in engines.items()},
+            untrained,
+            self.args.engine_tis_cap,
+            self.past_policies is not None,
+            distributed.size(),
+        )
 
     def _untrained_model(self, policy: str) -> Any:
         """Return a context manager that opens a policy's model with its weights before training."""
@@ -344,8 +366,21 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         try:
             return super().train(resume_from_checkpoint, **kwargs)
         finally:
-            self._ahead.drop()
             self.progress.close()
+
+    @contextmanager
+    def training(self, resume_from_checkpoint: str | bool | None = None) -> Iterator[None]:
+        """Begin a run or resume it, and end it on leaving (:meth:`trl_ext.loop.PPOLoop.training`).
+
+        The processes of a ``backend`` end with it, unless you keep them (``with backend:``).
+        """
+        try:
+            with super().training(resume_from_checkpoint):
+                yield
+        finally:
+            self._ahead.drop()
+            if self.backend is not None:
+                self.backend.run_ended()
 
     def begin_run(self, resumes: bool) -> None:
         """Write the run's configuration, and evaluate the team before training."""
@@ -366,7 +401,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def run_failed(self) -> None:
         """Leave what the run has, and its report."""
-        self._ahead.drop()
         self.record.failed()
 
     @property

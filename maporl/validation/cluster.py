@@ -1,11 +1,9 @@
 """Check the section ``cluster`` of a configuration, before any process starts."""
 
-import os
-
 from maporl.backends.groups import groups_of
 from maporl.backends.ray_cluster import check_installed
+from maporl.backends.refusals import check_distributed
 from maporl.config import Config
-from maporl.config.engines import has_weights
 from maporl.errors import ConfigError
 from maporl.rewards.likelihood import asks_untrained
 
@@ -21,10 +19,7 @@ def check_cluster(config: Config) -> list[str]:
             raise ConfigError("cluster: backend is local, which has no groups and no address; set cluster.backend: ray")
         return []
     check_installed()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "cluster.backend: ray starts its processes itself, and the launcher has started several; start with: maporl train"
-        )
+    check_distributed(config)
     for wrong, what, remedy in (
         (
             config.schedule.opponent_pool is not None,
@@ -35,21 +30,6 @@ def check_cluster(config: Config) -> list[str]:
             asks_untrained(config.restate, config.reward.sources) is not None,
             "restate and the reward nll, which ask the weights before training",
             "leave them out, or use cluster.backend: local",
-        ),
-        (
-            config.training.placement == "split",
-            "training.placement: split",
-            "leave it out: every group has its own devices",
-        ),
-        (
-            any(agent.load_in_4bit or agent.load_in_8bit for agent in config.agents.values()),
-            "load_in_4bit and load_in_8bit",
-            "leave them out, or use cluster.backend: local",
-        ),
-        (
-            any(has_weights(agent.engine) and agent.engine != "transformers" for agent in config.agents.values()),
-            "the engine vllm",
-            "use engine: transformers, or cluster.backend: local",
         ),
         (bool(config.loop.stages), "loop.stages", "use cluster.backend: local"),
     ):

@@ -1,0 +1,38 @@
+"""What does not work with groups of processes. It is refused before any process starts."""
+
+import os
+
+from maporl.config import Config
+from maporl.config.engines import has_weights
+from maporl.errors import ConfigError
+
+
+def check_distributed(config: Config) -> None:
+    """Check that the policies of a run can be distributed over groups.
+
+    Raises:
+        ConfigError: a part of the configuration does not work with groups, or a launcher has started several processes.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "cluster.backend: ray starts its processes itself, and the launcher has started several; start with: maporl train"
+        )
+    for wrong, what, remedy in (
+        (
+            config.training.placement == "split",
+            "training.placement: split",
+            "leave it out: every group has its own devices",
+        ),
+        (
+            any(agent.load_in_4bit or agent.load_in_8bit for agent in config.agents.values()),
+            "load_in_4bit and load_in_8bit",
+            "leave them out, or use cluster.backend: local",
+        ),
+        (
+            any(has_weights(agent.engine) and agent.engine != "transformers" for agent in config.agents.values()),
+            "the engine vllm",
+            "use engine: transformers, or cluster.backend: local",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f"cluster.backend: ray does not do {what} yet; {remedy}")
