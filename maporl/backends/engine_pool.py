@@ -8,12 +8,14 @@ again. What is drawn depends on the answer's place in its dialogue alone, so the
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maporl.backends.activity import DEAD, SAMPLING, SENDING, Activity, Clock, shown
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import GroupFailed
 from maporl.backends.member import Member, MemberDied
@@ -31,6 +33,16 @@ class _Asked:
     answer: Future[Sampled]
 
 
+@dataclass
+class _Counts:
+    """What was counted since the last record: the rows of each call, sampled tokens, the longest queue, and sent bytes."""
+
+    calls: list[int] = field(default_factory=list)
+    tokens: int = 0
+    waiting: int = 0
+    sent: int = 0
+
+
 class EnginePool:
     """Gives rows to the processes that sample from one group's policies.
 
@@ -39,9 +51,17 @@ class EnginePool:
         start: starts process number k.
         failures: the deadline, and how often processes are replaced.
         folder: the run's folder.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, spec: GroupSpec, start: Callable[[int], Member], failures: FailuresSection, folder: Path):
+    def __init__(
+        self,
+        spec: GroupSpec,
+        start: Callable[[int], Member],
+        failures: FailuresSection,
+        folder: Path,
+        clock: Clock = time.monotonic,
+    ):
         self.spec, self.failures, self.folder = spec, failures, folder
         self._start = start
         self._lock = threading.RLock()
@@ -54,8 +74,8 @@ class EnginePool:
         self._failed: Exception | None = None
         self.started = 0
         self.replaced = 0
-        self.calls: list[int] = []
-        """The rows of each call since the last :meth:`take_counts`."""
+        self._counts = _Counts()
+        self._activity = Activity(spec.replicas, clock)
 
     def build(self) -> None:
         """Start the processes, and load the models in them."""
@@ -74,7 +94,7 @@ class EnginePool:
         with self._lock:
             self._known[policy] = (version, weights)
             members = list(self._members)
-        for member, call in [(m, m.call("load", policy, version, weights)) for m in members]:
+        for member, call in [(m, self._send(m, policy, version, weights)) for m in members]:
             try:
                 call.result(timeout=self.failures.deadline)
             except (MemberDied, TimeoutError) as error:
@@ -95,10 +115,21 @@ class EnginePool:
         wait(calls, timeout=self.failures.deadline)
 
     def take_counts(self) -> dict[str, float]:
-        """Return the mean number of rows of a call, and how many processes were replaced, since the last time."""
+        """Return what the processes did and what was counted since the last time, and how many were replaced so far."""
         with self._lock:
-            calls, self.calls = self.calls, []
-        return {"rows_per_call": sum(calls) / max(len(calls), 1), "replaced": float(self.replaced)}
+            counts, self._counts = self._counts, _Counts()
+            spent = self._activity.take()
+        sampled = spent.get(SAMPLING, 0.0) * self.spec.replicas
+        own = shown(spent, (SAMPLING, SENDING, DEAD))
+        return {
+            "seconds": sum(spent.values()),
+            **{f"engines/{name}": value for name, value in own.items()},
+            "rows_per_call": sum(counts.calls) / max(len(counts.calls), 1),
+            "tokens_per_second": counts.tokens / sampled if sampled else 0.0,
+            "waiting": float(counts.waiting),
+            "sent_bytes": float(counts.sent),
+            "replaced": float(self.replaced),
+        }
 
     def end(self) -> None:
         """End the processes."""
@@ -123,8 +154,26 @@ class EnginePool:
                 member.end()
                 return
             self._members.add(member)
+            self._activity.start(member)
             self._free.append(member)
             self._dispatch()
+
+    def _send(self, member: Member, policy: str, version: int, weights: Any) -> Future[None]:
+        """Begin to give ``member`` the ``version`` of a policy's weights, and count them when they have arrived."""
+        sent: Future[None] = Future()
+
+        def arrived(call: Future[int]) -> None:
+            self._activity.end(member, SENDING)
+            if (error := call.exception()) is not None:
+                sent.set_exception(error)
+                return
+            with self._lock:
+                self._counts.sent += call.result()
+            sent.set_result(None)
+
+        self._activity.begin(member, SENDING)
+        member.call("load", policy, version, weights).add_done_callback(arrived)
+        return sent
 
     def _dispatch(self) -> None:
         """Give waiting rows to free processes, in equal parts. The lock is held."""
@@ -133,21 +182,31 @@ class EnginePool:
             size = size if self.spec.rows is None else min(size, self.spec.rows)
             part, self._queue = self._queue[:size], self._queue[size:]
             member = self._free.pop(0)
+            self._count_waiting()
             versions = {own.row.policy: self._version(own.row.policy) for own in part}
-            self.calls.append(len(part))
+            self._counts.calls.append(len(part))
+            self._activity.begin(member, SAMPLING)
             call = member.call("sample", [own.row for own in part], versions)
             watch = threading.Timer(self.failures.deadline, self._hung, [member])
             watch.daemon = True
             watch.start()
             call.add_done_callback(lambda done, m=member, p=part, w=watch: self._done(done, m, p, w))  # type: ignore[misc]
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        if not self._free:
+            self._counts.waiting = max(self._counts.waiting, len(self._queue))
 
     def _version(self, policy: str) -> int:
         return self._known[policy][0] if policy in self._known else 0
 
     def _done(self, call: Future[Any], member: Member, part: list[_Asked], watch: threading.Timer) -> None:
         watch.cancel()
+        self._activity.end(member, SAMPLING)
         error = call.exception()
         if error is None:
+            with self._lock:
+                self._counts.tokens += sum(len(found.ids) for found in call.result())
             self._free_again(member)
             for own, found in zip(part, call.result(), strict=True):
                 own.answer.set_result(found)
@@ -180,6 +239,7 @@ class EnginePool:
                 self._dispatch()
                 return
             self._members.discard(member)
+            self._activity.gone(member)
             self._free = [own for own in self._free if own is not member]
             self.replaced += 1
             too_often = self.replaced > self.failures.engine_replacements
@@ -209,7 +269,7 @@ class EnginePool:
                         return
                 for name, (version, weights) in known.items():
                     if loaded.get(name) != version:
-                        member.call("load", name, version, weights).result(timeout=self.failures.deadline)
+                        self._send(member, name, version, weights).result(timeout=self.failures.deadline)
                         loaded = {**loaded, name: version}
         except (MemberDied, TimeoutError) as error:
             with self._lock:

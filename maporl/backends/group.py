@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from maporl.backends.activity import DEAD, IDLE, LEARNING, SAVING, SENDING, Activity, Clock, shown
 from maporl.backends.member import Member, MemberDied
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 GRACE = 10.0
 """The seconds in which the death of a process may become known after another one has failed because of it."""
+SAVES = ("begin_saving", "saved", "finish_saving", "save_policy", "save_central")
+"""The methods that write weights to the disk."""
 
 
 class GroupFailed(RunError):
@@ -38,13 +41,23 @@ class LearnerGroup:
         start: starts process number k.
         failures: the deadline, and how often the group is started again.
         folder: the run's folder.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, spec: GroupSpec, start: Callable[[int], Member], failures: FailuresSection, folder: Path):
+    def __init__(
+        self,
+        spec: GroupSpec,
+        start: Callable[[int], Member],
+        failures: FailuresSection,
+        folder: Path,
+        clock: Clock = time.monotonic,
+    ):
         self.spec, self.failures, self.folder = spec, failures, folder
         self._start = start
         self.members: list[Member] = []
         self.restarts = 0
+        self._activity = Activity(1, clock)  # its processes work together
+        self._activity.start(self)
         self.bytes = 0
         """The bytes of all weights that are trained."""
         self._origin: list[tuple[str, Path]] = []
@@ -60,7 +73,7 @@ class LearnerGroup:
 
     def annotate(self, arguments: Sequence[tuple]) -> list[Any]:
         """Call :meth:`maporl.backends.learner_process.LearnerProcess.annotate` with each process's arguments."""
-        found = self._safely(lambda: self._each("annotate", arguments))
+        found = self._safely(lambda: self._each("annotate", arguments), LEARNING)
         self._annotated = list(arguments)
         return found
 
@@ -71,17 +84,23 @@ class LearnerGroup:
             found = self._each("update", arguments)[0]
             return found, self._each("snapshot", kept=True) if self.failures.snapshots else []
 
-        found, self._snapshots = self._safely(work)
+        found, self._snapshots = self._safely(work, LEARNING)
         self._annotated = None
         return found
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every process with the same arguments, and return what each returns."""
-        return self._safely(lambda: self._each(method, [arguments] * len(self.members)))
+        what = SAVING if method in SAVES else IDLE
+        return self._safely(lambda: self._each(method, [arguments] * len(self.members)), what)
 
     def weights(self, policy: str) -> Any:
         """Return a handle of a policy's weights, which a call of another process takes as an argument."""
-        return self._safely(lambda: self._each("weights", [(policy,)] * len(self.members), kept=True))[0]
+        return self._safely(lambda: self._each("weights", [(policy,)] * len(self.members), kept=True), SENDING)[0]
+
+    def take_counts(self) -> dict[str, float]:
+        """Return what the processes did since the last time, and how often they were started again so far."""
+        own = shown(self._activity.take(), (LEARNING, SENDING, SAVING, DEAD))
+        return {**{f"learner/{name}": value for name, value in own.items()}, "restarts": float(self.restarts)}
 
     def load(self, folder: Path) -> None:
         """Load every policy from ``folder/NAME``. A group that is started again before the next update begins there."""
@@ -139,17 +158,21 @@ class LearnerGroup:
         file.write_text("\n\n".join(f"{member.name}\n{member.stacks()}" for member in self.members))
         return file
 
-    def _safely(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work`` returns. If a process dies, the group is built again as it was, and the work repeated.
+    def _safely(self, work: Callable[[], Result], what: str) -> Result:
+        """Return what ``work`` returns, whose kind is ``what``.
+
+        If a process dies, the group is built again as it was, and the work repeated.
 
         Raises:
             GroupFailed: this has happened too often.
         """
         while True:
             try:
-                return work()
+                with self._activity.doing(self, what):
+                    return work()
             except MemberDied as error:
-                self._rebuild(error)
+                with self._activity.doing(self, DEAD):
+                    self._rebuild(error)
 
     def _rebuild(self, error: MemberDied) -> None:
         while True:

@@ -98,6 +98,7 @@ class RayBackend:
         learning.on_all(LearnerGroup.build)
         for pool in self.pools.values():
             pool.build()
+        self.metrics()  # what the start took is in no update
         return learning
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
@@ -113,6 +114,11 @@ class RayBackend:
             return
         self._versions[policy] = self._versions.get(policy, 0) + 1
         self.pools[name].load(policy, self._versions[policy], self.learners[name].weights(policy))
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the processes of each group did since the last time, as ``group/NAME/...``."""
+        parts: list[EnginePool | LearnerGroup] = [*self.pools.values(), *self.learners.values()]
+        return {f"group/{part.spec.name}/{name}": value for part in parts for name, value in part.take_counts().items()}
 
     def end(self) -> None:
         """End all processes. A cluster that was joined goes on without them."""

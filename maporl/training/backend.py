@@ -27,6 +27,10 @@ class Backend(Protocol):
         """Return the engine that samples from the weights that are trained."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the processes did since the last time, to log after every update."""
+        ...
+
     def end(self) -> None:
         """End the processes."""
         ...
