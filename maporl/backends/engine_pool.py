@@ -81,7 +81,12 @@ class EnginePool:
         """Start the processes, and load the models in them."""
         members = [self._begin() for _ in range(self.spec.replicas)]
         for member, loaded in members:
-            loaded.result(timeout=self.failures.deadline)
+            try:
+                loaded.result(timeout=self.failures.deadline)
+            except TimeoutError:
+                raise GroupFailed(
+                    f"{member.name}: no model is loaded after {self.failures.deadline:g} s (cluster.failures.deadline); {self._write_stacks(member)}"
+                ) from None
             self._ready(member)
 
     def load(self, policy: str, version: int, weights: Any) -> None:
@@ -226,11 +231,14 @@ class EnginePool:
                 self._dispatch()
 
     def _hung(self, member: Member) -> None:
+        logger.warning("%s: no answer after %g s; %s", member.name, self.failures.deadline, self._write_stacks(member))
+        member.end()
+
+    def _write_stacks(self, member: Member) -> str:
         file = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(member.stacks())
-        logger.warning("%s: no answer after %g s; its stacks are in %s", member.name, self.failures.deadline, file)
-        member.end()
+        return f"its stacks are in {file}"
 
     def _replace(self, member: Member, error: Exception) -> None:
         """Put a new process in the place of ``member``, in the background."""
@@ -251,8 +259,8 @@ class EnginePool:
         if too_often:
             self._give_up(
                 GroupFailed(
-                    f"group {self.spec.name!r}: {error}; engines were replaced {self.replaced - 1} times "
-                    "(cluster.failures.engine_replacements); resume from the newest checkpoint"
+                    f"group {self.spec.name!r}: its engines were replaced {self.replaced - 1} times "
+                    f"(cluster.failures.engine_replacements); resume from the newest checkpoint. The last error: {error}"
                 )
             )
 
@@ -278,7 +286,7 @@ class EnginePool:
                 if again and self._failed is None:
                     self._background.submit(self._renew)
             if not again:
-                self._give_up(GroupFailed(f"group {self.spec.name!r}: {error}; its engines could not be replaced"))
+                self._give_up(GroupFailed(f"group {self.spec.name!r}: its engines could not be replaced: {error}"))
         except Exception as error:
             self._give_up(error)
 

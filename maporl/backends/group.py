@@ -180,8 +180,8 @@ class LearnerGroup:
             if self.restarts > self.failures.group_restarts or not self.failures.snapshots:
                 self.end()
                 raise GroupFailed(
-                    f"group {self.spec.name!r}: {error}; it was started again {self.restarts - 1} times "
-                    "(cluster.failures.group_restarts); resume from the newest checkpoint"
+                    f"group {self.spec.name!r}: it was started again {self.restarts - 1} times "
+                    f"(cluster.failures.group_restarts); resume from the newest checkpoint. The last error: {error}"
                 ) from error
             logger.warning("group %r is started again: %s", self.spec.name, error)
             self.end()

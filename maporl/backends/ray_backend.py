@@ -1,12 +1,15 @@
 """The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
+from maporl.backends.logs import log_of
 from maporl.backends.ray_cluster import Cluster, RayMember
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
@@ -15,7 +18,9 @@ from maporl.config import Config
 from maporl.config.cluster import GroupSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
+from maporl.team.loading import policy_names
 from maporl.team.team import Team
+from maporl.text import printable
 from trl_ext.ppov2_config import PPOv2Config
 
 
@@ -26,13 +31,14 @@ class RayBackend:
 
     Args:
         config: the run's configuration, whose section ``cluster`` says which groups there are.
+        quiet: whether to say nothing of what is started.
 
     Raises:
         ConfigError: Ray is missing, or the groups do not fit the policies.
     """
 
-    def __init__(self, config: Config):
-        self.config, self.section = config, config.cluster
+    def __init__(self, config: Config, quiet: bool = False):
+        self.config, self.section, self.quiet = config, config.cluster, quiet
         self.groups: dict[str, GroupSection] = groups_of(config)
         self.cluster: Cluster | None = None
         self.learners: dict[str, LearnerGroup] = {}
@@ -73,7 +79,9 @@ class RayBackend:
             GroupFailed: processes died too often.
         """
         folder = Path(self.config.output_dir)
-        cluster = self.cluster = Cluster(self.section.address)
+        address = self.section.address
+        self._tell("starting Ray on this machine" if address is None else f"joining the Ray cluster at {address}")
+        cluster = self.cluster = Cluster(address)
         on_device = self._fits(cluster, learners)
         for name, group in self.groups.items():
             trained = tuple(policy for policy in group.policies if policy in learners)
@@ -95,9 +103,9 @@ class RayBackend:
                 start = self._starter("learner", spec, on_device)
                 self.learners[name] = LearnerGroup(spec, start, self.section.failures, folder)
         learning = RemoteLearning(dict(learners), list(self.learners.values()))
-        learning.on_all(LearnerGroup.build)
+        learning.on_all(self._build)
         for pool in self.pools.values():
-            pool.build()
+            self._build(pool)
         self.metrics()  # what the start took is in no update
         return learning
 
@@ -130,12 +138,25 @@ class RayBackend:
             self.cluster.end()
             self.cluster = None
 
+    def _build(self, part: LearnerGroup | EnginePool) -> None:
+        """Start the processes of a part of a group, and tell which models they load, and when they have them."""
+        spec, trains = part.spec, isinstance(part, LearnerGroup)
+        number, what = (spec.devices, "train") if trains else (spec.replicas, "sample")
+        who = f"1 process that {what}s" if number == 1 else f"{number} processes that {what}"
+        self._tell(f"group {spec.name}: {who}: loading {', '.join(_models(self.config, spec.policies))}")
+        began = time.monotonic()
+        part.build()
+        self._tell(f"group {spec.name}: {who}: ready after {time.monotonic() - began:.0f} s")
+
+    def _tell(self, line: str) -> None:
+        if not self.quiet:
+            print(printable(line), file=sys.stderr, flush=True)
+
     def _starter(self, part: str, spec: GroupSpec, on_device: bool) -> Any:
         def start(number: int) -> RayMember:
             assert self.cluster is not None, "start() has made it"
             name = f"{spec.name} {part} {number}"
-            log = Path(self.config.output_dir) / "logs" / f"{spec.name}-{part}-{number}.log"
-            return self.cluster.start(name, part, spec, number, on_device, log)
+            return self.cluster.start(name, part, spec, number, on_device, log_of(Path(self.config.output_dir), name))
 
         return start
 
@@ -160,3 +181,9 @@ class RayBackend:
                 "engines.replicas, put policies into one group, or set training.use_cpu"
             )
         return True
+
+
+def _models(config: Config, policies: Collection[str]) -> list[str]:
+    """Return the names of the models that ``policies`` begin from, in the order of the agents."""
+    speaking = [own for name, own in config.agents.items() if set(policy_names(name, own, config)) & set(policies)]
+    return list(dict.fromkeys(own.model or "a tiny model" for own in speaking if own.weights))

@@ -59,7 +59,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
     if config.warm_start.steps:
         with closing(TeamTools.from_config(config, playing).world) as world:  # it counts what is called in it
             check_taught(config, task, world)
-    backend = RayBackend(config) if config.cluster.backend == "ray" else None
+    backend = RayBackend(config, quiet) if config.cluster.backend == "ray" else None
     drawn = config.warm_start.steps > 0 or any(agent.tiny is not None for agent in config.agents.values())
     if backend is not None:
         if drawn:  # what is random or made here is drawn as without a backend, and read by the processes of the groups
