@@ -67,7 +67,9 @@ class EnginePool:
         self._lock = threading.RLock()
         self._queue: list[_Asked] = []
         self._free: list[Member] = []
+        self._begun: list[Member] = []
         self._members: set[Member] = set()
+        """Those of them that have loaded their models."""
         self._known: dict[str, tuple[int, Any]] = {}
         """The version and the handle of each policy's present weights."""
         self._background = ThreadPoolExecutor(spec.replicas, thread_name_prefix=f"engines of {spec.name}")
@@ -88,6 +90,11 @@ class EnginePool:
                     f"{member.name}: no model is loaded after {self.failures.deadline:g} s (cluster.failures.deadline); {self._write_stacks(member)}"
                 ) from None
             self._ready(member)
+
+    def members(self) -> list[Member]:
+        """Return the processes that were started and have not ended."""
+        with self._lock:
+            return list(self._begun)
 
     def load(self, policy: str, version: int, weights: Any) -> None:
         """Give every process the ``version`` of a policy's weights, of which ``weights`` is a handle.
@@ -139,7 +146,7 @@ class EnginePool:
     def end(self) -> None:
         """End the processes."""
         with self._lock:
-            members, self._members, self._free = self._members, set(), []
+            members, self._begun, self._members, self._free = self._begun, [], set(), []
             self._failed = self._failed or GroupFailed(f"group {self.spec.name!r}: its engines have ended")
         for member in members:
             member.end()
@@ -151,12 +158,21 @@ class EnginePool:
         with self._lock:
             number, self.started = self.started, self.started + 1
         member = self._start(number)
+        with self._lock:
+            self._begun.append(member)
         return member, member.call("build")
+
+    def _finish(self, member: Member) -> None:
+        with self._lock:
+            if member not in self._begun:  # end() has ended it
+                return
+            self._begun.remove(member)
+        member.end()
 
     def _ready(self, member: Member) -> None:
         with self._lock:
             if self._failed is not None:
-                member.end()
+                self._finish(member)
                 return
             self._members.add(member)
             self._activity.start(member)
@@ -255,7 +271,7 @@ class EnginePool:
                 self._dispatch()
                 logger.warning("%s is replaced: %s", member.name, error)
                 self._background.submit(self._renew)
-        member.end()
+        self._finish(member)
         if too_often:
             self._give_up(
                 GroupFailed(
@@ -267,6 +283,10 @@ class EnginePool:
     def _renew(self) -> None:
         try:
             member, built = self._begin()
+        except Exception as error:
+            self._give_up(error)
+            return
+        try:
             built.result(timeout=self.failures.deadline)
             loaded: Mapping[str, int] = {}
             while True:
@@ -280,6 +300,7 @@ class EnginePool:
                         self._send(member, name, version, weights).result(timeout=self.failures.deadline)
                         loaded = {**loaded, name: version}
         except (MemberDied, TimeoutError) as error:
+            self._finish(member)
             with self._lock:
                 self.replaced += 1
                 again = self.replaced <= self.failures.engine_replacements

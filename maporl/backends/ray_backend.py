@@ -10,6 +10,7 @@ from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
 from maporl.backends.logs import log_of
+from maporl.backends.member import Member
 from maporl.backends.ray_cluster import Cluster, RayMember
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
@@ -21,6 +22,7 @@ from maporl.errors import ConfigError
 from maporl.team.loading import policy_names
 from maporl.team.team import Team
 from maporl.text import printable
+from trl_ext import stacks
 from trl_ext.ppov2_config import PPOv2Config
 
 
@@ -44,6 +46,7 @@ class RayBackend:
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
         self._versions: dict[str, int] = {}
+        stacks.WORKERS.append(self.members)
 
     def describe(self, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
         """Return what the driver knows of each learner of ``team``, whose models have no weights here.
@@ -123,6 +126,11 @@ class RayBackend:
         self._versions[policy] = self._versions.get(policy, 0) + 1
         self.pools[name].load(policy, self._versions[policy], self.learners[name].weights(policy))
 
+    def members(self) -> list[Member]:
+        """Return the processes that run now."""
+        learners = [member for group in self.learners.values() for member in group.members]
+        return [*learners, *(member for pool in self.pools.values() for member in pool.members())]
+
     def metrics(self) -> dict[str, float]:
         """Return what the processes of each group did since the last time, as ``group/NAME/...``."""
         parts: list[EnginePool | LearnerGroup] = [*self.pools.values(), *self.learners.values()]
@@ -130,6 +138,8 @@ class RayBackend:
 
     def end(self) -> None:
         """End all processes. A cluster that was joined goes on without them."""
+        if self.members in stacks.WORKERS:
+            stacks.WORKERS.remove(self.members)
         for pool in self.pools.values():
             pool.end()
         for group in self.learners.values():

@@ -8,7 +8,6 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -23,6 +22,7 @@ from maporl.backends.logs import end_of, print_to
 from maporl.backends.member import MemberDied
 from maporl.backends.spec import GroupSpec
 from maporl.errors import ConfigError, install_command
+from trl_ext.stacks import stacks
 
 OLDEST = (2, 59)
 """The oldest Ray whose clusters on one machine have tokens."""
@@ -182,9 +182,7 @@ class Host:
 
     def stacks(self) -> str:
         """Return what every thread is doing."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        frames = sys._current_frames().items()
-        return "\n".join(f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(f))}" for ident, f in frames)
+        return stacks()
 
 
 class RayMember:
