@@ -128,7 +128,7 @@ def test_groups_are_bars_over_the_time_of_the_updates(browser, tmp_path):
     )
     open_page(browser, f"file://{write_report([run.folder])}")
     part = browser.find_element(By.ID, "groups")
-    assert "The engines of ann are dead 40% of the time, while the engines of bob are idle" in part.text
+    assert "The engines of ann are dead 40% of the time, while the learner of bob is idle 80%" in part.text
     lanes = part.find_elements(By.CSS_SELECTOR, ".work")
     assert [lane.accessible_name.split(":")[0] for lane in lanes] == [
         "ann, learner", "ann, engines", "bob, learner", "bob, engines",

@@ -139,7 +139,11 @@ def _lock_in(folder: Path) -> FileLock:
 
 
 def _this_process(pipe: Path | None) -> dict[str, str | int]:
-    told: dict[str, str | int] = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    told: dict[str, str | int] = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
     return told if pipe is None else {**told, "stacks": str(pipe)}
 
 
