@@ -122,9 +122,10 @@ def test_the_matrix_of_cross_play_is_a_table_with_its_diagonal_marked(browser, t
 def test_groups_are_bars_over_the_time_of_the_updates(browser, tmp_path):
     from test_group_report import LEARNS, SAMPLES, of_group, run_with
 
-    updates = [of_group("ann", 10.0, LEARNS, SAMPLES) | of_group("bob", 10.0, {"learning": 2.0}, SAMPLES)] * 3
+    short = [{what: seconds / 100 for what, seconds in own.items()} for own in (LEARNS, SAMPLES, {"learning": 2.0})]
+    updates = [of_group("ann", 0.1, *short[:2]) | of_group("bob", 0.1, short[2], short[1])] * 3
     run = run_with(
-        tmp_path / "run", [*updates, of_group("ann", 30.0, {"learning": 3.0}, {"dead": 24.0, "sampling": 6.0})]
+        tmp_path / "run", [*updates, of_group("ann", 0.3, {"learning": 0.03}, {"dead": 0.24, "sampling": 0.06})]
     )
     open_page(browser, f"file://{write_report([run.folder])}")
     part = browser.find_element(By.ID, "groups")
@@ -141,7 +142,7 @@ def test_groups_are_bars_over_the_time_of_the_updates(browser, tmp_path):
         ["sampling", "sending", "idle"], ["sampling", "dead"],
     ]  # fmt: skip
     whole, sampling, dead = wide[3][0], wide[3][1][1], wide[3][2][1]
-    assert (whole, sampling, dead) == pytest.approx((30 / 60, 6 / 30, 24 / 30), abs=0.02)
+    assert (whole, sampling, dead) == pytest.approx((0.5, 0.2, 0.8), abs=0.02)
     no_complaints(browser)
 
 

@@ -110,7 +110,7 @@
     return html`<figure class="groups"><figcaption><h3>${groups.bottleneck}</h3><div class="quiet">Updates ${groups.steps[0]} to ${groups.steps.at(-1)}, ${short(longest)} s. A part between two gaps is an update; in it, work is in the order of the legend.</div></figcaption>
       <ul class="legend">${used.map((what) => html`<li><span class="block" style=${{ background: colour(what) }}></span> ${what}</li>`)}</ul>
       ${groups.bars.map((bar) => html`<div class="lane"><bdi>${bar.name}</bdi><div class="work" role="img" aria-label=${`${bar.name}: ${told(bar)}`}>${bar.updates.map((own, i) => html`<span class="update" title=${`update ${groups.steps[i]}: ${groups.kinds.map((what, k) => (own[k] > 0 ? `${what} ${short(own[k])} s` : "")).filter(Boolean).join(", ")}`} style=${{ width: `${(100 * sum(own)) / longest}%` }}>
-        ${groups.kinds.map((what, k) => own[k] > 0 && html`<span class=${what} style=${{ flexGrow: own[k], background: colour(what) }}></span>`)}</span>`)}</div></div>`)}
+        ${groups.kinds.map((what, k) => own[k] > 0 && html`<span class=${what} style=${{ width: `${(100 * own[k]) / sum(own)}%`, background: colour(what) }}></span>`)}</span>`)}</div></div>`)}
       <details><summary>Numbers</summary><div class="scroll"><table><thead><tr><th scope="col">processes</th>${groups.kinds.map((what) => html`<th scope="col" class="number">${what}</th>`)}</tr></thead>
         <tbody>${groups.bars.map((bar) => html`<tr><th scope="row">${bar.name}</th>${bar.shares.map((share) => html`<td class="number">${percent(share)}</td>`)}</tr>`)}</tbody></table></div></details></figure>`;
   }
