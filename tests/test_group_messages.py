@@ -27,7 +27,13 @@ def test_an_error_repeats_the_last_20_lines_of_a_log(tmp_path):
     lines = end_of(log).split("\n")
     assert lines == [f"the end of its log {log}:", *(f"  | line {number}" for number in range(21, 41))]
     log.write_bytes(b"x" * 200_000 + b"\nthe last \xff line")
-    assert end_of(log).endswith("x\n  | the last \ufffd line") and len(end_of(log)) < 70_000
+    assert end_of(log).split("\n")[1:] == ["  | " + "x" * 300, "  | the last \ufffd line"]
+    crash = ["Fatal Python error: Segmentation fault", "", *(f"frame {number}" for number in range(1, 41))]
+    log.write_text("\n".join(["loading", *crash]))
+    assert end_of(log).split("\n")[1:] == [f"  | {line}" for line in crash[:20]]
+    again = ["2026-11-25 10:00:00: ann learner 0 is process 17", "loading"]
+    log.write_text("\n".join(["loading", *crash, *again]))
+    assert end_of(log).split("\n")[1:] == [f"  | {line}" for line in again], "the crash was that of an earlier process"
 
 
 def test_a_process_prints_to_its_log_and_says_where_it_crashed(tmp_path):
@@ -47,7 +53,9 @@ deep()
     assert done.returncode != 0 and done.stdout == done.stderr == ""
     text = log.read_text()
     assert ": ann engine 1 is process " in text.splitlines()[0] and text.splitlines()[1] == "loading"
-    assert "Segmentation fault" in text and "in deep" in text
+    assert (
+        "Segmentation fault" in text and "in deep" in text and "  | Fatal Python error" in end_of(log).splitlines()[1]
+    )
 
 
 class FakeRay:
