@@ -4,8 +4,9 @@
 
 Two tiny policies of 256 hidden units and 4 layers, a group for each, on CPUs, one thread for each process. Prints one JSON object:
 
-- ``start_s``: seconds from the beginning to groups that can sample, of which Ray itself takes ``ray_s``; ``ray_mb``: the
-  main memory of Ray's own processes.
+- ``start_s``: seconds from the beginning to groups that can sample, of which Ray itself takes ``ray_s``.
+- ``ray_mb``: the main memory of Ray's own processes, in which memory that several processes share counts once in all (PSS);
+  ``ray_rss_mb``: the same where it counts for each of them; ``ray_processes``: the first by process.
 - ``together_s``, ``in_turn_s``: the median seconds of an update of both groups at the same time, and of one after the other,
   which take turns; ``ratio`` of the two.
 - ``send_s``: the median seconds until both engines of a policy have new weights of ``send_mb``.
@@ -16,6 +17,8 @@ import json
 import statistics
 import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -50,6 +53,20 @@ def config_of(folder: str) -> dict:
     }
 
 
+def memory_of_ray() -> dict[str, Any]:
+    """Return the main memory of the processes that Ray has started for itself, on Linux."""
+    found: dict[str, Any] = {"ray_mb": 0.0, "ray_rss_mb": 0.0, "ray_processes": {}}
+    for process in psutil.Process().children(recursive=True):
+        if process.name().startswith("ray::Host") or "maporl.backends.watchdog" in process.cmdline():
+            continue
+        memory = process.memory_full_info()
+        script = next((Path(word).stem for word in process.cmdline() if word.endswith(".py")), process.name())
+        found["ray_processes"][script] = round(memory.pss / 1e6)
+        found["ray_mb"] += memory.pss / 1e6
+        found["ray_rss_mb"] += memory.rss / 1e6
+    return found
+
+
 def main() -> None:
     """Start the groups, and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,15 +77,14 @@ def main() -> None:
         from maporl.backends.ray_cluster import Cluster
 
         Cluster().end()  # a cluster alone, to tell its time from that of the groups
-        found: dict[str, float] = {"ray_s": time.perf_counter() - begin}
+        found: dict[str, Any] = {"ray_s": time.perf_counter() - begin}
         begin = time.perf_counter()
         trainer = build_trainer(from_dict(config_of(folder)), quiet=True)
         found["start_s"] = time.perf_counter() - begin
         backend = trainer.backend
         assert backend is not None
         try:
-            servers = [p for p in psutil.Process().children(recursive=True) if not p.name().startswith("ray::Host")]
-            found["ray_mb"] = sum(p.memory_info().rss for p in servers) / 1e6
+            found |= memory_of_ray()
             trainer.inform_samplers()
             batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
             groups, learning = list(backend.learners.values()), trainer.learning
@@ -101,7 +117,7 @@ def main() -> None:
             found["send_mb"] = sum(p.numel() * 4 for p in trainer.team.policies["ann"].model.parameters()) / 1e6
         finally:
             backend.end()
-    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+    print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
 
 
 if __name__ == "__main__":

@@ -175,6 +175,7 @@ class Engine:
     def load(self, policy, version, weights):
         assert weights == f"weights {version}"
         self.versions[policy] = version
+        return 1000
 
     def sample(self, rows, versions):
         for name, version in versions.items():

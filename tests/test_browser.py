@@ -119,6 +119,33 @@ def test_the_matrix_of_cross_play_is_a_table_with_its_diagonal_marked(browser, t
     no_complaints(browser)
 
 
+def test_groups_are_bars_over_the_time_of_the_updates(browser, tmp_path):
+    from test_group_report import LEARNS, SAMPLES, of_group, run_with
+
+    short = [{what: seconds / 100 for what, seconds in own.items()} for own in (LEARNS, SAMPLES, {"learning": 2.0})]
+    updates = [of_group("ann", 0.1, *short[:2]) | of_group("bob", 0.1, short[2], short[1])] * 3
+    run = run_with(
+        tmp_path / "run", [*updates, of_group("ann", 0.3, {"learning": 0.03}, {"dead": 0.24, "sampling": 0.06})]
+    )
+    open_page(browser, f"file://{write_report([run.folder])}")
+    part = browser.find_element(By.ID, "groups")
+    assert "The engines of ann are dead 40% of the time, while the learner of bob is idle 80%" in part.text
+    lanes = part.find_elements(By.CSS_SELECTOR, ".work")
+    assert [lane.accessible_name.split(":")[0] for lane in lanes] == [
+        "ann, learner", "ann, engines", "bob, learner", "bob, engines",
+    ]  # fmt: skip
+    wide = browser.execute_script(
+        """return [...document.querySelectorAll("#groups .lane:nth-of-type(2) .update")].map((u) =>
+             [u.offsetWidth / u.parentNode.offsetWidth, ...[...u.children].map((c) => [c.className, c.offsetWidth / u.offsetWidth])])"""
+    )
+    assert [[name for name, _ in update[1:]] for update in wide[2:]] == [
+        ["sampling", "sending", "idle"], ["sampling", "dead"],
+    ]  # fmt: skip
+    whole, sampling, dead = wide[3][0], wide[3][1][1], wide[3][2][1]
+    assert (whole, sampling, dead) == pytest.approx((0.5, 0.2, 0.8), abs=0.02)
+    no_complaints(browser)
+
+
 def test_filters_search_and_keys_work_and_the_address_keeps_them(browser, report):
     open_page(browser, report)
     assert count(browser) == 110

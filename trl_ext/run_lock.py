@@ -1,7 +1,8 @@
 """Let one process at a time write a run into a folder. Two of them would mix their records. Imports no torch.
 
 The lock is that of the operating system on the file ``.lock``. The system takes it back when the process ends, however it
-ends, so a run that was killed leaves nothing to clean up. A second file names the process for people.
+ends, so a run that was killed leaves nothing to clean up. A second file names the process for people, and the pipe at
+which it can be asked for its stacks.
 """
 
 import errno
@@ -18,8 +19,10 @@ from filelock import FileLock, Timeout
 
 from trl_ext.atomic import replace_file
 from trl_ext.errors import UserError
+from trl_ext.stacks import Listener
 
 LOCK, OWNER = ".lock", ".lock-owner"
+_KNOWN = ("pid", "host", "since")
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 logger = logging.getLogger(__name__)
@@ -44,7 +47,8 @@ class RunLock:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._first = False
+        self._listener: Listener | None = None
+        """Of the first lock in a process."""
 
     def acquire(self) -> None:
         """Take the lock without waiting. The folder is created if it is missing.
@@ -83,22 +87,24 @@ class RunLock:
             )
         if first:
             self._warn_of_other_hosts()
+            self._listener = Listener(self.folder.resolve())
             try:
-                replace_file(self.folder / OWNER, json.dumps(_this_process()))
+                replace_file(self.folder / OWNER, json.dumps(_this_process(self._listener.pipe)))
             except BaseException:
+                self._listener.close()
                 lock.release()
                 raise
-            self._first = True
 
     def release(self) -> None:
         """Give the lock back. Nothing happens if it was not taken."""
-        if self._first:
+        if self._listener is not None:
             (self.folder / OWNER).unlink(missing_ok=True)
-            self._first = False
+            self._listener.close()
+            self._listener = None
         _lock_in(self.folder.resolve()).release()
 
     def _warn_of_other_hosts(self) -> None:
-        last = _read_owner(self.folder)
+        last = read_owner(self.folder)
         if last and last["host"] != socket.gethostname():
             logger.warning(
                 "%s: %s wrote here last and did not end in order; if it still runs, stop it, because not every network "
@@ -132,20 +138,29 @@ def _lock_in(folder: Path) -> FileLock:
     return FileLock(folder / LOCK, mode=0o666)  # whoever may write the folder may resume its run
 
 
-def _this_process() -> dict[str, str | int]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+def _this_process(pipe: Path | None) -> dict[str, str | int]:
+    told: dict[str, str | int] = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+    return told if pipe is None else {**told, "stacks": str(pipe)}
 
 
 def _owner(folder: Path) -> str:
     """Return the words that name the process that has or had the lock, or an empty text if its record is unreadable."""
-    owner = _read_owner(folder)
+    owner = read_owner(folder)
     return f"process {owner['pid']} on {owner['host']} (since {owner['since']})" if owner else ""
 
 
-def _read_owner(folder: Path) -> dict[str, str | int]:
+def read_owner(folder: Path) -> dict[str, str | int]:
+    """Return what the file says of the process that has or had the lock; nothing if there is none, or it is damaged.
+
+    ``pid``, ``host`` and ``since`` are always there, and ``stacks``, the pipe, on systems that have pipes.
+    """
     try:
         found = json.loads((folder / OWNER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = isinstance(found, dict) and found.keys() >= _this_process().keys()
+    known = isinstance(found, dict) and found.keys() >= set(_KNOWN)
     return found if known and all(str(value).isprintable() for value in found.values()) else {}

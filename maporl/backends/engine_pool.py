@@ -8,13 +8,15 @@ again. What is drawn depends on the answer's place in its dialogue alone, so the
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from maporl.backends.activity import DEAD, SAMPLING, SENDING, Activity, Clock, shown
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import ENDED, GroupFailed
 from maporl.backends.member import Member, MemberDied
@@ -40,6 +42,16 @@ class _Asked:
     answer: Future[Answer]
 
 
+@dataclass
+class _Counts:
+    """What was counted since the last record: the rows of each call, sampled tokens, the longest queue, and sent bytes."""
+
+    calls: list[int] = field(default_factory=list)
+    tokens: int = 0
+    waiting: int = 0
+    sent: int = 0
+
+
 class EnginePool:
     """Gives rows to the processes that sample from one group's policies.
 
@@ -48,30 +60,50 @@ class EnginePool:
         start: starts process number k.
         failures: the deadline, and how often processes are replaced.
         folder: the run's folder.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, spec: GroupSpec, start: Callable[[int], Member], failures: FailuresSection, folder: Path):
+    def __init__(
+        self,
+        spec: GroupSpec,
+        start: Callable[[int], Member],
+        failures: FailuresSection,
+        folder: Path,
+        clock: Clock = time.monotonic,
+    ):
         self.spec, self.failures, self.folder = spec, failures, folder
         self._start = start
         self._lock = threading.RLock()
         self._queue: list[_Asked] = []
         self._free: list[Member] = []
+        self._begun: list[Member] = []
         self._members: set[Member] = set()
+        """Those of them that have loaded their models."""
         self._known: dict[str, tuple[int, Any]] = {}
         """The version and the handle of each policy's present weights."""
         self._background = ThreadPoolExecutor(spec.replicas, thread_name_prefix=f"engines of {spec.name}")
         self._failed: Exception | None = None
         self.started = 0
         self.replaced = 0
-        self.calls: list[int] = []
-        """The rows of each call since the last :meth:`take_counts`."""
+        self._counts = _Counts()
+        self._activity = Activity(spec.replicas, clock, in_order=True)
 
     def build(self) -> None:
         """Start the processes, and load the models in them."""
         members = [self._begin() for _ in range(self.spec.replicas)]
         for member, loaded in members:
-            loaded.result(timeout=self.failures.deadline)
+            try:
+                loaded.result(timeout=self.failures.deadline)
+            except TimeoutError:
+                raise GroupFailed(
+                    f"{member.name}: no model is loaded after {self.failures.deadline:g} s (cluster.failures.deadline); {self._write_stacks(member)}"
+                ) from None
             self._ready(member)
+
+    def members(self) -> list[Member]:
+        """Return the processes that were started and have not ended."""
+        with self._lock:
+            return list(self._begun)
 
     def load(self, policy: str, version: int, weights: Any) -> None:
         """Give every process the ``version`` of a policy's weights, of which ``weights`` is a handle.
@@ -82,8 +114,7 @@ class EnginePool:
         with self._lock:  # nothing is asked of a version before the process is told to load it
             self._known[policy] = (version, weights)
             for member in list(self._members):
-                call = member.call("load", policy, version, weights)
-                call.add_done_callback(partial(self._loaded, member))
+                self._send(member, policy, version, weights).add_done_callback(partial(self._loaded, member))
 
     def _loaded(self, member: Member, call: Future[Any]) -> None:
         error = call.exception()
@@ -114,15 +145,26 @@ class EnginePool:
         wait(calls, timeout=self.failures.deadline)
 
     def take_counts(self) -> dict[str, float]:
-        """Return the mean number of rows of a call, and how many processes were replaced, since the last time."""
+        """Return what the processes did and what was counted since the last time, and how many were replaced so far."""
         with self._lock:
-            calls, self.calls = self.calls, []
-        return {"rows_per_call": sum(calls) / max(len(calls), 1), "replaced": float(self.replaced)}
+            counts, self._counts = self._counts, _Counts()
+            spent = self._activity.take()
+        sampled = spent.get(SAMPLING, 0.0) * self.spec.replicas
+        own = shown(spent, (SAMPLING, SENDING, DEAD))
+        return {
+            "seconds": sum(spent.values()),
+            **{f"engines/{name}": value for name, value in own.items()},
+            "rows_per_call": sum(counts.calls) / max(len(counts.calls), 1),
+            "tokens_per_second": counts.tokens / sampled if sampled else 0.0,
+            "waiting": float(counts.waiting),
+            "sent_bytes": float(counts.sent),
+            "replaced": float(self.replaced),
+        }
 
     def end(self) -> None:
         """End the processes."""
         with self._lock:
-            members, self._members, self._free = self._members, set(), []
+            members, self._begun, self._members, self._free = self._begun, [], set(), []
             self._failed = self._failed or GroupFailed(ENDED.format(self.spec.name))
         for member in members:
             member.end()
@@ -134,16 +176,43 @@ class EnginePool:
         with self._lock:
             number, self.started = self.started, self.started + 1
         member = self._start(number)
+        with self._lock:
+            self._begun.append(member)
         return member, member.call("build")
+
+    def _finish(self, member: Member) -> None:
+        with self._lock:
+            if member not in self._begun:  # end() has ended it
+                return
+            self._begun.remove(member)
+        member.end()
 
     def _ready(self, member: Member) -> None:
         with self._lock:
             if self._failed is not None:
-                member.end()
+                self._finish(member)
                 return
             self._members.add(member)
+            self._activity.start(member)
             self._free.append(member)
             self._dispatch()
+
+    def _send(self, member: Member, policy: str, version: int, weights: Any) -> Future[None]:
+        """Begin to give ``member`` the ``version`` of a policy's weights, and count them when they have arrived."""
+        sent: Future[None] = Future()
+
+        def arrived(call: Future[int]) -> None:
+            self._activity.end(member, SENDING)
+            if (error := call.exception()) is not None:
+                sent.set_exception(error)
+                return
+            with self._lock:
+                self._counts.sent += call.result()
+            sent.set_result(None)
+
+        self._activity.begin(member, SENDING)
+        member.call("load", policy, version, weights).add_done_callback(arrived)
+        return sent
 
     def _dispatch(self) -> None:
         """Give waiting rows to free processes, in equal parts. The lock is held."""
@@ -152,13 +221,20 @@ class EnginePool:
             size = size if self.spec.rows is None else min(size, self.spec.rows)
             part, self._queue = self._queue[:size], self._queue[size:]
             member = self._free.pop(0)
+            self._count_waiting()
             versions = {own.row.policy: self._version(own.row.policy) for own in part}
-            self.calls.append(len(part))
+            self._counts.calls.append(len(part))
+            self._activity.begin(member, SAMPLING)
             call = member.call("sample", [own.row for own in part], versions)
             watch = threading.Timer(self.failures.deadline, self._hung, [member])
             watch.daemon = True
             watch.start()
             call.add_done_callback(partial(self._done, member, part, versions, watch))
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        if not self._free:
+            self._counts.waiting = max(self._counts.waiting, len(self._queue))
 
     def _version(self, policy: str) -> int:
         return self._known[policy][0] if policy in self._known else 0
@@ -172,8 +248,11 @@ class EnginePool:
         call: Future[Any],
     ) -> None:
         watch.cancel()
+        self._activity.end(member, SAMPLING)
         error = call.exception()
         if error is None:
+            with self._lock:
+                self._counts.tokens += sum(len(found.ids) for found in call.result())
             self._free_again(member)
             for own, found in zip(part, call.result(), strict=True):
                 own.answer.set_result(Answer(found, versions[own.row.policy]))
@@ -193,11 +272,14 @@ class EnginePool:
                 self._dispatch()
 
     def _hung(self, member: Member) -> None:
+        logger.warning("%s: no answer after %g s; %s", member.name, self.failures.deadline, self._write_stacks(member))
+        member.end()
+
+    def _write_stacks(self, member: Member) -> str:
         file = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(member.stacks())
-        logger.warning("%s: no answer after %g s; its stacks are in %s", member.name, self.failures.deadline, file)
-        member.end()
+        return f"its stacks are in {file}"
 
     def _replace(self, member: Member, error: Exception) -> None:
         """Put a new process in the place of ``member``, in the background."""
@@ -206,6 +288,7 @@ class EnginePool:
                 self._dispatch()
                 return
             self._members.discard(member)
+            self._activity.gone(member)
             self._free = [own for own in self._free if own is not member]
             self.replaced += 1
             too_often = self.replaced > self.failures.engine_replacements
@@ -213,18 +296,22 @@ class EnginePool:
                 self._dispatch()
                 logger.warning("%s is replaced: %s", member.name, error)
                 self._background.submit(self._renew)
-        member.end()
+        self._finish(member)
         if too_often:
             self._give_up(
                 GroupFailed(
-                    f"group {self.spec.name!r}: {error}; engines were replaced {self.replaced - 1} times "
-                    "(cluster.failures.engine_replacements); resume from the newest checkpoint"
+                    f"group {self.spec.name!r}: its engines were replaced {self.replaced - 1} times "
+                    f"(cluster.failures.engine_replacements); resume from the newest checkpoint. The last error: {error}"
                 )
             )
 
     def _renew(self) -> None:
         try:
             member, built = self._begin()
+        except Exception as error:
+            self._give_up(error)
+            return
+        try:
             built.result(timeout=self.failures.deadline)
             loaded: Mapping[str, int] = {}
             while True:
@@ -235,16 +322,17 @@ class EnginePool:
                         return
                 for name, (version, weights) in known.items():
                     if loaded.get(name) != version:
-                        member.call("load", name, version, weights).result(timeout=self.failures.deadline)
+                        self._send(member, name, version, weights).result(timeout=self.failures.deadline)
                         loaded = {**loaded, name: version}
         except (MemberDied, TimeoutError) as error:
+            self._finish(member)
             with self._lock:
                 self.replaced += 1
                 again = self.replaced <= self.failures.engine_replacements
                 if again and self._failed is None:
                     self._background.submit(self._renew)
             if not again:
-                self._give_up(GroupFailed(f"group {self.spec.name!r}: {error}; its engines could not be replaced"))
+                self._give_up(GroupFailed(f"group {self.spec.name!r}: its engines could not be replaced: {error}"))
         except Exception as error:
             self._give_up(error)
 

@@ -51,7 +51,7 @@ class EngineProcess:
         self.versions = {name: 0 for name in own if name not in self.spec.trained}
 
     def load(self, policy: str, version: int, weights: Packed) -> int:
-        """Take over the ``version`` of a policy's weights, and return its number.
+        """Take over the ``version`` of a policy's weights, and return their bytes.
 
         Raises:
             WeightsDiffer: the weights do not fit, or are not those that were sent.
@@ -60,7 +60,7 @@ class EngineProcess:
         unpack(weights, sent_parameters(self.team.policies[policy]))
         self.sampler.release()
         self.versions[policy] = version
-        return version
+        return weights.buffer.nbytes
 
     @torch.no_grad()
     def sample(self, rows: Sequence[TokenRow], versions: Mapping[str, int]) -> list[Sampled]:

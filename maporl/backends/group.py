@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from maporl.backends.activity import DEAD, IDLE, LEARNING, SAVING, SENDING, Activity, Clock, shown
 from maporl.backends.member import Member, MemberDied
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
@@ -22,6 +23,8 @@ GRACE = 10.0
 """The seconds in which the death of a process may become known after another one has failed because of it."""
 ENDED = "group {!r}: its processes have ended with the run; to go on afterwards, train in a block 'with RayBackend() as backend:'"
 """What is said of a group that is asked after its end."""
+SAVES = ("begin_saving", "saved", "finish_saving", "save_policy", "save_central")
+"""The methods that write weights to the disk."""
 
 
 class GroupFailed(RunError):
@@ -40,13 +43,23 @@ class LearnerGroup:
         start: starts process number k.
         failures: the deadline, and how often the group is started again.
         folder: the run's folder.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, spec: GroupSpec, start: Callable[[int], Member], failures: FailuresSection, folder: Path):
+    def __init__(
+        self,
+        spec: GroupSpec,
+        start: Callable[[int], Member],
+        failures: FailuresSection,
+        folder: Path,
+        clock: Clock = time.monotonic,
+    ):
         self.spec, self.failures, self.folder = spec, failures, folder
         self._start = start
         self.members: list[Member] = []
         self.restarts = 0
+        self._activity = Activity(1, clock)  # its processes work together
+        self._activity.start(self)
         self.bytes = 0
         """The bytes of all weights that are trained."""
         self._origin: list[tuple[str, Path]] = []
@@ -62,7 +75,7 @@ class LearnerGroup:
 
     def annotate(self, arguments: Sequence[tuple]) -> list[Any]:
         """Call :meth:`maporl.backends.learner_process.LearnerProcess.annotate` with each process's arguments."""
-        found = self._safely(lambda: self._each("annotate", arguments))
+        found = self._safely(lambda: self._each("annotate", arguments), LEARNING)
         self._annotated = list(arguments)
         return found
 
@@ -73,17 +86,23 @@ class LearnerGroup:
             found = self._each("update", arguments)[0]
             return found, self._each("snapshot", kept=True) if self.failures.snapshots else []
 
-        found, self._snapshots = self._safely(work)
+        found, self._snapshots = self._safely(work, LEARNING)
         self._annotated = None
         return found
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every process with the same arguments, and return what each returns."""
-        return self._safely(lambda: self._each(method, [arguments] * len(self.members)))
+        what = SAVING if method in SAVES else IDLE
+        return self._safely(lambda: self._each(method, [arguments] * len(self.members)), what)
 
     def weights(self, policy: str) -> Any:
         """Return a handle of a policy's weights, which a call of another process takes as an argument."""
-        return self._safely(lambda: self._each("weights", [(policy,)] * len(self.members), kept=True))[0]
+        return self._safely(lambda: self._each("weights", [(policy,)] * len(self.members), kept=True), SENDING)[0]
+
+    def take_counts(self) -> dict[str, float]:
+        """Return what the processes did since the last time, and how often they were started again so far."""
+        own = shown(self._activity.take(), (LEARNING, SENDING, SAVING, DEAD))
+        return {**{f"learner/{name}": value for name, value in own.items()}, "restarts": float(self.restarts)}
 
     def load(self, folder: Path) -> None:
         """Load every policy from ``folder/NAME``. A group that is started again before the next update begins there."""
@@ -143,17 +162,21 @@ class LearnerGroup:
         file.write_text("\n\n".join(f"{member.name}\n{member.stacks()}" for member in self.members))
         return file
 
-    def _safely(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work`` returns. If a process dies, the group is built again as it was, and the work repeated.
+    def _safely(self, work: Callable[[], Result], what: str) -> Result:
+        """Return what ``work`` returns, whose kind is ``what``.
+
+        If a process dies, the group is built again as it was, and the work repeated.
 
         Raises:
             GroupFailed: this has happened too often.
         """
         while True:
             try:
-                return work()
+                with self._activity.doing(self, what):
+                    return work()
             except MemberDied as error:
-                self._rebuild(error)
+                with self._activity.doing(self, DEAD):
+                    self._rebuild(error)
 
     def _rebuild(self, error: MemberDied) -> None:
         while True:
@@ -161,8 +184,8 @@ class LearnerGroup:
             if self.restarts > self.failures.group_restarts or not self.failures.snapshots:
                 self.end()
                 raise GroupFailed(
-                    f"group {self.spec.name!r}: {error}; it was started again {self.restarts - 1} times "
-                    "(cluster.failures.group_restarts); resume from the newest checkpoint"
+                    f"group {self.spec.name!r}: it was started again {self.restarts - 1} times "
+                    f"(cluster.failures.group_restarts); resume from the newest checkpoint. The last error: {error}"
                 ) from error
             logger.warning("group %r is started again: %s", self.spec.name, error)
             self.end()

@@ -1,6 +1,8 @@
 """The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import torch
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
+from maporl.backends.logs import log_of
+from maporl.backends.member import Member
 from maporl.backends.ray_cluster import Cluster, RayMember, check_installed
 from maporl.backends.refusals import check_distributed
 from maporl.backends.remote_engine import RemoteEngine
@@ -19,7 +23,10 @@ from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
+from maporl.team.loading import policy_names
 from maporl.team.team import Team
+from maporl.text import printable
+from trl_ext import stacks
 from trl_ext.losses import OBJECTIVES
 from trl_ext.ppov2_config import PPOv2Config
 
@@ -42,13 +49,14 @@ class RayBackend:
     Args:
         cluster: the section ``cluster`` of a configuration: the groups, the address of a cluster to join, how dialogues are
             batched, and what happens when processes die. By default every base model is a group, on this machine.
+        quiet: whether to say nothing of what is started.
 
     Raises:
         ConfigError: Ray is missing or too old, or ``cluster`` asks for another backend.
     """
 
-    def __init__(self, cluster: ClusterSection | None = None):
-        self.section = cluster or ClusterSection(backend="ray")
+    def __init__(self, cluster: ClusterSection | None = None, quiet: bool = False):
+        self.section, self.quiet = cluster or ClusterSection(backend="ray"), quiet
         if self.section.backend != "ray":
             raise ConfigError(
                 f"RayBackend: cluster.backend is {self.section.backend!r}; pass ClusterSection(backend='ray', ...), or no backend"
@@ -61,6 +69,7 @@ class RayBackend:
         self._kept = False
         self._told: dict[str, Any] = {}
         """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
+        stacks.WORKERS.append(self.members)
 
     def __enter__(self) -> "RayBackend":
         self._kept = True
@@ -120,7 +129,11 @@ class RayBackend:
         """
         self._end_groups()
         self.pools, self.learners = {}, {}
-        cluster = self.cluster = self.cluster or Cluster(self.section.address)
+        if self.cluster is None:
+            address = self.section.address
+            self._tell("starting Ray on this machine" if address is None else f"joining the Ray cluster at {address}")
+            self.cluster = Cluster(address)
+        cluster = self.cluster
         on_device = self._fits(cluster, learners)
         told = self._told | {
             "args": without_devices(self._told["args"]),
@@ -146,9 +159,10 @@ class RayBackend:
             if trained:
                 self.learners[name] = LearnerGroup(spec, self._starter("learner", spec, on_device), failures, folder)
         learning = RemoteLearning(dict(learners), list(self.learners.values()))
-        learning.on_all(LearnerGroup.build)
+        learning.on_all(self._build)
         for pool in self.pools.values():
-            pool.build()
+            self._build(pool)
+        self.metrics()  # what the start took is in no update
         return learning
 
     @property
@@ -180,12 +194,24 @@ class RayBackend:
         if not self._kept:
             self.end()
 
+    def members(self) -> list[Member]:
+        """Return the processes that run now."""
+        learners = [member for group in self.learners.values() for member in group.members]
+        return [*learners, *(member for pool in self.pools.values() for member in pool.members())]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the processes of each group did since the last time, as ``group/NAME/...``."""
+        parts: list[EnginePool | LearnerGroup] = [*self.pools.values(), *self.learners.values()]
+        return {f"group/{part.spec.name}/{name}": value for part in parts for name, value in part.take_counts().items()}
+
     def end(self) -> None:
         """End all processes. A cluster that was joined goes on without them."""
         self._end_groups()
         if self.cluster is not None:
             self.cluster.end()
             self.cluster = None
+        if self.members in stacks.WORKERS:
+            stacks.WORKERS.remove(self.members)
 
     def _end_groups(self) -> None:
         for pool in self.pools.values():
@@ -193,12 +219,25 @@ class RayBackend:
         for group in self.learners.values():
             group.end()
 
+    def _build(self, part: LearnerGroup | EnginePool) -> None:
+        """Start the processes of a part of a group, and tell which models they load, and when they have them."""
+        spec, trains = part.spec, isinstance(part, LearnerGroup)
+        number, what = (spec.devices, "train") if trains else (spec.replicas, "sample")
+        who = f"1 process that {what}s" if number == 1 else f"{number} processes that {what}"
+        self._tell(f"group {spec.name}: {who}: loading {', '.join(_models(spec.config, spec.policies))}")
+        began = time.monotonic()
+        part.build()
+        self._tell(f"group {spec.name}: {who}: ready after {time.monotonic() - began:.0f} s")
+
+    def _tell(self, line: str) -> None:
+        if not self.quiet:
+            print(printable(line), file=sys.stderr, flush=True)
+
     def _starter(self, part: str, spec: GroupSpec, on_device: bool) -> Any:
         def start(number: int) -> RayMember:
             assert self.cluster is not None, "start() has made it"
             name = f"{spec.name} {part} {number}"
-            log = self.folder / "logs" / f"{spec.name}-{part}-{number}.log"
-            return self.cluster.start(name, part, spec, number, on_device, log)
+            return self.cluster.start(name, part, spec, number, on_device, log_of(self.folder, name))
 
         return start
 
@@ -222,3 +261,9 @@ class RayBackend:
                 "engines.replicas, put policies into one group, or set training.use_cpu"
             )
         return True
+
+
+def _models(config: Config, policies: Collection[str]) -> list[str]:
+    """Return the names of the models that ``policies`` begin from, in the order of the agents."""
+    speaking = [own for name, own in config.agents.items() if set(policy_names(name, own, config)) & set(policies)]
+    return list(dict.fromkeys(own.model or "a tiny model" for own in speaking if own.weights))

@@ -8,7 +8,6 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -19,9 +18,11 @@ from typing import Any
 
 from maporl.backends.engine_process import EngineProcess
 from maporl.backends.learner_process import LearnerProcess
+from maporl.backends.logs import end_of, print_to
 from maporl.backends.member import MemberDied
 from maporl.backends.spec import GroupSpec
 from maporl.errors import ConfigError, install_command
+from trl_ext.stacks import stacks
 
 OLDEST = (2, 59)
 """The oldest Ray whose clusters on one machine have tokens."""
@@ -142,8 +143,8 @@ class Cluster:
             device: whether it has an accelerator of its own.
             log: the file that it prints to.
         """
-        actor = self.host.options(num_cpus=0, num_gpus=int(device)).remote(part, spec, number, str(log))
-        return RayMember(self.ray, name, actor)
+        actor = self.host.options(num_cpus=0, num_gpus=int(device)).remote(part, spec, number, name, log)
+        return RayMember(self.ray, name, actor, log)
 
     def end(self) -> None:
         """End all processes of a cluster that was started here, or leave one that was joined."""
@@ -159,20 +160,21 @@ def _settling() -> ThreadPoolExecutor:
 class Host:
     """What runs in a process that Ray started: one part of a group. Ray makes an actor of it."""
 
-    def __init__(self, part: str, spec: GroupSpec, number: int, log: str):
-        Path(log).parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "a", buffering=1) as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
+    def __init__(self, part: str, spec: GroupSpec, number: int, name: str, log: Path):
+        print_to(log, name)
         self._part: Any = LearnerProcess(spec, number) if part == "learner" else EngineProcess(spec)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the part."""
-        return getattr(self._part, method)(*arguments)
+        """Call a method of the part. What it raises is in the log too."""
+        try:
+            return getattr(self._part, method)(*arguments)
+        except Exception:
+            traceback.print_exc()
+            raise
 
     def kept(self, method: str, *arguments: Any) -> tuple[None, Any]:
         """Call a method of the part, whose result stays in the object store."""
-        return None, getattr(self._part, method)(*arguments)
+        return None, self.call(method, *arguments)
 
     def pid(self) -> int:
         """Return the number of this process."""
@@ -180,16 +182,14 @@ class Host:
 
     def stacks(self) -> str:
         """Return what every thread is doing."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        frames = sys._current_frames().items()
-        return "\n".join(f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(f))}" for ident, f in frames)
+        return stacks()
 
 
 class RayMember:
     """A process that Ray has started (:class:`maporl.backends.member.Member`)."""
 
-    def __init__(self, ray: Any, name: str, actor: Any):
-        self.ray, self.name, self.actor = ray, name, actor
+    def __init__(self, ray: Any, name: str, actor: Any, log: Path):
+        self.ray, self.name, self.actor, self.log = ray, name, actor, log
 
     def call(self, method: str, *arguments: Any, kept: bool = False) -> Future[Any]:
         """Begin a call (:meth:`maporl.backends.member.Member.call`)."""
@@ -210,13 +210,15 @@ class RayMember:
         return result
 
     def _told(self, error: BaseException) -> BaseException:
-        """Return what the method raised, or that the process is gone."""
+        """Return what the method raised, or that the process is gone, with the process's name and the end of its log."""
         exceptions = self.ray.exceptions
-        if isinstance(error, exceptions.RayTaskError):
-            return error.cause if isinstance(error.cause, Exception) else error
-        if isinstance(error, exceptions.RayError):
-            return MemberDied(f"{self.name}: the process has ended or cannot be reached ({type(error).__name__})")
-        return error
+        if isinstance(error, exceptions.RayError) and not isinstance(error, exceptions.RayTaskError):
+            kind = type(error).__name__
+            return MemberDied(f"{self.name}: the process has ended or cannot be reached ({kind}); {end_of(self.log)}")
+        cause = getattr(error, "cause", None)
+        raised = cause if isinstance(cause, Exception) else error
+        raised.add_note(f"{self.name} raised this; {end_of(self.log)}")
+        return raised
 
     def pid(self) -> int:
         """Return the number of the process, for tests that kill it."""

@@ -1,6 +1,6 @@
 """The engine of a backend: it reads and writes text here, and samples in the processes of the groups."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ class RemoteEngine(Engine):
         """Begin to answer, and return one pending answer for each request, in order."""
         rows = [token_row(r, self.policies[r.policy], decoding, self.max_new_tokens) for r in requests]
         answers: dict[int, Future[Answer]] = {}
-        for pool in {id(pool): pool for pool in self.pools.values()}.values():
+        for pool in dict.fromkeys(self.pools.values()):
             own = [number for number, row in enumerate(rows) if self.pools[row.policy] is pool]
             answers |= zip(own, pool.ask([rows[number] for number in own]), strict=True)
         return [self._pending(answers[n], requests[n], rows[n]) for n in range(len(rows))]
@@ -69,15 +69,5 @@ class RemoteEngine(Engine):
 
     def release(self) -> None:
         """Drop the KV caches of all processes."""
-        for pool in self._pools():
+        for pool in dict.fromkeys(self.pools.values()):
             pool.release()
-
-    def metrics(self) -> dict[str, float]:
-        """Return how full the calls were, and how often processes were replaced, by group."""
-        found: dict[str, float] = {}
-        for pool in self._pools():
-            found |= {f"group/{pool.spec.name}/{name}": value for name, value in pool.take_counts().items()}
-        return found
-
-    def _pools(self) -> Sequence[EnginePool]:
-        return list({id(pool): pool for pool in self.pools.values()}.values())

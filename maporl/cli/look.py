@@ -1,4 +1,4 @@
-"""``maporl eval``, ``report``, ``watch`` and ``play``: measuring a team, looking at runs, and taking part."""
+"""``maporl eval``, ``report``, ``watch``, ``dump`` and ``play``: measuring a team, looking at runs, and taking part."""
 
 import atexit
 import json
@@ -150,6 +150,14 @@ def watch(
     except KeyboardInterrupt:
         page.server_close()
     return None
+
+
+@command
+def dump(run: Run) -> None:
+    """Write what every thread and process of a running run does, into its folder stacks/: for a run that seems to hang."""
+    from maporl.runs.dump import dump as ask
+
+    echo(str(ask(run)))
 
 
 @command

@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "crossplay": crossplay.crossplay,
         "report": look.report,
         "watch": look.watch,
+        "dump": look.dump,
         "play": look.play,
     },
     "Share and set up": {

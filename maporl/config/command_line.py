@@ -114,7 +114,7 @@ def printable_messages() -> None:
 
 
 def _fail(error: Exception, status: int) -> NoReturn:
-    typer.echo(printable(f"error: {error}"), err=True)
+    typer.echo(printable("\n".join([f"error: {error}", *getattr(error, "__notes__", ())])), err=True)
     sys.exit(status)
 
 

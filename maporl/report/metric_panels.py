@@ -178,6 +178,15 @@ SECONDS = Panel(
     part="machine",
 )
 
+UNUSED = Panel(
+    "Idle processes",
+    "Share of the time in which the processes of a group had nothing to do (cluster.backend: ray).",
+    part="machine",
+    whole=True,
+    terminal=True,
+    comparisons=MEAN,
+)
+
 LIKELIHOOD = Panel(
     "Log-probability of answers",
     "Mean log-probability of chosen and rejected answers after a stage of a loop. Without a reference, both may fall.",
@@ -297,8 +306,22 @@ METRICS = (
            Panel("Memory", "The most memory that this process has held, in GiB.", "machine", terminal=True, comparisons=MEAN)),
     Metric("kv_cache/gib", "The most KV cache that was kept between turns at one time.", "GiB"),
     Metric("kv_cache/forgotten", "Conversations that found no room in the kept KV cache. Those that continue are read again.", "conversations"),
-    Metric("group/NAME/rows_per_call", "Mean number of answers that a process of a group samples at a time (cluster.backend: ray).", "answers"),
-    Metric("group/NAME/replaced", "Processes that sample for a group that were replaced so far, because they died or hung.", "processes"),
+    Metric("group/NAME/seconds", "Time since the last record of a group (cluster.backend: ray).", "seconds"),
+    Metric("group/NAME/learner/learning", "Time in which the processes that train computed log-probabilities and values, and updated the weights.", "seconds"),
+    Metric("group/NAME/learner/sending", "Time in which they gave away their weights.", "seconds"),
+    Metric("group/NAME/learner/saving", "Time in which they saved them. What `training.async_save` writes in the background is not in it.", "seconds"),
+    Metric("group/NAME/learner/dead", "Time in which they were started again, because one of them died or hung.", "seconds"),
+    Metric("group/NAME/learner/idle", "Share of the time in which they did nothing of this.", "share", UNUSED, line="NAME, learner"),
+    Metric("group/NAME/engines/sampling", "Time in which a process that samples did so, as a mean over these processes.", "seconds"),
+    Metric("group/NAME/engines/sending", "Time in which it took over new weights, in the same way.", "seconds"),
+    Metric("group/NAME/engines/dead", "Time in which it was dead and another one took its place, in the same way.", "seconds"),
+    Metric("group/NAME/engines/idle", "Share of the time in which it did nothing of this, in the same way.", "share", UNUSED, line="NAME, engines"),
+    Metric("group/NAME/rows_per_call", "Mean number of answers that a process of a group samples at a time.", "answers"),
+    Metric("group/NAME/tokens_per_second", "Tokens that a process samples per second of sampling.", "tokens per second"),
+    Metric("group/NAME/waiting", "The most answers that waited for a free process at one time.", "answers"),
+    Metric("group/NAME/sent_bytes", "Bytes of weights that reached the processes that sample, over all of them.", "bytes"),
+    Metric("group/NAME/replaced", "Processes that sample that were replaced so far, because they died or hung.", "processes"),
+    Metric("group/NAME/restarts", "How often the processes that train were started again so far.", "times"),
     Metric("proposals/asked", "Share of proposed questions that were asked (protocol propose).", "share",
            Panel("Proposals", "Shares of proposed questions that were asked, and that repeat an earlier one of the update.", "machine", comparisons=MEAN)),
     Metric("proposals/repeated", "Share of proposed questions that repeat an earlier one of the update.", "share"),

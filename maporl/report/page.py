@@ -16,7 +16,7 @@ from markupsafe import Markup
 from maporl.config.safe_yaml import dump_yaml
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference, Evaluation
-from maporl.report import crossplay
+from maporl.report import crossplay, groups
 from maporl.report.charts import charts, compared, finite, unique_names
 from maporl.report.dialogues import FLAGS, MOST, entries
 from maporl.report.failures import failures
@@ -85,6 +85,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "failures": failures(run),
         "results": results(run),
         "flips": _flips(run),
+        "groups": groups.section(run),
         "crossplay": crossplay.section(run.crossplay) if run.crossplay else None,
         "config": dump_yaml(run.config) if run.config else "",
     }

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from maporl.report.charts import Numbers, charts
 from maporl.report.dialogues import entry
+from maporl.report.groups import KINDS, Bar, bars, bottleneck
 from maporl.report.metric_panels import ROWS
 from maporl.report.read import Run
 from maporl.report.story import story
@@ -38,6 +39,8 @@ def frame(run: Run, width: int) -> Group:
             table.add_row(Text(name), now, sparkline(values, max(8, width // 3), chart["share"]))
     if table.row_count:
         parts.append(table)
+    if found := bars(run)[1]:
+        parts += [Text(), *_groups(found, max(12, width - 24)), Text(bottleneck(found))]
     played = [(one.when, one) for one in run.dialogues if isinstance(one.when, int)]
     if played:
         when, newest = max(played, key=lambda p: p[0])
@@ -61,6 +64,27 @@ def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool 
     low, high = (0.0, 1.0) if share else (min(means), max(means))
     span = (high - low) or 1.0
     return "".join(BLOCKS[min(len(BLOCKS) - 1, int((m - low) / span * len(BLOCKS)))] for m in means)
+
+
+WORK = {"learning": ("L", "blue"), "sampling": ("S", "green"), "sending": ("W", "yellow"), "saving": ("C", "magenta"), "dead": ("X", "red"), "idle": (".", "dim")}  # fmt: skip
+"""A letter and a colour for each kind of work."""
+
+
+def _groups(found: list[Bar], width: int) -> list[Text]:
+    """A legend, and a line for each bar: equal parts of the time of the last updates, each with the work in its middle."""
+    lines = [Text("  ".join(f"{WORK[what][0]} {what}" for what in KINDS), style="dim")]
+    for bar in found:
+        spent = [(what, own[what]) for own in bar.updates for what in KINDS]
+        step = sum(seconds for _, seconds in spent) / width
+        line = Text(f"{bar.group}, {bar.part}"[:20].ljust(22))
+        end, cell = 0.0, 0
+        for what, seconds in spent:
+            end += seconds
+            while cell < width and (cell + 0.5) * step < end:
+                line.append(*WORK[what])
+                cell += 1
+        lines.append(line)
+    return lines
 
 
 def _dialogue(when: int, shown: dict[str, Any]) -> Panel:

@@ -65,7 +65,7 @@ def build_trainer(
         with closing(TeamTools.from_config(config, playing).world) as world:  # it counts what is called in it
             check_taught(config, task, world)
     if backend is None and config.cluster.backend == "ray":
-        backend = RayBackend(config.cluster)
+        backend = RayBackend(config.cluster, quiet)
     drawn = config.warm_start.steps > 0 or any(agent.tiny is not None for agent in config.agents.values())
     if backend is not None:
         if team is not None or drawn:  # what is random or made here is as without a backend, and read by the processes

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from maporl.errors import install_command
+from maporl.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +46,9 @@ class Finding:
 def examine() -> list[Finding]:
     """Return all findings, in order."""
     versions = _versions()
-    torch_works = all(found.state == "fine" for found in versions if found.what == "torch")
-    return [*versions, *([*_devices(), *_stale_locks()] if torch_works else []), *_features(), *_surroundings()]
+    broken = {found.what for found in versions if found.state != "fine"}
+    devices = [] if "torch" in broken else [*_devices(), *_stale_locks()]
+    return [*versions, *devices, *_features(), *([] if broken else _groups()), *_surroundings()]
 
 
 def _versions() -> list[Finding]:
@@ -125,6 +126,39 @@ def _features() -> list[Finding]:
     inside = sandbox.kind == "bubblewrap"
     detail = ", ".join(walls) if inside else f"{', '.join(walls)}, without bubblewrap: {install_command('sandbox')}"
     return [*found, Finding("sandbox for programs", "fine" if inside else "missing", detail)]
+
+
+def _groups() -> list[Finding]:
+    """Return whether policies can be in groups of processes, and the devices and the memory that Ray has for them.
+
+    Nothing is started for it.
+    """
+    import psutil
+
+    from maporl.backends.ray_cluster import OBJECT_STORE, check_installed
+    from trl_ext.devices import accelerators
+
+    what = "policies in groups"
+    try:
+        check_installed()
+    except ConfigError as error:
+        return [Finding(what, "missing", str(error).removeprefix("cluster.backend: "))]
+    found = sum(device.type == "cuda" for device in accelerators())  # those that Ray counts
+    memory = psutil.virtual_memory()
+    each = "each process of a group can have its own" if found else "the processes of groups share the processor"
+    told = f"ray {_version('ray')}; {found} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} GiB free"
+    return [Finding(what, "fine", told), *_shared_memory(OBJECT_STORE, Path("/dev/shm"))]
+
+
+def _shared_memory(needed: int, folder: Path) -> list[Finding]:
+    """Return whether ``folder``, the shared memory of Linux, has the bytes through which samples and weights go."""
+    if not folder.is_dir():  # another system
+        return []
+    free, most = shutil.disk_usage(folder).free / 2**30, needed / 2**30
+    if free >= most:
+        return [Finding("shared memory", "fine", f"{free:.1f} GiB free in {folder}; groups take up to {most:.0f}")]
+    why = f"{free:.1f} GiB free in {folder}, and groups take up to {most:.0f}; Ray then uses the disk, which is slow"
+    return [Finding("shared memory", "missing", f"{why}; give it more (of a container: docker run --shm-size=4g)")]
 
 
 def _version(package: str) -> str:

@@ -32,6 +32,10 @@ class Backend(Protocol):
         """Return the engine that samples from the weights that are trained."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the processes did since the last time, to log after every update."""
+        ...
+
     def run_ended(self) -> None:
         """End the processes, unless the user keeps them (``with backend:``). A trainer calls this when its run is over."""
         ...

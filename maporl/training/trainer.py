@@ -502,6 +502,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
+        batch.metrics |= {} if self.backend is None else self.backend.metrics()
         batch.metrics |= proposal_metrics(batch.dialogues) | verdict_metrics(batch.dialogues)
         batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
 

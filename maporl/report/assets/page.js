@@ -100,6 +100,21 @@
     return html`<figure><figcaption><h3>${flips.title}</h3></figcaption><svg viewBox=${`0 0 ${W} ${H}`} role="img" aria-label=${words}>${marks}</svg><p class="quiet">${words}</p></figure>`;
   }
 
+  /* What the processes of each group did: a bar over the time of the last updates, in which the time of an update is divided by kind. */
+  const WORK = { learning: 0, sampling: 2, sending: 1, saving: 3, dead: 4 };
+  function Groups({ groups, dark }) {
+    const palette = dark ? DARK : LIGHT, colour = (what) => (what === "idle" ? "var(--line)" : palette[WORK[what]]);
+    const sum = (values) => values.reduce((a, b) => a + (b ?? 0), 0), seconds = groups.bars.map((bar) => sum(bar.updates.map(sum)));
+    const longest = Math.max(1e-9, ...seconds), used = groups.kinds.filter((_, k) => groups.bars.some((bar) => bar.shares[k] > 0));
+    const told = (bar) => groups.kinds.map((what, k) => (bar.shares[k] > 0 ? `${what} ${percent(bar.shares[k])}` : "")).filter(Boolean).join(", ");
+    return html`<figure class="groups"><figcaption><h3>${groups.bottleneck}</h3><div class="quiet">Updates ${groups.steps[0]} to ${groups.steps.at(-1)}, ${short(longest)} s. A part between two gaps is an update; in it, work is in the order of the legend.</div></figcaption>
+      <ul class="legend">${used.map((what) => html`<li><span class="block" style=${{ background: colour(what) }}></span> ${what}</li>`)}</ul>
+      ${groups.bars.map((bar) => html`<div class="lane"><bdi>${bar.name}</bdi><div class="work" role="img" aria-label=${`${bar.name}: ${told(bar)}`}>${bar.updates.map((own, i) => html`<span class="update" title=${`update ${groups.steps[i]}: ${groups.kinds.map((what, k) => (own[k] > 0 ? `${what} ${short(own[k])} s` : "")).filter(Boolean).join(", ")}`} style=${{ width: `${(100 * sum(own)) / longest}%` }}>
+        ${groups.kinds.map((what, k) => own[k] > 0 && html`<span class=${what} style=${{ width: `${(100 * own[k]) / sum(own)}%`, background: colour(what) }}></span>`)}</span>`)}</div></div>`)}
+      <details><summary>Numbers</summary><div class="scroll"><table><thead><tr><th scope="col">processes</th>${groups.kinds.map((what) => html`<th scope="col" class="number">${what}</th>`)}</tr></thead>
+        <tbody>${groups.bars.map((bar) => html`<tr><th scope="row">${bar.name}</th>${bar.shares.map((share) => html`<td class="number">${percent(share)}</td>`)}</tr>`)}</tbody></table></div></details></figure>`;
+  }
+
   /* -- results ----------------------------------------------------------------------------------------------------- */
 
   const Interval = ({ share }) => share && share.value != null ? html`${percent(share.value)} <span class="quiet">${(100 * share.low).toFixed(1)}–${(100 * share.high).toFixed(1)}</span>` : "–";
@@ -342,6 +357,7 @@
         <section id="charts" aria-label="Charts">${(of("learning").length > 0 || data.charts.length === 0) && html`<h2>Over the updates</h2>`}${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${of("learning").map(drawn)}</div></section>
         ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changed answers"><h2>Answers that changed between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
         ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 0 && html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>`}<div class="charts">${of("health").map(drawn)}</div></section>`}
+        ${one && data.runs[0].groups && html`<section id="groups" aria-label="Groups"><h2>What do the groups wait for?</h2><${Groups} groups=${data.runs[0].groups} dark=${theme === "dark"} /></section>`}
         ${of("machine").length > 0 && html`<section><h2>The machine</h2><${Folded} title="Speed, memory, and how exactly sampler and trainer agree"><div class="charts">${of("machine").map(drawn)}</div><//></section>`}
         <${Dialogues} data=${data} view=${view} setView=${setView} />
         ${data.runs.filter((r) => r.config).map((r) => html`<details><summary>Configuration${one ? "" : " of " + r.name}</summary><pre>${r.config}</pre></details>`)}
