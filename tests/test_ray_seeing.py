@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.ray_cluster import Host, _make_safe
 from maporl.cli.main import app
+from maporl.config.cluster import FailuresSection
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
@@ -155,10 +156,21 @@ def test_a_process_that_does_not_enter_a_collective_is_named_and_the_run_goes_on
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr("maporl.backends.ray_cluster.Host", StuckHost)
     groups = {"both": {"policies": ["ann", "bob"], "learner": {"devices": 2}}}
-    cluster = {"backend": "ray", "groups": groups, "failures": {"deadline": 60}}
     folder = tmp_path / "run"
-    run.train(config_of(folder, 2, {"cluster": cluster}), resume=False, quiet=True)
-    assert "both learner 0, both learner 1: no answer to 'update' after 60 s (cluster.failures.deadline)" in caplog.text
+    trainer = build_trainer(config_of(folder, 2, {"cluster": {"backend": "ray", "groups": groups}}), quiet=True)
+    group = trainer.backend.learners["both"]
+    group.failures, rebuild = FailuresSection(deadline=20), group._rebuild
+
+    def rebuild_in_peace(error):  # starting processes takes longer than an update
+        group.failures = FailuresSection()
+        rebuild(error)
+
+    group._rebuild = rebuild_in_peace
+    try:
+        trainer.train()
+    finally:
+        trainer.backend.end()
+    assert "both learner 0, both learner 1: no answer to 'update' after 20 s (cluster.failures.deadline)" in caplog.text
     stacks = (folder / "stacks/both-update-0.txt").read_text()
     first, second = stacks.split("both learner 1\n")
     assert "never_enters" in second and "never_enters" not in first and "in update" in first
