@@ -17,7 +17,10 @@ import pytest
 from tiny_run import config_of, end_of
 from typer.testing import CliRunner
 
+from maporl.backends.learner_process import LearnerProcess
+from maporl.backends.ray_cluster import Host, _make_safe
 from maporl.cli.main import app
+from maporl.config.cluster import FailuresSection
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
@@ -123,3 +126,55 @@ def test_what_a_process_raises_and_what_kills_it_is_told_with_the_end_of_its_log
         assert "Segmentation fault" in str(died.value), died.value
     finally:
         backend.end()
+
+
+class StuckLearner(LearnerProcess):
+    """In the first update the second process does not enter the collectives of the group."""
+
+    def update(self, assigned, step):
+        once = Path(self.spec.config.output_dir) / "stuck"
+        if self.rank == 1 and not once.exists():
+            once.touch()
+            self.never_enters()
+        return super().update(assigned, step)
+
+    def never_enters(self):
+        time.sleep(3600)
+
+
+class StuckHost(Host):
+    def __init__(self, part, spec, number, name, log):
+        super().__init__(part, spec, number, name, log)
+        if part == "learner":
+            self._part = StuckLearner(spec, number)
+
+
+def test_a_process_that_does_not_enter_a_collective_is_named_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    _make_safe()  # before Ray is imported
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr("maporl.backends.ray_cluster.Host", StuckHost)
+    groups = {"both": {"policies": ["ann", "bob"], "learner": {"devices": 2}}}
+    folder = tmp_path / "run"
+    trainer = build_trainer(config_of(folder, 2, {"cluster": {"backend": "ray", "groups": groups}}), quiet=True)
+    group = trainer.backend.learners["both"]
+    group.failures, rebuild = FailuresSection(deadline=20), group._rebuild
+
+    def rebuild_in_peace(error):  # starting processes takes longer than an update
+        group.failures = FailuresSection()
+        rebuild(error)
+
+    group._rebuild = rebuild_in_peace
+    try:
+        trainer.train()
+    finally:
+        trainer.backend.end()
+    assert "both learner 0, both learner 1: no answer to 'update' after 20 s (cluster.failures.deadline)" in caplog.text
+    stacks = (folder / "stacks/both-update-0.txt").read_text()
+    first, second = stacks.split("both learner 1\n")
+    assert "never_enters" in second and "never_enters" not in first and "in update" in first
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 2 and last["group/both/restarts"] == 1 and (folder / "final").is_dir()
+    dead = [json.loads(line)["group/both/learner/dead"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert dead[0] > 0 and dead[1] == 0

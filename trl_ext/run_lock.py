@@ -154,7 +154,7 @@ def _owner(folder: Path) -> str:
 
 
 def read_owner(folder: Path) -> dict[str, str | int]:
-    """Return what the file says of the process that has or had the lock; nothing if there is none, or it is damaged.
+    """Return what the file says of the process that has or had the lock. It is empty if the file is missing or damaged.
 
     ``pid``, ``host`` and ``since`` are always there, and ``stacks``, the pipe, on systems that have pipes.
     """

@@ -89,7 +89,13 @@ class EnginePool:
         self._activity = Activity(spec.replicas, clock, in_order=True)
 
     def build(self) -> None:
-        """Start the processes, and load the models in them."""
+        """Start the processes, and load the models in them.
+
+        Raises:
+            ConfigError: a model cannot be loaded.
+            MemberDied: a process died.
+            GroupFailed: one has not loaded its models within the deadline.
+        """
         members = [self._begin() for _ in range(self.spec.replicas)]
         for member, loaded in members:
             try:

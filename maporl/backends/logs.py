@@ -32,7 +32,7 @@ def print_to(log: Path, name: str) -> None:
 
 
 def end_of(log: Path) -> str:
-    """Return the last :data:`LINES` lines of a process's log for an error, or the first ones of a crash, or why there are none."""
+    """Return the last :data:`LINES` lines of a process's log for an error, or the first ones of a crash, or why it cannot be read."""
     try:
         with open(log, "rb") as file:
             file.seek(0, os.SEEK_END)
