@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from maporl.backends.engine_process import OtherVersion
-from maporl.backends.group import GroupFailed
-from maporl.backends.member import Member, MemberDied
+from maporl.backends.group import GroupFailed, resume_from
+from maporl.backends.member import Member, MemberDied, NoPlace
 from maporl.backends.spec import GroupSpec
+from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.engines.token_sampler import TokenRow
 from trl_ext.sampling_options import Sampled
@@ -36,22 +37,34 @@ class EnginePool:
 
     Args:
         spec: the group.
-        start: starts process number k.
+        start: starts process number k in the place of number n of ``spec.replicas``.
         failures: the deadline, and how often processes are replaced.
         folder: the run's folder.
+        turns: who works on which device.
     """
 
-    def __init__(self, spec: GroupSpec, start: Callable[[int], Member], failures: FailuresSection, folder: Path):
+    def __init__(
+        self,
+        spec: GroupSpec,
+        start: Callable[[int, int], Member],
+        failures: FailuresSection,
+        folder: Path,
+        turns: Turns | None = None,
+    ):
         self.spec, self.failures, self.folder = spec, failures, folder
+        self.turns = turns or Turns()
         self._start = start
         self._lock = threading.RLock()
         self._queue: list[_Asked] = []
         self._free: list[Member] = []
-        self._members: set[Member] = set()
+        self._members: dict[Member, int] = {}
+        """The processes, with the number of each one's place."""
         self._known: dict[str, tuple[int, Any]] = {}
         """The version and the handle of each policy's present weights."""
         self._background = ThreadPoolExecutor(spec.replicas, thread_name_prefix=f"engines of {spec.name}")
         self._failed: Exception | None = None
+        self._missing = 0
+        """The number of processes whose place is lost."""
         self.started = 0
         self.replaced = 0
         self.calls: list[int] = []
@@ -59,10 +72,10 @@ class EnginePool:
 
     def build(self) -> None:
         """Start the processes, and load the models in them."""
-        members = [self._begin() for _ in range(self.spec.replicas)]
-        for member, loaded in members:
-            loaded.result(timeout=self.failures.deadline)
-            self._ready(member)
+        begun = [(*self._begin(place), place) for place in range(self.spec.replicas)]
+        for member, loaded, place in begun:
+            loaded.result()
+            self._ready(member, place)
 
     def load(self, policy: str, version: int, weights: Any) -> None:
         """Give every process the ``version`` of a policy's weights, of which ``weights`` is a handle.
@@ -74,10 +87,10 @@ class EnginePool:
         with self._lock:
             self._known[policy] = (version, weights)
             members = list(self._members)
-        for member, call in [(m, m.call("load", policy, version, weights)) for m in members]:
+        for member, call in [(m, self._call(m, "load", policy, version, weights)) for m in members]:
             try:
-                call.result(timeout=self.failures.deadline)
-            except (MemberDied, TimeoutError) as error:
+                call.result()
+            except MemberDied as error:
                 self._replace(member, error)
 
     def ask(self, rows: Sequence[TokenRow]) -> list[Future[Sampled]]:
@@ -91,8 +104,8 @@ class EnginePool:
     def release(self) -> None:
         """Drop the KV caches of all processes."""
         with self._lock:
-            calls = [member.call("release") for member in self._members]
-        wait(calls, timeout=self.failures.deadline)
+            members = list(self._members)
+        wait([self._call(member, "release") for member in members])
 
     def take_counts(self) -> dict[str, float]:
         """Return the mean number of rows of a call, and how many processes were replaced, since the last time."""
@@ -103,7 +116,7 @@ class EnginePool:
     def end(self) -> None:
         """End the processes."""
         with self._lock:
-            members, self._members, self._free = self._members, set(), []
+            members, self._members, self._free = list(self._members), {}, []
             self._failed = self._failed or GroupFailed(f"group {self.spec.name!r}: its engines have ended")
         for member in members:
             member.end()
@@ -111,23 +124,40 @@ class EnginePool:
 
     # -- one process --------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[Member, Future[Any]]:
+    def _begin(self, place: int) -> tuple[Member, Future[Any]]:
         with self._lock:
             number, self.started = self.started, self.started + 1
-        member = self._start(number)
-        return member, member.call("build")
+        member = self._start(number, place)
+        return member, self._call(member, "build")
 
-    def _ready(self, member: Member) -> None:
+    def _call(self, member: Member, method: str, *arguments: Any) -> Future[Any]:
+        """Begin a call when the process's device is free. A process that does not answer in time is ended."""
+
+        def begin() -> Future[Any]:
+            watch = threading.Timer(self.failures.deadline, self._hung, [member])
+            watch.daemon = True
+            watch.start()
+            call = member.call(method, *arguments)
+            call.add_done_callback(lambda _: watch.cancel())
+            return call
+
+        return self.turns.run([member.place], begin)
+
+    def _ready(self, member: Member, place: int) -> None:
         with self._lock:
             if self._failed is not None:
                 member.end()
                 return
-            self._members.add(member)
+            self._members[member] = place
             self._free.append(member)
             self._dispatch()
 
     def _dispatch(self) -> None:
         """Give waiting rows to free processes, in equal parts. The lock is held."""
+        if self._failed is not None:
+            waiting, self._queue = self._queue, []
+            for own in waiting:
+                own.answer.set_exception(self._failed)
         while self._queue and self._free:
             size = math.ceil(len(self._queue) / len(self._free))
             size = size if self.spec.rows is None else min(size, self.spec.rows)
@@ -135,17 +165,13 @@ class EnginePool:
             member = self._free.pop(0)
             versions = {own.row.policy: self._version(own.row.policy) for own in part}
             self.calls.append(len(part))
-            call = member.call("sample", [own.row for own in part], versions)
-            watch = threading.Timer(self.failures.deadline, self._hung, [member])
-            watch.daemon = True
-            watch.start()
-            call.add_done_callback(lambda done, m=member, p=part, w=watch: self._done(done, m, p, w))  # type: ignore[misc]
+            call = self._call(member, "sample", [own.row for own in part], versions)
+            call.add_done_callback(lambda done, m=member, p=part: self._done(done, m, p))  # type: ignore[misc]
 
     def _version(self, policy: str) -> int:
         return self._known[policy][0] if policy in self._known else 0
 
-    def _done(self, call: Future[Any], member: Member, part: list[_Asked], watch: threading.Timer) -> None:
-        watch.cancel()
+    def _done(self, call: Future[Any], member: Member, part: list[_Asked]) -> None:
         error = call.exception()
         if error is None:
             self._free_again(member)
@@ -179,52 +205,64 @@ class EnginePool:
             if member not in self._members:
                 self._dispatch()
                 return
-            self._members.discard(member)
+            place = self._members.pop(member)
             self._free = [own for own in self._free if own is not member]
             self.replaced += 1
             too_often = self.replaced > self.failures.engine_replacements
             if not too_often:
                 self._dispatch()
                 logger.warning("%s is replaced: %s", member.name, error)
-                self._background.submit(self._renew)
+                self._background.submit(self._renew, place)
         member.end()
         if too_often:
             self._give_up(
                 GroupFailed(
                     f"group {self.spec.name!r}: {error}; engines were replaced {self.replaced - 1} times "
-                    "(cluster.failures.engine_replacements); resume from the newest checkpoint"
+                    f"(cluster.failures.engine_replacements); {resume_from(self.folder)}"
                 )
             )
 
-    def _renew(self) -> None:
+    def _renew(self, place: int) -> None:
         try:
-            member, built = self._begin()
-            built.result(timeout=self.failures.deadline)
+            member, built = self._begin(place)
+            built.result()
             loaded: Mapping[str, int] = {}
             while True:
                 with self._lock:
                     known = dict(self._known)
                     if all(loaded.get(name) == version for name, (version, _) in known.items()):
-                        self._ready(member)  # nobody can load another version in between
+                        self._ready(member, place)  # nobody can load another version in between
                         return
                 for name, (version, weights) in known.items():
                     if loaded.get(name) != version:
-                        member.call("load", name, version, weights).result(timeout=self.failures.deadline)
+                        self._call(member, "load", name, version, weights).result()
                         loaded = {**loaded, name: version}
-        except (MemberDied, TimeoutError) as error:
+        except NoPlace as error:
+            self._do_without(error)
+        except MemberDied as error:
             with self._lock:
                 self.replaced += 1
                 again = self.replaced <= self.failures.engine_replacements
                 if again and self._failed is None:
-                    self._background.submit(self._renew)
+                    self._background.submit(self._renew, place)
             if not again:
                 self._give_up(GroupFailed(f"group {self.spec.name!r}: {error}; its engines could not be replaced"))
         except Exception as error:
             self._give_up(error)
 
+    def _do_without(self, error: NoPlace) -> None:
+        """Go on with the processes that are left, if there are any."""
+        with self._lock:
+            self._missing += 1
+            left = self.spec.replicas - self._missing
+        if left:
+            logger.warning(
+                "group %r: %s; it goes on with %d engines of %d", self.spec.name, error, left, self.spec.replicas
+            )
+        else:
+            self._give_up(GroupFailed(f"group {self.spec.name!r}: {error}; {resume_from(self.folder)}"))
+
     def _give_up(self, error: Exception) -> None:
         with self._lock:
             self._failed = error
-            waiting, self._queue = self._queue, []
-        for own in waiting:
-            own.answer.set_exception(error)
+            self._dispatch()

@@ -6,15 +6,18 @@ process that has not answered, with the stacks of all of them in the run's folde
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from maporl.backends.member import Member, MemberDied
+from maporl.backends.member import Member, MemberDied, NoPlace
 from maporl.backends.spec import GroupSpec
+from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.errors import RunError
+from trl_ext.checkpoint_folder import list_checkpoints
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -30,6 +33,12 @@ class Hung(MemberDied):
     """A process has not answered within the deadline."""
 
 
+def resume_from(folder: Path) -> str:
+    """Return what to do when a run in ``folder`` has ended with an error."""
+    found = list_checkpoints(folder)
+    return f"resume from {found[-1]}" if found else f"{folder} has no checkpoint yet (training.save_steps); start again"
+
+
 class LearnerGroup:
     """The processes that train the policies of one group.
 
@@ -38,10 +47,19 @@ class LearnerGroup:
         start: starts process number k.
         failures: the deadline, and how often the group is started again.
         folder: the run's folder.
+        turns: who works on which device.
     """
 
-    def __init__(self, spec: GroupSpec, start: Callable[[int], Member], failures: FailuresSection, folder: Path):
+    def __init__(
+        self,
+        spec: GroupSpec,
+        start: Callable[[int], Member],
+        failures: FailuresSection,
+        folder: Path,
+        turns: Turns | None = None,
+    ):
         self.spec, self.failures, self.folder = spec, failures, folder
+        self.turns = turns or Turns()
         self._start = start
         self.members: list[Member] = []
         self.restarts = 0
@@ -54,9 +72,12 @@ class LearnerGroup:
 
     def build(self) -> None:
         """Start the processes, and build the learners in them."""
-        self.members = [self._start(rank) for rank in range(self.spec.devices)]
-        place = self._wait([self.members[0].call("meeting_place")])[0]
-        self.bytes = self._wait([member.call("build", *place) for member in self.members])[0]
+        self.members = []
+        for rank in range(self.spec.devices):
+            self.members.append(self._start(rank))
+        with self._working():
+            place = self._wait([self.members[0].call("meeting_place")])[0]
+            self.bytes = self._wait([member.call("build", *place) for member in self.members])[0]
 
     def annotate(self, arguments: Sequence[tuple]) -> list[Any]:
         """Call :meth:`maporl.backends.learner_process.LearnerProcess.annotate` with each process's arguments."""
@@ -107,8 +128,21 @@ class LearnerGroup:
 
     def _each(self, method: str, arguments: Sequence[tuple] | None = None, kept: bool = False) -> list[Any]:
         given = [()] * len(self.members) if arguments is None else arguments
-        calls = [member.call(method, *own, kept=kept) for member, own in zip(self.members, given, strict=True)]
-        return self._wait(calls, method)
+        with self._working():
+            calls = [member.call(method, *own, kept=kept) for member, own in zip(self.members, given, strict=True)]
+            return self._wait(calls, method)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Wait until the devices of the group are free, and hold them. The group ends with a process that dies."""
+        if not self.members:
+            raise GroupFailed(f"group {self.spec.name!r}: its processes have ended; {resume_from(self.folder)}")
+        with self.turns.taken([member.place for member in self.members]):
+            try:
+                yield
+            except MemberDied:
+                self.end()  # before others work there
+                raise
 
     def _wait(self, calls: list[Future[Any]], method: str = "start") -> list[Any]:
         """Return the results of calls, one for each process or for the first ones.
@@ -158,7 +192,7 @@ class LearnerGroup:
                 self.end()
                 raise GroupFailed(
                     f"group {self.spec.name!r}: {error}; it was started again {self.restarts - 1} times "
-                    "(cluster.failures.group_restarts); resume from the newest checkpoint"
+                    f"(cluster.failures.group_restarts); {resume_from(self.folder)}"
                 ) from error
             logger.warning("group %r is started again: %s", self.spec.name, error)
             self.end()
@@ -174,3 +208,6 @@ class LearnerGroup:
                 return
             except MemberDied as again:
                 error = again
+            except NoPlace as nowhere:
+                self.end()
+                raise GroupFailed(f"group {self.spec.name!r}: {nowhere}; {resume_from(self.folder)}") from nowhere

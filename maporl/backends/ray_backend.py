@@ -1,22 +1,33 @@
 """The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from torch import nn
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
-from maporl.backends.ray_cluster import Cluster, RayMember
+from maporl.backends.joining import check_facts, check_shared_memory, facts_here, free_shared_memory, marked
+from maporl.backends.member import Member
+from maporl.backends.places import Part, plan_of
+from maporl.backends.ray_cluster import OBJECT_STORE, Cluster
+from maporl.backends.ray_places import Places, kind_of
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
 from maporl.backends.spec import GroupSpec
+from maporl.backends.turns import Turns
+from maporl.backends.weights import sent_parameters
 from maporl.config import Config
 from maporl.config.cluster import GroupSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.team.team import Team
 from trl_ext.ppov2_config import PPOv2Config
+
+logger = logging.getLogger(__name__)
 
 
 class RayBackend:
@@ -32,12 +43,17 @@ class RayBackend:
     """
 
     def __init__(self, config: Config):
-        self.config, self.section = config, config.cluster
+        # processes may be in other folders
+        self.config = replace(config, output_dir=str(Path(config.output_dir).absolute()))
+        self.section = config.cluster
         self.groups: dict[str, GroupSection] = groups_of(config)
         self.cluster: Cluster | None = None
+        self.places: Places | None = None
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
         self._versions: dict[str, int] = {}
+        self._sent: dict[str, list[nn.Parameter]] = {}
+        """What is sent of each trained policy to processes that sample, without weights."""
 
     def describe(self, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
         """Return what the driver knows of each learner of ``team``, whose models have no weights here.
@@ -55,6 +71,7 @@ class RayBackend:
             for name, policy in team.policies.items()
             if policy.trainable
         }
+        self._sent = {name: list(sent_parameters(team.policies[name]).values()) for name in found}
         if not found:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
         return found
@@ -73,8 +90,13 @@ class RayBackend:
             GroupFailed: processes died too often.
         """
         folder = Path(self.config.output_dir)
-        cluster = self.cluster = Cluster(self.section.address)
-        on_device = self._fits(cluster, learners)
+        cluster = self.cluster = self._cluster()
+        try:
+            self.places = self._place(cluster, learners)
+        except ConfigError:
+            self.end()
+            raise
+        turns = Turns()
         for name, group in self.groups.items():
             trained = tuple(policy for policy in group.policies if policy in learners)
             spec = GroupSpec(
@@ -90,10 +112,10 @@ class RayBackend:
                 group.engines.replicas,
                 group.engines.rows,
             )
-            self.pools[name] = EnginePool(spec, self._starter("engine", spec, on_device), self.section.failures, folder)
+            failures = self.section.failures
+            self.pools[name] = EnginePool(spec, self._starter("engine", spec), failures, folder, turns)
             if trained:
-                start = self._starter("learner", spec, on_device)
-                self.learners[name] = LearnerGroup(spec, start, self.section.failures, folder)
+                self.learners[name] = LearnerGroup(spec, self._starter("learner", spec), failures, folder, turns)
         learning = RemoteLearning(dict(learners), list(self.learners.values()))
         learning.on_all(LearnerGroup.build)
         for pool in self.pools.values():
@@ -124,33 +146,48 @@ class RayBackend:
             self.cluster.end()
             self.cluster = None
 
-    def _starter(self, part: str, spec: GroupSpec, on_device: bool) -> Any:
-        def start(number: int) -> RayMember:
-            assert self.cluster is not None, "start() has made it"
-            name = f"{spec.name} {part} {number}"
-            log = Path(self.config.output_dir) / "logs" / f"{spec.name}-{part}-{number}.log"
-            return self.cluster.start(name, part, spec, number, on_device, log)
+    def _starter(self, part: Part, spec: GroupSpec) -> Callable[..., Member]:
+        def start(number: int, place: int | None = None) -> Member:
+            assert self.cluster is not None and self.places is not None, "start() has made them"
+            own = self.places.plan.places[spec.name, part][number if place is None else place]
+            return self.cluster.start(f"{spec.name} {part} {number}", part, spec, number, self.places, own)
 
         return start
 
-    def _fits(self, cluster: Cluster, learners: Mapping[str, RemoteLearner]) -> bool:
-        """Return whether every process gets an accelerator. Otherwise all are on CPUs.
+    def _cluster(self) -> Cluster:
+        """Start Ray here, or join a cluster.
 
         Raises:
-            ConfigError: the cluster has accelerators, but fewer than the groups ask for.
+            ConfigError: it cannot be joined, or this machine's shared memory is too small.
         """
-        found = cluster.devices()
-        if self.config.training.use_cpu or not found:
-            return False
-        asked = {
-            name: (group.learner.devices if any(p in learners for p in group.policies) else 0) + group.engines.replicas
-            for name, group in self.groups.items()
-        }
-        if sum(asked.values()) > found:
-            cluster.end()
-            each = ", ".join(f"{name} {number}" for name, number in asked.items())
-            raise ConfigError(
-                f"cluster.groups: they ask for {sum(asked.values())} devices ({each}), and Ray has {found}; lower learner.devices or "
-                "engines.replicas, put policies into one group, or set training.use_cpu"
-            )
-        return True
+        if self.section.address is not None:
+            return Cluster(self.section.address)
+        sent = [own for parameters in self._sent.values() for own in parameters]
+        # of each policy the present weights and the next ones, and of each snapshot weights and two moments in float32
+        asked = max(OBJECT_STORE, 2 * sum(own.nbytes + 12 * own.numel() for own in sent))
+        free = free_shared_memory()
+        memory = asked if free is None else min(asked, free)
+        check_shared_memory(memory, self._largest(), "cluster: this machine")
+        counted = self.section.devices
+        return Cluster(memory=memory, places=0 if counted == "auto" else counted.cpu)
+
+    def _largest(self) -> int:
+        """Return the bytes of the largest weights that are sent."""
+        return max(sum(own.nbytes for own in parameters) for parameters in self._sent.values())
+
+    def _place(self, cluster: Cluster, learners: Collection[str]) -> Places:
+        """Check the machines of the cluster, and reserve a device for each process.
+
+        Raises:
+            ConfigError: the cluster has too few, or a machine does not fit the others.
+        """
+        folder = Path(self.config.output_dir)
+        if not cluster.own:
+            with marked(folder) as mark:
+                facts = cluster.facts(folder)
+                for warning in check_facts(facts_here(str(folder)), facts, mark, folder, self._largest()):
+                    logger.warning(warning)
+        kind = kind_of(self.section.devices, self.config.training.use_cpu, cluster.ray.cluster_resources())
+        places = Places(cluster.ray, plan_of(self.groups, learners), self.section.pools, kind)
+        places.take()
+        return places
