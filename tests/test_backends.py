@@ -130,6 +130,7 @@ class Thread:
 
     def __init__(self, name, part):
         self.name, self.part, self.dead, self.calls = name, part, threading.Event(), queue.SimpleQueue()
+        self.place = name
         self.waiting = []
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -202,7 +203,7 @@ def row(number):
 def pool_of(tmp_path, replicas=2, rows=None, seconds=(0.0, 0.0), **failures):
     started = []
 
-    def start(number):
+    def start(number, place):
         started.append(Thread(f"ann engine {number}", Engine(seconds)))
         return started[-1]
 
@@ -229,7 +230,7 @@ def test_what_was_asked_of_a_dead_engine_is_asked_again(tmp_path):
 def test_engines_that_die_too_often_end_the_run(tmp_path):
     pool, started = pool_of(tmp_path, replicas=1, seconds=(0.05, 0.0), engine_replacements=2)
     answers = pool.ask([row(0), row(1)])
-    with pytest.raises(GroupFailed, match=r"engines were replaced 2 times .*resume from the newest checkpoint"):
+    with pytest.raises(GroupFailed, match=r"engines were replaced 2 times .*has no checkpoint yet"):
         while not answers[0].done():
             started[-1].end()
             time.sleep(0.02)
@@ -383,7 +384,7 @@ def test_a_process_that_does_not_answer_is_named_with_the_stacks_of_all(tmp_path
 def test_a_group_that_dies_too_often_ends_the_run(tmp_path):
     group, _ = learners_of(tmp_path, deaths=range(1, 100), group_restarts=2)
     with pytest.raises(
-        GroupFailed, match=r"group 'ann': .*started again 2 times .*group_restarts.*resume from the newest"
+        GroupFailed, match=r"group 'ann': .*started again 2 times .*group_restarts.*has no checkpoint yet"
     ):
         updates(group, [1])
     without, _ = learners_of(tmp_path, deaths=(2,), snapshots=False)
@@ -429,7 +430,10 @@ def cluster(**groups):
             {"cluster": cluster(a=["ann"], b=["bob"]), "training": {"critic": "central"}},
             "'ann' and 'bob' share a central critic, and are in 'a' and 'b'; put them into one group",
         ),
-        ({"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}}, "backend is local, which has no groups"),
+        (
+            {"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}},
+            "cluster.groups: backend is local, which has none; set cluster.backend: ray",
+        ),
         ({"cluster": {"backend": "ray"}, "restate": "base_model"}, "does not do restate and the reward nll"),
         (
             {

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from test_backends import Engine, Learner, Thread, config_of, spec
 
 from maporl.backends import ray_backend
@@ -78,7 +79,7 @@ def test_what_dies_or_raises_is_named_with_group_role_and_rank(tmp_path, capsys)
     log = log_of(tmp_path, "ann learner 1")
     log.parent.mkdir()
     log.write_text("step 3\nout of memory\n")
-    member = RayMember(FakeRay, "ann learner 1", None, log)
+    member = RayMember(FakeRay, "ann learner 1", None, log, None)
     end = f"the end of its log {log}:\n  | step 3\n  | out of memory"
     died = member._told(FakeRay.exceptions.ActorDiedError())
     assert str(died) == f"ann learner 1: the process has ended or cannot be reached (ActorDiedError); {end}"
@@ -96,7 +97,9 @@ def test_an_engine_that_does_not_load_its_model_in_time_is_named(tmp_path):
         def build(self):
             time.sleep(1.5)
 
-    pool = EnginePool(spec(), lambda n: Thread(f"ann engine {n}", Stuck()), FailuresSection(deadline=0.1), tmp_path)
+    pool = EnginePool(
+        spec(), lambda n, place: Thread(f"ann engine {n}", Stuck()), FailuresSection(deadline=0.1), tmp_path
+    )
     file = tmp_path / "stacks/ann-engine-0.txt"
     message = f"ann engine 0: no model is loaded after 0.1 s (cluster.failures.deadline); its stacks are in {file}"
     with pytest.raises(GroupFailed, match=re.escape(message)):
@@ -107,13 +110,15 @@ def test_an_engine_that_does_not_load_its_model_in_time_is_named(tmp_path):
 class FakeCluster:
     """Starts threads in place of processes."""
 
-    def __init__(self, address):
-        self.address = address
+    own = True
 
-    def devices(self):
-        return 0
+    def __init__(self, memory, places):
+        pass
 
-    def start(self, name, part, spec, number, device, log):
+    def reserve(self, plan, section, use_cpu):
+        return SimpleNamespace(plan=plan, give_back=lambda: None)
+
+    def start(self, name, part, spec, number, places, place):
         world = {"updates": [], "deaths": (), "hangs": (), "members": []}
         return Thread(name, Learner(world, number) if part == "learner" else Engine())
 
@@ -133,7 +138,14 @@ def test_the_start_says_which_group_loads_what(quiet, tmp_path, monkeypatch, cap
     monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
     backend = ray_backend.RayBackend(config.cluster, quiet)
     policy = SimpleNamespace(
-        trainable=True, tokenizer=None, critic=None, learning_rate=None, stop_ids=frozenset(), stop_strings=None
+        trainable=True,
+        tokenizer=None,
+        critic=None,
+        learning_rate=None,
+        stop_ids=frozenset(),
+        stop_strings=None,
+        adapter=None,
+        model=torch.nn.Linear(1, 1),
     )
     team = SimpleNamespace(policies={"ann": policy, "bob": policy})
     backend.start(backend.describe(config, team, MultiAgentPPOConfig.from_config(config), False), 1, False, 1)

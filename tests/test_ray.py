@@ -201,10 +201,12 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_its_run_goes_on(loca
 
 def test_more_devices_than_there_are_is_refused_before_anything_starts(tmp_path, monkeypatch):
     from maporl.backends import ray_backend
+    from maporl.backends.ray_places import Kind
 
-    monkeypatch.setattr(ray_backend.Cluster, "devices", lambda self: 3)
+    groups = {"ann": {"policies": ["ann"], "learner": {"devices": 8}}, "bob": {"policies": ["bob"]}}
+    monkeypatch.setattr(ray_backend, "kind_of", lambda devices, use_cpu, resources: Kind("CPU"))
     with pytest.raises(
-        ConfigError, match=r"they ask for 4 devices \(ann 2, bob 2\), and Ray has 3; lower learner\.devices"
+        ConfigError, match=r"ask for 11 devices \(ann to train 8, ann to sample 1, bob to .* and Ray has 2"
     ):
-        build_trainer(config_of(tmp_path / "run", 3, sections(), use_cpu=False), quiet=True)
+        build_trainer(config_of(tmp_path / "run", 3, sections(groups=groups)), quiet=True)
     assert not (tmp_path / "run/logs").exists()

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 from maporl.backends import ray_backend
 from maporl.backends.engine_process import EngineProcess
@@ -22,8 +23,8 @@ _TURN = threading.RLock()
 class Member:
     """A part of a group that answers calls one after the other, in a thread of its own."""
 
-    def __init__(self, name, part):
-        self.name, self.part, self.ended = name, part, False
+    def __init__(self, name, part, place):
+        self.name, self.part, self.place, self.ended = name, part, place, False
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def call(self, method, *arguments, kept=False):
@@ -57,16 +58,19 @@ class Cluster:
     running = 0
     """How many clusters have been started, and not ended."""
 
-    def __init__(self, address=None):
+    own = True
+
+    def __init__(self, address=None, memory=0, places=0):
         type(self).running += 1
         self.started = []
 
-    def devices(self):
-        return 0
+    def reserve(self, plan, section, use_cpu):
+        return SimpleNamespace(plan=plan, give_back=lambda: None)
 
-    def start(self, name, part, spec, number, device, log):
+    def start(self, name, part, spec, number, places, place):
         spec = pickle.loads(pickle.dumps(spec))
-        member = Member(name, LearnerProcess(spec, number) if part == "learner" else EngineProcess(spec))
+        own = LearnerProcess(spec, number, "127.0.0.1") if part == "learner" else EngineProcess(spec)
+        member = Member(name, own, place)
         self.started.append(member)
         return member
 

@@ -17,14 +17,13 @@ class Activity:
     Args:
         processes: how many there should be. Those that are not there count as dead.
         clock: returns the time in seconds.
-        in_order: whether a process ends what it began first before it goes on. Otherwise what it began last interrupts it.
     """
 
-    def __init__(self, processes: int, clock: Clock = time.monotonic, in_order: bool = False):
-        self.processes, self._clock, self._place = processes, clock, 0 if in_order else -1
+    def __init__(self, processes: int, clock: Clock = time.monotonic):
+        self.processes, self._clock = processes, clock
         self._lock = threading.Lock()
         self._doing: dict[Any, list[str]] = {}
-        """By process what it has begun and not ended."""
+        """By process what it has begun and not ended. Its time counts for the last of them."""
         self._spent: dict[str, float] = {}
         self._until = clock()
 
@@ -76,7 +75,7 @@ class Activity:
     def _add_up(self) -> None:
         now = self._clock()
         passed, self._until = now - self._until, now
-        doing = [own[self._place] if own else IDLE for own in self._doing.values()]
+        doing = [own[-1] if own else IDLE for own in self._doing.values()]
         for what in [*doing, *[DEAD] * (self.processes - len(doing))]:
             self._spent[what] = self._spent.get(what, 0.0) + passed
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from maporl.backends.activity import DEAD, SAMPLING, SENDING, Activity, Clock, shown
 from maporl.backends.engine_process import OtherVersion
-from maporl.backends.group import ENDED, GroupFailed
-from maporl.backends.member import Member, MemberDied
+from maporl.backends.group import ENDED, GroupFailed, resume_from
+from maporl.backends.member import Member, MemberDied, NoPlace
 from maporl.backends.spec import GroupSpec
+from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.engines.token_sampler import TokenRow
 from trl_ext.sampling_options import Sampled
@@ -57,28 +58,35 @@ class EnginePool:
 
     Args:
         spec: the group.
-        start: starts process number k.
+        start: starts process number k in the place of number n of ``spec.replicas``.
         failures: the deadline, and how often processes are replaced.
         folder: the run's folder.
         clock: returns the time in seconds.
+        turns: who works on which device.
     """
 
     def __init__(
         self,
         spec: GroupSpec,
-        start: Callable[[int], Member],
+        start: Callable[[int, int], Member],
         failures: FailuresSection,
         folder: Path,
         clock: Clock = time.monotonic,
+        turns: Turns | None = None,
     ):
         self.spec, self.failures, self.folder = spec, failures, folder
         self._start = start
+        self.turns = turns or Turns()
         self._lock = threading.RLock()
         self._queue: list[_Asked] = []
         self._free: list[Member] = []
         self._begun: list[Member] = []
-        self._members: set[Member] = set()
-        """Those of them that have loaded their models."""
+        self._members: dict[Member, int] = {}
+        """Those of them that have loaded their models, with the number of each one's place."""
+        self._missing = 0
+        """The number of processes whose place is lost."""
+        self._stacks: dict[Member, Path] = {}
+        """What was written of processes that did not answer in time."""
         self._known: dict[str, tuple[int, Any]] = {}
         """The version and the handle of each policy's present weights."""
         self._background = ThreadPoolExecutor(spec.replicas, thread_name_prefix=f"engines of {spec.name}")
@@ -86,7 +94,7 @@ class EnginePool:
         self.started = 0
         self.replaced = 0
         self._counts = _Counts()
-        self._activity = Activity(spec.replicas, clock, in_order=True)
+        self._activity = Activity(spec.replicas, clock)
 
     def build(self) -> None:
         """Start the processes, and load the models in them.
@@ -96,15 +104,18 @@ class EnginePool:
             MemberDied: a process died.
             GroupFailed: one has not loaded its models within the deadline.
         """
-        members = [self._begin() for _ in range(self.spec.replicas)]
-        for member, loaded in members:
+        begun = [(*self._begin(place), place) for place in range(self.spec.replicas)]
+        for member, loaded, place in begun:
             try:
-                loaded.result(timeout=self.failures.deadline)
-            except TimeoutError:
+                loaded.result()
+            except MemberDied:
+                if member not in self._stacks:
+                    raise
                 raise GroupFailed(
-                    f"{member.name}: no model is loaded after {self.failures.deadline:g} s (cluster.failures.deadline); {self._write_stacks(member)}"
+                    f"{member.name}: no model is loaded after {self.failures.deadline:g} s (cluster.failures.deadline); its stacks are in "
+                    f"{self._stacks[member]}"
                 ) from None
-            self._ready(member)
+            self._ready(member, place)
 
     def members(self) -> list[Member]:
         """Return the processes that were started and have not ended."""
@@ -147,8 +158,8 @@ class EnginePool:
     def release(self) -> None:
         """Drop the KV caches of all processes."""
         with self._lock:
-            calls = [member.call("release") for member in self._members]
-        wait(calls, timeout=self.failures.deadline)
+            members = list(self._members)
+        wait([self._call(member, "release") for member in members])
 
     def take_counts(self) -> dict[str, float]:
         """Return what the processes did and what was counted since the last time, and how many were replaced so far."""
@@ -170,7 +181,7 @@ class EnginePool:
     def end(self) -> None:
         """End the processes."""
         with self._lock:
-            members, self._begun, self._members, self._free = self._begun, [], set(), []
+            members, self._begun, self._members, self._free = self._begun, [], {}, []
             self._failed = self._failed or GroupFailed(ENDED.format(self.spec.name))
         for member in members:
             member.end()
@@ -178,13 +189,36 @@ class EnginePool:
 
     # -- one process --------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[Member, Future[Any]]:
+    def _begin(self, place: int) -> tuple[Member, Future[Any]]:
         with self._lock:
             number, self.started = self.started, self.started + 1
-        member = self._start(number)
+        member = self._start(number, place)
         with self._lock:
             self._begun.append(member)
-        return member, member.call("build")
+        return member, self._call(member, "build")
+
+    def _call(self, member: Member, method: str, *arguments: Any, what: str | None = None) -> Future[Any]:
+        """Begin a call when the process's device is free. A process that does not answer in time is ended.
+
+        The time counts as that of ``what``.
+        """
+
+        def begin() -> Future[Any]:
+            watch = threading.Timer(self.failures.deadline, self._hung, [member])
+            watch.daemon = True
+            watch.start()
+            if what is not None:
+                self._activity.begin(member, what)
+            call = member.call(method, *arguments)
+            call.add_done_callback(lambda _: ended(watch))
+            return call
+
+        def ended(watch: threading.Timer) -> None:
+            watch.cancel()
+            if what is not None:
+                self._activity.end(member, what)
+
+        return self.turns.run([member.place], begin)
 
     def _finish(self, member: Member) -> None:
         with self._lock:
@@ -193,12 +227,12 @@ class EnginePool:
             self._begun.remove(member)
         member.end()
 
-    def _ready(self, member: Member) -> None:
+    def _ready(self, member: Member, place: int) -> None:
         with self._lock:
             if self._failed is not None:
                 self._finish(member)
                 return
-            self._members.add(member)
+            self._members[member] = place
             self._activity.start(member)
             self._free.append(member)
             self._dispatch()
@@ -208,7 +242,6 @@ class EnginePool:
         sent: Future[None] = Future()
 
         def arrived(call: Future[int]) -> None:
-            self._activity.end(member, SENDING)
             if (error := call.exception()) is not None:
                 sent.set_exception(error)
                 return
@@ -216,12 +249,15 @@ class EnginePool:
                 self._counts.sent += call.result()
             sent.set_result(None)
 
-        self._activity.begin(member, SENDING)
-        member.call("load", policy, version, weights).add_done_callback(arrived)
+        self._call(member, "load", policy, version, weights, what=SENDING).add_done_callback(arrived)
         return sent
 
     def _dispatch(self) -> None:
         """Give waiting rows to free processes, in equal parts. The lock is held."""
+        if self._failed is not None:
+            waiting, self._queue = self._queue, []
+            for own in waiting:
+                own.answer.set_exception(self._failed)
         while self._queue and self._free:
             size = math.ceil(len(self._queue) / len(self._free))
             size = size if self.spec.rows is None else min(size, self.spec.rows)
@@ -230,12 +266,8 @@ class EnginePool:
             self._count_waiting()
             versions = {own.row.policy: self._version(own.row.policy) for own in part}
             self._counts.calls.append(len(part))
-            self._activity.begin(member, SAMPLING)
-            call = member.call("sample", [own.row for own in part], versions)
-            watch = threading.Timer(self.failures.deadline, self._hung, [member])
-            watch.daemon = True
-            watch.start()
-            call.add_done_callback(partial(self._done, member, part, versions, watch))
+            call = self._call(member, "sample", [own.row for own in part], versions, what=SAMPLING)
+            call.add_done_callback(partial(self._done, member, part, versions))
         self._count_waiting()
 
     def _count_waiting(self) -> None:
@@ -245,16 +277,7 @@ class EnginePool:
     def _version(self, policy: str) -> int:
         return self._known[policy][0] if policy in self._known else 0
 
-    def _done(
-        self,
-        member: Member,
-        part: list[_Asked],
-        versions: Mapping[str, int],
-        watch: threading.Timer,
-        call: Future[Any],
-    ) -> None:
-        watch.cancel()
-        self._activity.end(member, SAMPLING)
+    def _done(self, member: Member, part: list[_Asked], versions: Mapping[str, int], call: Future[Any]) -> None:
         error = call.exception()
         if error is None:
             with self._lock:
@@ -278,14 +301,11 @@ class EnginePool:
                 self._dispatch()
 
     def _hung(self, member: Member) -> None:
-        logger.warning("%s: no answer after %g s; %s", member.name, self.failures.deadline, self._write_stacks(member))
-        member.end()
-
-    def _write_stacks(self, member: Member) -> str:
-        file = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
+        file = self._stacks[member] = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(member.stacks())
-        return f"its stacks are in {file}"
+        logger.warning("%s: no answer after %g s; its stacks are in %s", member.name, self.failures.deadline, file)
+        member.end()
 
     def _replace(self, member: Member, error: Exception) -> None:
         """Put a new process in the place of ``member``, in the background."""
@@ -293,7 +313,7 @@ class EnginePool:
             if member not in self._members:
                 self._dispatch()
                 return
-            self._members.discard(member)
+            place = self._members.pop(member)
             self._activity.gone(member)
             self._free = [own for own in self._free if own is not member]
             self.replaced += 1
@@ -301,50 +321,66 @@ class EnginePool:
             if not too_often:
                 self._dispatch()
                 logger.warning("%s is replaced: %s", member.name, error)
-                self._background.submit(self._renew)
+                self._background.submit(self._renew, place)
         self._finish(member)
         if too_often:
             self._give_up(
                 GroupFailed(
                     f"group {self.spec.name!r}: its engines were replaced {self.replaced - 1} times "
-                    f"(cluster.failures.engine_replacements); resume from the newest checkpoint. The last error: {error}"
+                    f"(cluster.failures.engine_replacements); {resume_from(self.folder)}. The last error: {error}"
                 )
             )
 
-    def _renew(self) -> None:
+    def _renew(self, place: int) -> None:
         try:
-            member, built = self._begin()
+            member, built = self._begin(place)
+        except NoPlace as error:
+            self._do_without(error)
+            return
         except Exception as error:
             self._give_up(error)
             return
         try:
-            built.result(timeout=self.failures.deadline)
+            built.result()
             loaded: Mapping[str, int] = {}
             while True:
                 with self._lock:
                     known = dict(self._known)
                     if all(loaded.get(name) == version for name, (version, _) in known.items()):
-                        self._ready(member)  # nobody can load another version in between
+                        self._ready(member, place)  # nobody can load another version in between
                         return
                 for name, (version, weights) in known.items():
                     if loaded.get(name) != version:
-                        self._send(member, name, version, weights).result(timeout=self.failures.deadline)
+                        self._send(member, name, version, weights).result()
                         loaded = {**loaded, name: version}
-        except (MemberDied, TimeoutError) as error:
+        except NoPlace as error:
+            self._finish(member)
+            self._do_without(error)
+        except MemberDied as error:
             self._finish(member)
             with self._lock:
                 self.replaced += 1
                 again = self.replaced <= self.failures.engine_replacements
                 if again and self._failed is None:
-                    self._background.submit(self._renew)
+                    self._background.submit(self._renew, place)
             if not again:
                 self._give_up(GroupFailed(f"group {self.spec.name!r}: its engines could not be replaced: {error}"))
         except Exception as error:
             self._give_up(error)
 
+    def _do_without(self, error: NoPlace) -> None:
+        """Go on with the processes that are left, if there are any."""
+        with self._lock:
+            self._missing += 1
+            left = self.spec.replicas - self._missing
+        if left:
+            logger.warning(
+                "group %r: %s; it goes on with %d engines of %d", self.spec.name, error, left, self.spec.replicas
+            )
+        else:
+            self._give_up(GroupFailed(f"group {self.spec.name!r}: {error}; {resume_from(self.folder)}"))
+
     def _give_up(self, error: Exception) -> None:
         with self._lock:
             self._failed = error
-            waiting, self._queue = self._queue, []
-        for own in waiting:
-            own.answer.set_exception(error)
+            self._dispatch()

@@ -6,16 +6,19 @@ process that has not answered, with the stacks of all of them in the run's folde
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from maporl.backends.activity import DEAD, IDLE, LEARNING, SAVING, SENDING, Activity, Clock, shown
-from maporl.backends.member import Member, MemberDied
+from maporl.backends.member import Member, MemberDied, NoPlace
 from maporl.backends.spec import GroupSpec
+from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.errors import RunError
+from trl_ext.checkpoint_folder import list_checkpoints
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -35,6 +38,12 @@ class Hung(MemberDied):
     """A process has not answered within the deadline."""
 
 
+def resume_from(folder: Path) -> str:
+    """Return what to do when a run in ``folder`` has ended with an error."""
+    found = list_checkpoints(folder)
+    return f"resume from {found[-1]}" if found else f"{folder} has no checkpoint yet (training.save_steps); start again"
+
+
 class LearnerGroup:
     """The processes that train the policies of one group.
 
@@ -44,6 +53,7 @@ class LearnerGroup:
         failures: the deadline, and how often the group is started again.
         folder: the run's folder.
         clock: returns the time in seconds.
+        turns: who works on which device.
     """
 
     def __init__(
@@ -53,8 +63,10 @@ class LearnerGroup:
         failures: FailuresSection,
         folder: Path,
         clock: Clock = time.monotonic,
+        turns: Turns | None = None,
     ):
         self.spec, self.failures, self.folder = spec, failures, folder
+        self.turns = turns or Turns()
         self._start = start
         self.members: list[Member] = []
         self.restarts = 0
@@ -69,9 +81,12 @@ class LearnerGroup:
 
     def build(self) -> None:
         """Start the processes, and build the learners in them."""
-        self.members = [self._start(rank) for rank in range(self.spec.devices)]
-        place = self._wait([self.members[0].call("meeting_place")])[0]
-        self.bytes = self._wait([member.call("build", *place) for member in self.members])[0]
+        self.members = []
+        for rank in range(self.spec.devices):
+            self.members.append(self._start(rank))
+        with self._working():
+            place = self._wait([self.members[0].call("meeting_place")])[0]
+            self.bytes = self._wait([member.call("build", *place) for member in self.members])[0]
 
     def annotate(self, arguments: Sequence[tuple]) -> list[Any]:
         """Call :meth:`maporl.backends.learner_process.LearnerProcess.annotate` with each process's arguments."""
@@ -127,11 +142,26 @@ class LearnerGroup:
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def _each(self, method: str, arguments: Sequence[tuple] | None = None, kept: bool = False) -> list[Any]:
+        given = [()] * len(self.members) if arguments is None else arguments
+        with self._working():
+            calls = [member.call(method, *own, kept=kept) for member, own in zip(self.members, given, strict=True)]
+            return self._wait(calls, method)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Wait until the devices of the group are free, and hold them. The group ends with a process that dies."""
         if not self.members:
             raise GroupFailed(ENDED.format(self.spec.name))
-        given = [()] * len(self.members) if arguments is None else arguments
-        calls = [member.call(method, *own, kept=kept) for member, own in zip(self.members, given, strict=True)]
-        return self._wait(calls, method)
+        places = [member.place for member in self.members]
+        with self._activity.doing(self, IDLE):
+            self.turns.ask(places).result()
+        try:
+            yield
+        except MemberDied:
+            self.end()  # before others work there
+            raise
+        finally:
+            self.turns.give(places)
 
     def _wait(self, calls: list[Future[Any]], method: str = "start") -> list[Any]:
         """Return the results of calls, one for each process or for the first ones.
@@ -185,7 +215,7 @@ class LearnerGroup:
                 self.end()
                 raise GroupFailed(
                     f"group {self.spec.name!r}: it was started again {self.restarts - 1} times "
-                    f"(cluster.failures.group_restarts); resume from the newest checkpoint. The last error: {error}"
+                    f"(cluster.failures.group_restarts); {resume_from(self.folder)}. The last error: {error}"
                 ) from error
             logger.warning("group %r is started again: %s", self.spec.name, error)
             self.end()
@@ -201,3 +231,6 @@ class LearnerGroup:
                 return
             except MemberDied as again:
                 error = again
+            except NoPlace as nowhere:
+                self.end()
+                raise GroupFailed(f"group {self.spec.name!r}: {nowhere}; {resume_from(self.folder)}") from nowhere

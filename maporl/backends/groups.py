@@ -27,6 +27,16 @@ def groups_of(config: Config) -> dict[str, GroupSection]:
     return dict(config.cluster.groups)
 
 
+def trained_policies(config: Config) -> set[str]:
+    """Return the names of the policies that are trained."""
+    return {
+        policy
+        for name, section in config.agents.items()
+        if section.weights and section.trainable
+        for policy in policy_names(name, section, config)
+    }
+
+
 def _bases(config: Config) -> dict[str, tuple]:
     """Return by policy what policies of one group have in common by default."""
     bases: dict[str, tuple] = {}

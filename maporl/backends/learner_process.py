@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from accelerate import Accelerator
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -39,12 +40,17 @@ STRATEGIES: dict[str, dict[str, str]] = {
 """What accelerate's launcher puts into the environment for each strategy."""
 
 
-def free_address() -> tuple[str, int]:
-    """Return this machine's address and a free port, at which the processes of a group can meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return "127.0.0.1", port
+def free_port(address: str) -> int:
+    """Return a port of this machine's ``address`` that nobody uses."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has ``address``, or None."""
+    found = [name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own)]
+    return found[0] if found else None
 
 
 @dataclass(frozen=True)
@@ -67,17 +73,18 @@ class LearnerProcess:
     Args:
         spec: the group.
         rank: the number of this process.
+        address: where the other processes of the group reach this machine.
     """
 
-    def __init__(self, spec: GroupSpec, rank: int):
-        self.spec, self.rank = spec, rank
+    def __init__(self, spec: GroupSpec, rank: int, address: str):
+        self.spec, self.rank, self.address = spec, rank, address
         self.batches: dict[str, TokenBatch] = {}
         self._updated: tuple[int, tuple[dict[str, Metrics], float]] | None = None
         self._saving: Saving | None = None
 
     def meeting_place(self) -> tuple[str, int]:
         """Return where the processes of the group can meet. The first process is asked."""
-        return free_address()
+        return self.address, free_port(self.address)
 
     def build(self, address: str, port: int) -> int:
         """Join the other processes at ``address``, and build the learners. All processes of the group do this together.
@@ -94,10 +101,7 @@ class LearnerProcess:
         if on_cpu:
             os.environ |= {"ACCELERATE_USE_CPU": str(args.use_cpu).lower(), "DS_ACCELERATOR": "cpu"}
         if spec.devices > 1 or spec.strategy != "replicated":
-            os.environ |= {
-                "RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": str(spec.devices),
-                "LOCAL_WORLD_SIZE": str(spec.devices), "MASTER_ADDR": address, "MASTER_PORT": str(port),
-            }  # fmt: skip
+            os.environ |= self._world(address, port, on_cpu)
         OBJECTIVES[args.objective] = spec.objective
         team = load_part(spec, spec.trained, receives=self.rank > 0)
         central = team.build_central_critic(args, spec.outputs) if spec.critics else None
@@ -115,6 +119,16 @@ class LearnerProcess:
         self.team = team
         self.learning = Learning(learners, args, accelerator.device, central)
         return self.learning.trained_bytes()
+
+    def _world(self, address: str, port: int, on_cpu: bool) -> dict[str, str]:
+        """Return what a launcher would tell this process of the others, which meet at ``address``."""
+        count = str(self.spec.devices)
+        # a process sees no other accelerator than its own
+        told = {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank) if on_cpu else "0", "WORLD_SIZE": count}
+        told |= {"LOCAL_WORLD_SIZE": count, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        own = interface_of(self.address)
+        # otherwise gloo takes the interface to which the machine's name leads
+        return told | ({"GLOO_SOCKET_IFNAME": own} if own and "GLOO_SOCKET_IFNAME" not in os.environ else {})
 
     def annotate(
         self, samples: Mapping[str, Samples], critic_only: bool

@@ -1,5 +1,6 @@
 """A process of a group as the driver sees it, whatever has started it. Imports no torch and no Ray."""
 
+from collections.abc import Hashable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -10,11 +11,20 @@ class MemberDied(RunError):
     """A process of a group has ended, or cannot be reached."""
 
 
+class NoPlace(RunError):
+    """The place of a process is lost, and no machine has another one."""
+
+
 class Member(Protocol):
     """A process that answers calls one after the other."""
 
     name: str
     """What errors and logs call it, such as ``ann learner 0``."""
+
+    @property
+    def place(self) -> Hashable:
+        """Its device. Processes of the same place share it, and work one at a time."""
+        ...
 
     def call(self, method: str, *arguments: Any, kept: bool = False) -> Future[Any]:
         """Begin a call of a method, and return its result to come, or if it is ``kept`` elsewhere a handle of it.

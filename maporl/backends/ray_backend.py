@@ -1,24 +1,30 @@
 """The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
 
+import logging
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
-from maporl.backends.logs import log_of
+from maporl.backends.joining import check_facts, check_shared_memory, facts_here, free_shared_memory, marked
 from maporl.backends.member import Member
-from maporl.backends.ray_cluster import Cluster, RayMember, check_installed
+from maporl.backends.places import Part, plan_of
+from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
+from maporl.backends.ray_places import Places
 from maporl.backends.refusals import check_distributed
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
 from maporl.backends.spec import GroupSpec, without_devices
+from maporl.backends.turns import Turns
+from maporl.backends.weights import sent_parameters
 from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.engines.base import Engine
@@ -29,6 +35,8 @@ from maporl.text import printable
 from trl_ext import stacks
 from trl_ext.losses import OBJECTIVES
 from trl_ext.ppov2_config import PPOv2Config
+
+logger = logging.getLogger(__name__)
 
 
 class RayBackend:
@@ -63,12 +71,15 @@ class RayBackend:
             )
         check_installed()
         self.cluster: Cluster | None = None
+        self.places: Places | None = None
         self.groups: dict[str, GroupSection] = {}
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
         self._kept = False
         self._told: dict[str, Any] = {}
         """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
+        self._sent: dict[str, list[nn.Parameter]] = {}
+        """What is sent of each trained policy to processes that sample, without weights."""
         stacks.WORKERS.append(self.members)
 
     def __enter__(self) -> "RayBackend":
@@ -92,7 +103,8 @@ class RayBackend:
             ConfigError: the groups do not fit the policies, or something does not work with groups.
             ValueError: no policy is trainable.
         """
-        config = replace(config, cluster=self.section)
+        # processes may be in other folders
+        config = replace(config, cluster=self.section, output_dir=str(Path(config.output_dir).absolute()))
         check_distributed(config)
         self.groups = groups_of(config)
         found = {
@@ -105,6 +117,7 @@ class RayBackend:
             for name, policy in team.policies.items()
             if policy.trainable
         }
+        self._sent = {name: list(sent_parameters(team.policies[name]).values()) for name in found}
         if not found:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
         stops = {
@@ -129,12 +142,15 @@ class RayBackend:
         """
         self._end_groups()
         self.pools, self.learners = {}, {}
-        if self.cluster is None:
-            address = self.section.address
-            self._tell("starting Ray on this machine" if address is None else f"joining the Ray cluster at {address}")
-            self.cluster = Cluster(address)
-        cluster = self.cluster
-        on_device = self._fits(cluster, learners)
+        cluster = self.cluster = self.cluster or self._begin()
+        try:
+            if not cluster.own:
+                self._check_machines(cluster)
+            self.places = cluster.reserve(plan_of(self.groups, learners), self.section, self._told["args"].use_cpu)
+        except ConfigError:
+            self.end()
+            raise
+        turns = Turns()
         told = self._told | {
             "args": without_devices(self._told["args"]),
             "objective": OBJECTIVES[self._told["args"].objective],
@@ -155,9 +171,10 @@ class RayBackend:
                 **told,
             )
             failures, folder = self.section.failures, self.folder
-            self.pools[name] = EnginePool(spec, self._starter("engine", spec, on_device), failures, folder)
+            self.pools[name] = EnginePool(spec, self._starter("engine", spec), failures, folder, turns=turns)
             if trained:
-                self.learners[name] = LearnerGroup(spec, self._starter("learner", spec, on_device), failures, folder)
+                start = self._starter("learner", spec)
+                self.learners[name] = LearnerGroup(spec, start, failures, folder, turns=turns)
         learning = RemoteLearning(dict(learners), list(self.learners.values()))
         learning.on_all(self._build)
         for pool in self.pools.values():
@@ -218,6 +235,9 @@ class RayBackend:
             pool.end()
         for group in self.learners.values():
             group.end()
+        if self.places is not None:
+            self.places.give_back()
+            self.places = None
 
     def _build(self, part: LearnerGroup | EnginePool) -> None:
         """Start the processes of a part of a group, and tell which models they load, and when they have them."""
@@ -233,34 +253,47 @@ class RayBackend:
         if not self.quiet:
             print(printable(line), file=sys.stderr, flush=True)
 
-    def _starter(self, part: str, spec: GroupSpec, on_device: bool) -> Any:
-        def start(number: int) -> RayMember:
-            assert self.cluster is not None, "start() has made it"
-            name = f"{spec.name} {part} {number}"
-            return self.cluster.start(name, part, spec, number, on_device, log_of(self.folder, name))
+    def _starter(self, part: Part, spec: GroupSpec) -> Callable[..., Member]:
+        def start(number: int, place: int | None = None) -> Member:
+            assert self.cluster is not None and self.places is not None, "start() has made them"
+            own = self.places.plan.places[spec.name, part][number if place is None else place]
+            return self.cluster.start(f"{spec.name} {part} {number}", part, spec, number, self.places, own)
 
         return start
 
-    def _fits(self, cluster: Cluster, learners: Mapping[str, RemoteLearner]) -> bool:
-        """Return whether every process gets an accelerator. Otherwise all are on CPUs.
+    def _begin(self) -> Cluster:
+        """Start Ray here, or join a cluster.
 
         Raises:
-            ConfigError: the cluster has accelerators, but fewer than the groups ask for.
+            ConfigError: it cannot be joined, or this machine's shared memory is too small.
         """
-        found = cluster.devices()
-        if self._told["args"].use_cpu or not found:
-            return False
-        asked = {
-            name: (group.learner.devices if any(p in learners for p in group.policies) else 0) + group.engines.replicas
-            for name, group in self.groups.items()
-        }
-        if sum(asked.values()) > found:
-            each = ", ".join(f"{name} {number}" for name, number in asked.items())
-            raise ConfigError(
-                f"cluster.groups: they ask for {sum(asked.values())} devices ({each}), and Ray has {found}; lower learner.devices or "
-                "engines.replicas, put policies into one group, or set training.use_cpu"
-            )
-        return True
+        if self.section.address is not None:
+            self._tell(f"joining the Ray cluster at {self.section.address}")
+            return Cluster(self.section.address)
+        self._tell("starting Ray on this machine")
+        sent = [own for parameters in self._sent.values() for own in parameters]
+        # of each policy the present weights and the next ones, and of each snapshot weights and two moments in float32
+        asked = max(OBJECT_STORE, 2 * sum(own.nbytes + 12 * own.numel() for own in sent))
+        free = free_shared_memory()
+        memory = asked if free is None else min(asked, free)
+        check_shared_memory(memory, self._largest(), "cluster: this machine")
+        counted = self.section.devices
+        return Cluster(memory=memory, places=0 if counted == "auto" else counted.cpu)
+
+    def _largest(self) -> int:
+        """Return the bytes of the largest weights that are sent."""
+        return max(sum(own.nbytes for own in parameters) for parameters in self._sent.values())
+
+    def _check_machines(self, cluster: Cluster) -> None:
+        """Check that the machines of a cluster that was joined fit each other.
+
+        Raises:
+            ConfigError: one does not fit the others.
+        """
+        with marked(self.folder) as mark:
+            facts = cluster.facts(self.folder)
+            for warning in check_facts(facts_here(str(self.folder)), facts, mark, self.folder, self._largest()):
+                logger.warning(warning)
 
 
 def _models(config: Config, policies: Collection[str]) -> list[str]:

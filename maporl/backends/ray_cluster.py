@@ -8,8 +8,10 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,10 +19,14 @@ from tempfile import mkdtemp
 from typing import Any
 
 from maporl.backends.engine_process import EngineProcess
+from maporl.backends.joining import Facts, facts_here
 from maporl.backends.learner_process import LearnerProcess
-from maporl.backends.logs import end_of, print_to
+from maporl.backends.logs import end_of, log_of, print_to
 from maporl.backends.member import MemberDied
+from maporl.backends.places import Part, Place, Plan
+from maporl.backends.ray_places import COUNTED, Places, kind_of, node_name
 from maporl.backends.spec import GroupSpec
+from maporl.config.cluster import ClusterSection
 from maporl.errors import ConfigError, install_command
 from trl_ext.stacks import stacks
 
@@ -28,6 +34,8 @@ OLDEST = (2, 59)
 """The oldest Ray whose clusters on one machine have tokens."""
 OBJECT_STORE = 2 * 2**30
 """The most bytes of shared memory that are taken on this machine for samples and weights."""
+FACTS = 120.0
+"""The seconds in which every machine must say what it is. A process starts for it there."""
 _SAFE = {
     # Ray's servers listen on every interface of a Linux machine by default; this makes them listen on loopback
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -100,12 +108,13 @@ class Cluster:
     Args:
         address: the address of a cluster to join, or None to start one here.
         memory: the bytes of shared memory of a cluster that is started here.
+        places: the number of places on CPUs of a cluster that is started here.
 
     Raises:
         ConfigError: Ray is missing or too old, or a cluster that is joined has no token.
     """
 
-    def __init__(self, address: str | None = None, memory: int = OBJECT_STORE):
+    def __init__(self, address: str | None = None, memory: int = OBJECT_STORE, places: int = 0):
         self.own = address is None
         if self.own:
             _make_safe()
@@ -125,26 +134,70 @@ class Cluster:
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if self.own:
             options |= {"include_dashboard": False, "object_store_memory": memory, "_temp_dir": str(folder)}
+            options |= {"resources": {COUNTED: places}} if places else {}
         self.ray.init(address=None if self.own else address, **options)
         self.host = self.ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(Host)
 
-    def devices(self) -> int:
-        """Return the number of accelerators of the cluster."""
-        return int(self.ray.cluster_resources().get("GPU", 0))
-
-    def start(self, name: str, part: str, spec: GroupSpec, number: int, device: bool, log: Path) -> "RayMember":
-        """Start a process.
+    def start(self, name: str, part: Part, spec: GroupSpec, number: int, places: Places, place: Place) -> "RayMember":
+        """Start a process, which prints to a file in the run's folder ``logs/``.
 
         Args:
             name: what errors and logs call it.
             part: ``learner`` or ``engine``.
             spec: its group.
             number: its number among those of its kind.
-            device: whether it has an accelerator of its own.
-            log: the file that it prints to.
+            places: the devices of the run.
+            place: the device of the process.
+
+        Raises:
+            NoPlace: the machine of the place is lost, and no other has a free device.
         """
-        actor = self.host.options(num_cpus=0, num_gpus=int(device)).remote(part, spec, number, name, log)
-        return RayMember(self.ray, name, actor, log)
+        log = log_of(Path(spec.config.output_dir), name)
+        options = places.options(place)
+        device = options["num_gpus"] > 0
+        actor = self.host.options(**options).remote(part, spec, number, name, log, os.getcwd(), device)
+        return RayMember(self.ray, name, actor, log, place)
+
+    def reserve(self, plan: Plan, section: ClusterSection, use_cpu: bool) -> Places:
+        """Reserve a device for each process of ``plan``.
+
+        Raises:
+            ConfigError: the machines of the cluster have too few.
+        """
+        places = Places(self.ray, plan, section.pools, kind_of(section.devices, use_cpu, self.ray.cluster_resources()))
+        places.take()
+        return places
+
+    def facts(self, folder: Path) -> dict[str, tuple[Facts, float]]:
+        """Return what each machine says of itself, by its name, with this machine's time when it said so.
+
+        Raises:
+            ConfigError: a machine cannot run the code of this package, or does not answer.
+        """
+        pinned = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        ask = self.ray.remote(num_cpus=0, max_retries=0)(facts_here)
+        nodes = {
+            ask.options(scheduling_strategy=pinned(node["NodeID"], soft=False)).remote(str(folder)): node
+            for node in self.ray.nodes()
+            if node["Alive"]
+        }
+        found, waiting, until = {}, list(nodes), time.monotonic() + FACTS
+        while waiting:
+            done, waiting = self.ray.wait(waiting, timeout=max(until - time.monotonic(), 0))
+            name = node_name(nodes[(done or waiting)[0]])
+            if not done:
+                raise ConfigError(f"cluster: machine {name} has not answered within {FACTS:g} s; look at its Ray logs")
+            now = time.time()
+            try:
+                facts = self.ray.get(done[0])
+            except self.ray.exceptions.RayError as error:
+                raise ConfigError(
+                    f"cluster: machine {name} cannot run this package; install the same there: {error}"
+                ) from error
+            store = int(nodes[done[0]]["Resources"].get("object_store_memory", 0))
+            free = store if facts.shared_memory is None else min(store, facts.shared_memory)
+            found[name] = (replace(facts, shared_memory=free), now)
+        return found
 
     def end(self) -> None:
         """End all processes of a cluster that was started here, or leave one that was joined."""
@@ -160,9 +213,13 @@ def _settling() -> ThreadPoolExecutor:
 class Host:
     """What runs in a process that Ray started: one part of a group. Ray makes an actor of it."""
 
-    def __init__(self, part: str, spec: GroupSpec, number: int, name: str, log: Path):
+    def __init__(self, part: Part, spec: GroupSpec, number: int, name: str, log: Path, folder: str, device: bool):
+        if Path(folder).is_dir():
+            os.chdir(folder)  # in which relative paths of the configuration are meant
+        if not device:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         print_to(log, name)
-        self._part: Any = LearnerProcess(spec, number) if part == "learner" else EngineProcess(spec)
+        self._part: Any = LearnerProcess(spec, number, _address()) if part == "learner" else EngineProcess(spec)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the part. What it raises is in the log too."""
@@ -185,11 +242,18 @@ class Host:
         return stacks()
 
 
+def _address() -> str:
+    """Return the address at which other machines of the cluster reach this one. It is loopback if the cluster is."""
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
 class RayMember:
     """A process that Ray has started (:class:`maporl.backends.member.Member`)."""
 
-    def __init__(self, ray: Any, name: str, actor: Any, log: Path):
-        self.ray, self.name, self.actor, self.log = ray, name, actor, log
+    def __init__(self, ray: Any, name: str, actor: Any, log: Path, place: Place):
+        self.ray, self.name, self.actor, self.log, self.place = ray, name, actor, log, place
 
     def call(self, method: str, *arguments: Any, kept: bool = False) -> Future[Any]:
         """Begin a call (:meth:`maporl.backends.member.Member.call`)."""
@@ -202,6 +266,8 @@ class RayMember:
         def settle(done: Future[Any]) -> None:
             error = done.exception()
             if error is None:
+                if handle is not None:  # so that it outlives its machine
+                    self.ray.wait([handle], fetch_local=True)
                 result.set_result(done.result() if handle is None else handle)
             else:
                 result.set_exception(self._told(error))

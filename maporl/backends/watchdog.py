@@ -1,8 +1,8 @@
 """Ends what a Ray cluster leaves if the driver that started it is killed: ``python -m maporl.backends.watchdog FOLDER``.
 
 Ray's own processes end when the driver is gone, but two of its agents may stay. This process reads its standard input, which
-ends with the driver. It then kills whatever has the cluster's token, which is in ``FOLDER``, and removes the folder. It finds
-processes in ``/proc``, and does nothing on systems without it.
+ends with the driver. It then kills whatever has the cluster's token, which is in ``FOLDER``, and removes the folder. It
+finds processes in ``/proc``, and does nothing on systems without it.
 """
 
 import contextlib
@@ -18,12 +18,18 @@ TRIES = 10
 
 
 def processes_of(folder: str) -> list[int]:
-    """Return the processes whose environment names the token in ``folder``."""
+    """Return the processes whose environment names the token in ``folder``, and those of Ray that have a file open there.
+
+    Some processes of Ray write their titles, such as ``ray::DashboardAgent``, over the beginning of their environments.
+    """
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if f"RAY_AUTH_TOKEN_PATH={folder}/token".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
+            named = f"RAY_AUTH_TOKEN_PATH={folder}/token".encode() in (process / "environ").read_bytes().split(b"\0")
+            titled = (process / "cmdline").read_bytes().startswith(b"ray::")
+            files = [os.readlink(file) for file in (process / "fd").iterdir()] if titled else []
+            if named or any(file.startswith(f"{folder}/") for file in files):
+                found.append(int(process.name))
     return [pid for pid in found if pid != os.getpid()]
 
 

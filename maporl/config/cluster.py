@@ -11,15 +11,55 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, config=STRICT)
+class PoolSection:
+    """Machines of one kind. One of the two is given.
+
+    Args:
+        accelerator: the type of their accelerators, as Ray names it, such as ``H100``.
+        resource: a custom resource that they have, as ``ray start --resources`` was told.
+
+    Raises:
+        ValueError: none of the two is given, or both.
+    """
+
+    accelerator: str | None = None
+    resource: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.accelerator is None) == (self.resource is None):
+            raise ValueError("give either accelerator, the type as Ray names it, or resource, a custom resource")
+
+    def __str__(self) -> str:
+        kind = "accelerator" if self.accelerator is not None else "resource"
+        return f"{kind} {self.accelerator or self.resource}"
+
+
+@dataclass(frozen=True, config=STRICT)
+class CountedPlaces:
+    """Places for processes on CPUs, which are counted as devices are.
+
+    Args:
+        cpu: the number of places in the whole cluster. Ray that is started here has them; machines of a cluster that is
+            joined have them as the custom resource ``maporl_place``.
+    """
+
+    cpu: Positive
+
+
+@dataclass(frozen=True, config=STRICT)
 class LearnerPlaces:
     """The processes that train the policies of a group.
 
     Args:
         devices: the number of processes, each on a device of its own.
         strategy: how they hold the weights: ``replicated`` (each has everything), ``fsdp2``, ``zero2`` or ``zero3``.
+        pool: the machines that they are on, by the name of a pool. None: any.
+        node: ``one``: they are on one machine. ``any``: on as many as it takes.
     """
 
     devices: Positive = 1
+    pool: str | None = None
+    node: Literal["one", "any"] = "one"
     strategy: Literal["replicated", "fsdp2", "zero2", "zero3"] = "replicated"
 
 
@@ -30,9 +70,11 @@ class EnginePlaces:
     Args:
         replicas: the number of processes.
         rows: the most answers that one of them samples at a time. None: all that are asked for.
+        pool: the machines that they are on, by the name of a pool. None: any.
     """
 
     replicas: Positive = 1
+    pool: str | None = None
     rows: Positive | None = None
 
 
@@ -44,11 +86,15 @@ class GroupSection:
         policies: their names.
         learner: the processes that train them.
         engines: the processes that sample from them.
+        sharing: ``apart``: each process has a device of its own. ``turns``: the group shares devices with all others of the same
+            pool that take turns. One process of a device works at a time. ``sleep`` is refused, because no engine that a group
+            can have sleeps.
     """
 
     policies: Annotated[list[str], Field(min_length=1)]
     learner: LearnerPlaces = dataclasses.field(default_factory=LearnerPlaces)
     engines: EnginePlaces = dataclasses.field(default_factory=EnginePlaces)
+    sharing: Literal["apart", "turns", "sleep"] = "apart"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -77,6 +123,9 @@ class ClusterSection:
         backend: ``local``: in the processes that the launcher started. ``ray``: in processes that Ray starts, a group of
             them for each base model, which learn at the same time.
         address: the address of a Ray cluster to join, or ``auto``. None starts Ray on this machine.
+        devices: what processes are placed on. ``auto``: on the accelerators that Ray reports, or on CPUs if it reports none.
+            A number of places on CPUs counts them as if they were devices.
+        pools: kinds of machines by name. By default a process may be on any machine.
         groups: the groups by name. By default there is one for each base model.
         batching: ``steps``: all dialogues of an update take their steps together, as with ``local``. ``flow``: each dialogue goes on
             as soon as its answers are there.
@@ -87,6 +136,8 @@ class ClusterSection:
 
     backend: Literal["local", "ray"] = "local"
     address: str | None = None
+    devices: Literal["auto"] | CountedPlaces = "auto"
+    pools: dict[str, PoolSection] = dataclasses.field(default_factory=dict, hash=False)
     groups: dict[str, GroupSection] = dataclasses.field(default_factory=dict, hash=False)
     batching: Literal["steps", "flow"] = "steps"
     on_update: Literal["finish", "drain"] = "finish"

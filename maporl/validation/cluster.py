@@ -1,6 +1,7 @@
 """Check the section ``cluster`` of a configuration, before any process starts."""
 
-from maporl.backends.groups import groups_of
+from maporl.backends.groups import groups_of, trained_policies
+from maporl.backends.places import check_places
 from maporl.backends.ray_cluster import check_installed
 from maporl.backends.refusals import check_distributed
 from maporl.config import Config
@@ -15,8 +16,10 @@ def check_cluster(config: Config) -> list[str]:
         ConfigError: Ray is missing or too old, a part of the configuration does not work with groups, or the groups do not fit the policies.
     """
     if config.cluster.backend == "local":
-        if config.cluster.groups or config.cluster.address is not None:
-            raise ConfigError("cluster: backend is local, which has no groups and no address; set cluster.backend: ray")
+        own = {"groups": config.cluster.groups, "pools": config.cluster.pools, "address": config.cluster.address}
+        own["devices"] = config.cluster.devices != "auto"
+        if given := [key for key, value in own.items() if value]:
+            raise ConfigError(f"cluster.{given[0]}: backend is local, which has none; set cluster.backend: ray")
         return []
     check_installed()
     check_distributed(config)
@@ -36,9 +39,12 @@ def check_cluster(config: Config) -> list[str]:
         if wrong:
             raise ConfigError(f"cluster.backend: ray does not do {what} yet; {remedy}")
     lines = []
-    for name, group in groups_of(config).items():
+    groups = groups_of(config)
+    check_places(config.cluster, groups, trained_policies(config))
+    for name, group in groups.items():
+        turns = ", in turns" if group.sharing == "turns" else ""
         lines.append(
             f"group {name}: {', '.join(group.policies)}; {group.learner.devices} to train ({group.learner.strategy}), "
-            f"{group.engines.replicas} to sample"
+            f"{group.engines.replicas} to sample{turns}"
         )
     return lines
