@@ -26,7 +26,7 @@ from maporl.backends.member import MemberDied
 from maporl.backends.places import Part, Place
 from maporl.backends.ray_places import COUNTED, Places, node_name
 from maporl.backends.spec import GroupSpec
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, RunError, install_command
 
 OLDEST = (2, 59)
 """The oldest Ray whose clusters on one machine have tokens."""
@@ -268,6 +268,8 @@ class RayMember:
         exceptions = self.ray.exceptions
         if isinstance(error, exceptions.RayTaskError):
             return error.cause if isinstance(error.cause, Exception) else error
+        if isinstance(error, exceptions.RayActorError) and error.actor_init_failed:  # another one would fail as well
+            return RunError(f"{self.name}: its process could not begin: {str(error).strip().splitlines()[-1]}")
         if isinstance(error, exceptions.RayError):
             return MemberDied(f"{self.name}: the process has ended or cannot be reached ({type(error).__name__})")
         return error
