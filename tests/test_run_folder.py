@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.types import Dialogue, Example, Stop, Utterance, from_json, from_record, to_json, to_record
@@ -63,3 +64,21 @@ def test_a_run_whose_configuration_has_fewer_keys_than_today_goes_on_and_one_wit
     train(config(), resume=True, quiet=True)
     with pytest.raises(CheckpointError, match=r"started with another configuration \(was 'seed: 0', is 'seed: 1'\)"):
         train(config(seed=1), resume=True, quiet=True)
+
+
+def test_a_run_goes_on_with_other_processes(tmp_path):
+    """Where it trains may change, and its configuration then says so."""
+    from maporl.runs.claim import claim
+    from maporl.validation.load import from_dict
+
+    def config(**cluster):
+        agents = {"ann": {"tiny": {}}, "bob": {"tiny": {}}}
+        return from_dict(
+            {"output_dir": str(tmp_path), "task": {"name": "toy_sum"}, "agents": agents, "cluster": cluster}
+        )
+
+    claim(tmp_path, config(backend="ray"), resume=False)
+    turns = {"policies": ["ann", "bob"], "sharing": "turns"}
+    for other in (config(backend="ray", groups={"both": turns}), config()):
+        claim(tmp_path, other, resume=True)
+        assert from_dict(yaml.safe_load((tmp_path / "config.yaml").read_text())) == other

@@ -27,7 +27,7 @@ from maporl.backends.places import Part, Place, Plan
 from maporl.backends.ray_places import COUNTED, Places, kind_of, node_name
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import ClusterSection
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, RunError, install_command
 from trl_ext.stacks import stacks
 
 OLDEST = (2, 59)
@@ -278,6 +278,9 @@ class RayMember:
     def _told(self, error: BaseException) -> BaseException:
         """Return what the method raised, or that the process is gone, with the process's name and the end of its log."""
         exceptions = self.ray.exceptions
+        if isinstance(error, exceptions.RayActorError) and error.actor_init_failed:  # another one would fail as well
+            said = str(error).strip().splitlines()[-1]
+            return RunError(f"{self.name}: its process could not begin: {said}; {end_of(self.log)}")
         if isinstance(error, exceptions.RayError) and not isinstance(error, exceptions.RayTaskError):
             kind = type(error).__name__
             return MemberDied(f"{self.name}: the process has ended or cannot be reached ({kind}); {end_of(self.log)}")

@@ -29,8 +29,9 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     if resume:
         must_hold_run(folder)
         kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
-        # the run's folder and the user's own modules may have moved
-        begun = replace(kept, output_dir=config.output_dir, pythonpath=config.pythonpath)
+        # the run's folder and the user's own modules may have moved, and it may go on with other processes
+        moved = {"pythonpath": config.pythonpath, "cluster": config.cluster}
+        begun = replace(kept, output_dir=config.output_dir, **moved)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
@@ -47,8 +48,8 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     if resume:
         data = check_data(folder, data) | data
         check_data(folder, modules, FINGERPRINTS, "module")
-        if kept.pythonpath != config.pythonpath:
-            replace_file(folder / CONFIG, to_yaml(replace(kept, pythonpath=config.pythonpath)))
+        if replace(kept, **moved) != kept:
+            replace_file(folder / CONFIG, to_yaml(replace(kept, **moved)))
     else:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)
