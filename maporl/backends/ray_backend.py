@@ -7,14 +7,19 @@ from typing import Any
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
+from maporl.backends.member import Member
 from maporl.backends.ray_cluster import Cluster, RayMember
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
 from maporl.backends.spec import GroupSpec
+from maporl.backends.verifier_pool import VerifierPool
 from maporl.config import Config
 from maporl.config.cluster import GroupSection
+from maporl.config.schema import RewardSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
+from maporl.rewards.base import RewardSource
+from maporl.rewards.verifier.source import ServedVerifier
 from maporl.team.team import Team
 from trl_ext.ppov2_config import PPOv2Config
 
@@ -37,6 +42,8 @@ class RayBackend:
         self.cluster: Cluster | None = None
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
+        self.verifier: VerifierPool | None = None
+        self._on_device = False
         self._versions: dict[str, int] = {}
 
     def describe(self, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
@@ -74,7 +81,7 @@ class RayBackend:
         """
         folder = Path(self.config.output_dir)
         cluster = self.cluster = Cluster(self.section.address)
-        on_device = self._fits(cluster, learners)
+        on_device = self._on_device = self._fits(cluster, learners)
         for name, group in self.groups.items():
             trained = tuple(policy for policy in group.policies if policy in learners)
             spec = GroupSpec(
@@ -98,7 +105,23 @@ class RayBackend:
         learning.on_all(LearnerGroup.build)
         for pool in self.pools.values():
             pool.build()
+        if self.verifier is not None:
+            self.verifier.build()
         return learning
+
+    def sources(self, reward: RewardSection) -> dict[str, RewardSource]:
+        """Return the reward source that asks the verifier's processes, which :meth:`start` starts, if there are to be any."""
+        places, section = self.section.scoring.verifier, reward.verifier
+        if places is None or section is None:
+            return {}
+        spec = GroupSpec("scoring", self.config, (), (), 0, False, 1, 0, "replicated", places.replicas, None)
+
+        def start(number: int) -> Member:
+            return self._starter("verifier", spec, self._on_device)(number)
+
+        folder = Path(self.config.output_dir)
+        self.verifier = VerifierPool(section, places.replicas, start, self.section.failures.deadline, folder)
+        return {"verifier": ServedVerifier(self.verifier, section.on_failure == "label")}
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples in the groups' processes, after :meth:`start`."""
@@ -120,6 +143,8 @@ class RayBackend:
             pool.end()
         for group in self.learners.values():
             group.end()
+        if self.verifier is not None:
+            self.verifier.end()
         if self.cluster is not None:
             self.cluster.end()
             self.cluster = None
@@ -145,7 +170,7 @@ class RayBackend:
         asked = {
             name: (group.learner.devices if any(p in learners for p in group.policies) else 0) + group.engines.replicas
             for name, group in self.groups.items()
-        }
+        } | ({} if self.verifier is None else {"the verifier": self.verifier.replicas})
         if sum(asked.values()) > found:
             cluster.end()
             each = ", ".join(f"{name} {number}" for name, number in asked.items())

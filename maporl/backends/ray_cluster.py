@@ -21,6 +21,7 @@ from maporl.backends.engine_process import EngineProcess
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import MemberDied
 from maporl.backends.spec import GroupSpec
+from maporl.backends.verifier_process import VerifierProcess
 from maporl.errors import ConfigError, install_command
 
 OLDEST = (2, 59)
@@ -136,8 +137,8 @@ class Cluster:
 
         Args:
             name: what errors and logs call it.
-            part: ``learner`` or ``engine``.
-            spec: its group.
+            part: ``learner``, ``engine`` or ``verifier``.
+            spec: its group. A verifier's has no policies.
             number: its number among those of its kind.
             device: whether it has an accelerator of its own.
             log: the file that it prints to.
@@ -164,7 +165,8 @@ class Host:
         with open(log, "a", buffering=1) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        self._part: Any = LearnerProcess(spec, number) if part == "learner" else EngineProcess(spec)
+        parts = {"engine": EngineProcess, "verifier": VerifierProcess}
+        self._part: Any = LearnerProcess(spec, number) if part == "learner" else parts[part](spec)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the part."""

@@ -52,6 +52,28 @@ class GroupSection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class VerifierPlaces:
+    """The processes that score with ``reward.verifier.model``, each with a copy of it on a device of its own.
+
+    Args:
+        replicas: the number of processes.
+    """
+
+    replicas: Positive = 1
+
+
+@dataclass(frozen=True, config=STRICT)
+class ScoringSection:
+    """Processes that score.
+
+    Args:
+        verifier: those of the verifier. None: it is in the driver, or behind servers.
+    """
+
+    verifier: VerifierPlaces | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
 class FailuresSection:
     """What happens when processes die or hang.
 
@@ -80,6 +102,7 @@ class ClusterSection:
         groups: the groups by name. By default there is one for each base model.
         batching: ``steps``: all dialogues of an update take their steps together, as with ``local``. ``flow``: each dialogue goes on
             as soon as its answers are there.
+        scoring: processes that score.
         failures: what happens when processes die or hang.
     """
 
@@ -87,4 +110,5 @@ class ClusterSection:
     address: str | None = None
     groups: dict[str, GroupSection] = dataclasses.field(default_factory=dict, hash=False)
     batching: Literal["steps", "flow"] = "steps"
+    scoring: ScoringSection = dataclasses.field(default_factory=ScoringSection)
     failures: FailuresSection = dataclasses.field(default_factory=FailuresSection)

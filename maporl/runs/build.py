@@ -91,6 +91,7 @@ def build_trainer(config: Config, team: Team | None = None, quiet: bool = False)
             tools=TeamTools.from_config(config, playing),
             sampling=team_sampling(config),
             backend=backend,
+            sources={} if backend is None else backend.sources(config.reward),
         )
     except BaseException:
         if backend is not None:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from maporl.config.schema import RewardSection
 from maporl.engines.base import Engine
+from maporl.rewards.base import RewardSource
 from maporl.team.team import Team
 from trl_ext.ppov2_config import PPOv2Config
 
@@ -25,6 +27,10 @@ class Backend(Protocol):
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples from the weights that are trained."""
+        ...
+
+    def sources(self, reward: RewardSection) -> Mapping[str, RewardSource]:
+        """Return the reward sources that ask the backend's processes, by name. :meth:`start` starts these."""
         ...
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ from maporl.backends.ray_cluster import check_installed
 from maporl.config import Config
 from maporl.config.engines import has_weights
 from maporl.errors import ConfigError
+from maporl.protocols import build_protocol
 from maporl.rewards.likelihood import asks_untrained
 
 
@@ -17,8 +18,10 @@ def check_cluster(config: Config) -> list[str]:
         ConfigError: Ray is missing or too old, a part of the configuration does not work with groups, or the groups do not fit the policies.
     """
     if config.cluster.backend == "local":
-        if config.cluster.groups or config.cluster.address is not None:
-            raise ConfigError("cluster: backend is local, which has no groups and no address; set cluster.backend: ray")
+        if config.cluster.groups or config.cluster.address is not None or config.cluster.scoring.verifier is not None:
+            raise ConfigError(
+                "cluster: backend is local, which has no groups, no address and no scoring; set cluster.backend: ray"
+            )
         return []
     check_installed()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -55,10 +58,38 @@ def check_cluster(config: Config) -> list[str]:
     ):
         if wrong:
             raise ConfigError(f"cluster.backend: ray does not do {what} yet; {remedy}")
-    lines = []
+    lines = _scoring(config)
     for name, group in groups_of(config).items():
         lines.append(
             f"group {name}: {', '.join(group.policies)}; {group.learner.devices} to train ({group.learner.strategy}), "
             f"{group.engines.replicas} to sample"
         )
     return lines
+
+
+def _scoring(config: Config) -> list[str]:
+    """Return a line about processes that score.
+
+    Raises:
+        ConfigError: nothing would use them.
+    """
+    places, section = config.cluster.scoring.verifier, config.reward.verifier
+    if places is None:
+        return []
+    asked = {*config.reward.sources, *build_protocol(config.protocol, tuple(config.agents)).between_turns()}
+    if "verifier" not in asked or section is None:
+        raise ConfigError(
+            "cluster.scoring.verifier: nothing asks a verifier; add verifier to reward.sources, with reward.verifier.model, or leave "
+            "it out"
+        )
+    for wrong, why in (
+        (section.urls, "has urls of servers, which score already"),
+        (section.learn_every, "learns (learn_every), which only one in the driver does"),
+        (section.reads == "dialogue", "reads whole dialogues (reads), which only one in the driver does"),
+        (section.model is None, "has no model"),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"cluster.scoring.verifier: reward.verifier {why}; remove that, or leave cluster.scoring out"
+            )
+    return [f"verifier {section.model}: {places.replicas} to score"]
