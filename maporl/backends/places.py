@@ -7,7 +7,9 @@ from maporl.config.cluster import ClusterSection, GroupSection, PoolSection
 from maporl.errors import ConfigError
 
 Part = str
-"""``learner`` or ``engine``."""
+"""``learner``, ``engine`` or ``verifier``."""
+SCORING = "scoring"
+"""What processes that score have in the place of a group's name."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Plan:
         return [Place(len(self.blocks) - 1, device) for device in range(block.devices)]
 
 
-def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str]) -> Plan:
+def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifiers: int = 0) -> Plan:
     """Return the devices that groups ask for.
 
     A group that takes turns shares devices with all others of its pool that do: as many as the one with the most processes of
@@ -87,8 +89,11 @@ def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str]) -> Pla
     Args:
         groups: the groups by name.
         trained: the policies that are trained. A group without any has no processes that train.
+        verifiers: the number of processes that score with the verifier.
     """
     plan = Plan()
+    if verifiers:
+        plan.places[SCORING, "verifier"] = [plan.add(Block("the verifier", 1))[0] for _ in range(verifiers)]
     turns: dict[str | None, dict[str, GroupSection]] = {}
     for name, group in groups.items():
         learns = not set(group.policies).isdisjoint(trained)
@@ -149,7 +154,7 @@ def check_places(section: ClusterSection, groups: Mapping[str, GroupSection], tr
             used.add(pool)
     if unused := [name for name in section.pools if name not in used]:
         raise ConfigError(f"cluster.pools.{unused[0]}: no group uses it; name it in learner.pool or engines.pool")
-    plan = plan_of(groups, trained)
+    plan = plan_of(groups, trained, 0 if section.scoring.verifier is None else section.scoring.verifier.replicas)
     asked = sum(block.devices for block in plan.blocks)
     if section.devices != "auto" and asked > section.devices.cpu:
         raise ConfigError(

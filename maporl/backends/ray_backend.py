@@ -16,7 +16,7 @@ from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of
 from maporl.backends.joining import check_facts, check_shared_memory, facts_here, free_shared_memory, marked
 from maporl.backends.member import Member
-from maporl.backends.places import Part, plan_of
+from maporl.backends.places import SCORING, Part, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
 from maporl.backends.refusals import check_distributed
@@ -24,11 +24,14 @@ from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
 from maporl.backends.spec import GroupSpec, without_devices
 from maporl.backends.turns import Turns
+from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.weights import sent_parameters
 from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
+from maporl.rewards.base import RewardSource
+from maporl.rewards.verifier.source import ServedVerifier
 from maporl.team.loading import policy_names
 from maporl.team.team import Team
 from maporl.text import printable
@@ -75,6 +78,7 @@ class RayBackend:
         self.groups: dict[str, GroupSection] = {}
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
+        self.verifier: VerifierPool | None = None
         self._kept = False
         self._told: dict[str, Any] = {}
         """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
@@ -103,9 +107,13 @@ class RayBackend:
             ConfigError: the groups do not fit the policies, or something does not work with groups.
             ValueError: no policy is trainable.
         """
-        # processes may be in other folders
-        config = replace(config, cluster=self.section, output_dir=str(Path(config.output_dir).absolute()))
+        config = self._away(config)
         check_distributed(config)
+        if self.section.scoring.verifier is not None and self.verifier is None:
+            raise ConfigError(
+                "cluster.scoring: its processes read reward.verifier of a configuration, and this trainer was made without one; "
+                "use build_trainer(config), or leave it out"
+            )
         self.groups = groups_of(config)
         found = {
             name: RemoteLearner(
@@ -146,7 +154,9 @@ class RayBackend:
         try:
             if not cluster.own:
                 self._check_machines(cluster)
-            self.places = cluster.reserve(plan_of(self.groups, learners), self.section, self._told["args"].use_cpu)
+            verifiers = 0 if self.verifier is None else self.verifier.replicas
+            plan = plan_of(self.groups, learners, verifiers)
+            self.places = cluster.reserve(plan, self.section, self._told["args"].use_cpu)
         except ConfigError:
             self.end()
             raise
@@ -179,8 +189,26 @@ class RayBackend:
         learning.on_all(self._build)
         for pool in self.pools.values():
             self._build(pool)
+        if self.verifier is not None:
+            self.verifier.build()
         self.metrics()  # what the start took is in no update
         return learning
+
+    def sources(self, config: Config) -> dict[str, RewardSource]:
+        """Return the reward source that asks the verifier's processes, which :meth:`start` starts, if there are to be any."""
+        places, section = self.section.scoring.verifier, config.reward.verifier
+        if places is None or section is None:
+            return {}
+        config = self._away(config)
+        own: dict[str, Any] = {"args": None, "objective": None, "stops": {}, "seed": config.seed}
+        spec = GroupSpec(SCORING, config, (), (), 0, False, 1, 0, "replicated", places.replicas, None, **own)
+        start, failures = self._starter("verifier", spec), self.section.failures
+        self.verifier = VerifierPool(section, places.replicas, start, failures.deadline, Path(config.output_dir))
+        return {"verifier": ServedVerifier(self.verifier, section.on_failure == "label")}
+
+    def _away(self, config: Config) -> Config:
+        """Return ``config`` for processes that may run in other folders."""
+        return replace(config, cluster=self.section, output_dir=str(Path(config.output_dir).absolute()))
 
     @property
     def folder(self) -> Path:
@@ -214,7 +242,8 @@ class RayBackend:
     def members(self) -> list[Member]:
         """Return the processes that run now."""
         learners = [member for group in self.learners.values() for member in group.members]
-        return [*learners, *(member for pool in self.pools.values() for member in pool.members())]
+        verifiers = [] if self.verifier is None else self.verifier.members
+        return [*learners, *(member for pool in self.pools.values() for member in pool.members()), *verifiers]
 
     def metrics(self) -> dict[str, float]:
         """Return what the processes of each group did since the last time, as ``group/NAME/...``."""
@@ -235,6 +264,8 @@ class RayBackend:
             pool.end()
         for group in self.learners.values():
             group.end()
+        if self.verifier is not None:
+            self.verifier.end()
         if self.places is not None:
             self.places.give_back()
             self.places = None

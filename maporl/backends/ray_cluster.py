@@ -26,6 +26,7 @@ from maporl.backends.member import MemberDied
 from maporl.backends.places import Part, Place, Plan
 from maporl.backends.ray_places import COUNTED, Places, kind_of, node_name
 from maporl.backends.spec import GroupSpec
+from maporl.backends.verifier_process import VerifierProcess
 from maporl.config.cluster import ClusterSection
 from maporl.errors import ConfigError, RunError, install_command
 from trl_ext.stacks import stacks
@@ -143,8 +144,8 @@ class Cluster:
 
         Args:
             name: what errors and logs call it.
-            part: ``learner`` or ``engine``.
-            spec: its group.
+            part: ``learner``, ``engine`` or ``verifier``.
+            spec: its group. A verifier's has no policies.
             number: its number among those of its kind.
             places: the devices of the run.
             place: the device of the process.
@@ -219,7 +220,8 @@ class Host:
         if not device:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         print_to(log, name)
-        self._part: Any = LearnerProcess(spec, number, _address()) if part == "learner" else EngineProcess(spec)
+        parts = {"engine": EngineProcess, "verifier": VerifierProcess}
+        self._part: Any = LearnerProcess(spec, number, _address()) if part == "learner" else parts[part](spec)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the part. What it raises is in the log too."""

@@ -8,6 +8,7 @@ import typer
 
 from maporl.cli.common import ConfigFile, Overrides, Values, echo, load_config, quiet_libraries
 from maporl.config.command_line import command
+from maporl.errors import ConfigError
 
 
 @command
@@ -31,25 +32,51 @@ def plan(
         int | None,
         typer.Option("--heard", min=0, help="Tokens that are new before a later answer.", show_default=False),
     ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure each base model on this machine, about 10 s each.")
+    ] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="A new file for the configuration with its groups.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Estimate memory, seconds and the bottleneck of an update on a cluster, and recommend how to share its devices.
 
-    Nothing is loaded or started, and maporl does not run on such a cluster by itself yet. Policies with all weights trained
-    are planned for.
+    Without --probe nothing is loaded or started. The section cluster that is printed runs with --backend ray, with devices of
+    their own for learners and engines, and with the configuration's training.async_depth.
     """
     settings = load_config(values, config, set_)
     quiet_libraries()
     from maporl.planning.devices import read_cluster
     from maporl.planning.groups import groups_of
-    from maporl.planning.placements import placements
+    from maporl.planning.layout import section_lines, with_layout, write_layout
+    from maporl.planning.placements import apart, placements
     from maporl.planning.report import lines, record
 
     machines = read_cluster(cluster, devices)
     groups = groups_of(settings, dialogues, question, answer, heard)
+    said: list[str] = []
+    if probe:
+        from maporl.planning.probe import probed
+
+        groups, said = probed(settings, groups, machines)
     found = placements(groups, machines)
+    depth = settings.training.async_depth
+    runs = next((one for one in apart(groups, machines, [depth]) if not one.refused), None)
+    placed = None if runs is None else with_layout(settings, groups, runs)
+    if write is not None and placed is None:
+        raise ConfigError(
+            "--write: learners and engines with devices of their own do not fit this cluster; name a larger one"
+        )
+    if write is not None and placed is not None:
+        write_layout(placed, write)
     if as_json:
         echo(json.dumps(record(groups, machines, found)))
         return
-    for line in lines(groups, machines, found):
+    for line in [*said, *lines(groups, machines, found)]:
         echo(line)
+    if runs is not None and placed is not None:
+        echo(f"# with --backend ray and async_depth {depth}: {runs.period:.0f} s an update")
+        for line in section_lines(placed, groups):
+            echo(line)

@@ -98,6 +98,28 @@ class GroupSection:
 
 
 @dataclass(frozen=True, config=STRICT)
+class VerifierPlaces:
+    """The processes that score with ``reward.verifier.model``, each with a copy of it on a device of its own.
+
+    Args:
+        replicas: the number of processes.
+    """
+
+    replicas: Positive = 1
+
+
+@dataclass(frozen=True, config=STRICT)
+class ScoringSection:
+    """Processes that score.
+
+    Args:
+        verifier: those of the verifier. None: it is in the driver, or behind servers.
+    """
+
+    verifier: VerifierPlaces | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
 class FailuresSection:
     """What happens when processes die or hang.
 
@@ -131,6 +153,7 @@ class ClusterSection:
             as soon as its answers are there.
         on_update: what happens to dialogues in progress when weights change (``training.async_depth``). ``finish``: answers that have
             begun end with the old weights, and the next ones have the new weights. ``drain``: dialogues end first.
+        scoring: processes that score.
         failures: what happens when processes die or hang.
     """
 
@@ -141,4 +164,5 @@ class ClusterSection:
     groups: dict[str, GroupSection] = dataclasses.field(default_factory=dict, hash=False)
     batching: Literal["steps", "flow"] = "steps"
     on_update: Literal["finish", "drain"] = "finish"
+    scoring: ScoringSection = dataclasses.field(default_factory=ScoringSection)
     failures: FailuresSection = dataclasses.field(default_factory=FailuresSection)

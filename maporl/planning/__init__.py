@@ -1,5 +1,6 @@
 """What a cluster would do with a run: memory, seconds and the bottleneck of each way to place its policies.
 
-``shapes`` has what a model needs, ``devices`` what a device gives, ``estimates`` the seconds of each phase, and ``placements``
-the ways to share devices out. Nothing here runs a model. The constants are assumptions, which the output names.
+``groups`` has what the policies of a configuration do in an update, ``devices`` what a device gives, ``estimates`` the seconds of each
+phase, and ``placements`` the ways to share devices out. ``probe`` measures what ``estimates`` would otherwise assume, and
+``layout`` writes the section of the configuration. Nothing but ``probe`` runs a model.
 """

@@ -1,6 +1,7 @@
 """How many bytes and seconds the parts of an update take, by formulas. Imports no torch.
 
-The formulas are those of a decoder with gated blocks and grouped keys. A number of the run itself or of a probe is better.
+The formulas are those of a decoder with gated blocks and grouped keys. How fast a device works is assumed, or measured by a
+probe (:mod:`maporl.planning.probe`).
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,19 @@ CHUNK = 4_096
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of a model. ``queries`` and ``keys`` are the widths of all query heads and of all key heads."""
+    """The sizes of a base model.
+
+    Args:
+        parameters: the number of its weights.
+        layers: the number of layers.
+        hidden: the width of the model.
+        intermediate: the width inside a block.
+        queries: the width of all query heads.
+        keys: the width of all key heads.
+        vocabulary: the number of tokens.
+        tied: whether the head has the weights of the embedding.
+        adapters: the number of weights of all adapters that are trained on it. 0: all weights are trained.
+    """
 
     parameters: int
     layers: int
@@ -47,6 +60,7 @@ class Model:
     keys: int
     vocabulary: int
     tied: bool
+    adapters: int = 0
 
     @property
     def head(self) -> int:
@@ -60,8 +74,13 @@ class Model:
 
     @property
     def weights(self) -> float:
-        """Return the bytes of the weights in bfloat16."""
-        return 2.0 * self.parameters
+        """Return the bytes of the weights in bfloat16, those of the adapters included."""
+        return 2.0 * (self.parameters + self.adapters)
+
+    @property
+    def sent(self) -> float:
+        """Return the bytes that engines are sent after an update: of the adapters, or of all weights."""
+        return 2.0 * (self.adapters or self.parameters)
 
     @property
     def cache(self) -> int:
@@ -71,17 +90,19 @@ class Model:
 
 @dataclass(frozen=True)
 class Work:
-    """What a policy does in an update. All lengths are in tokens.
+    """What the policies of a group do in an update. All lengths are in tokens.
 
     Args:
-        conversations: how many it takes part in.
-        turns: how often it answers in each.
+        conversations: how many they take part in.
+        turns: how often a policy answers in each.
         question: the first prompt.
         heard: what is new to it before each later answer.
         answer: the mean answer.
         longest: the longest answer.
         epochs: passes of PPO.
         kl: whether there is a reference.
+        critic: whether a critic reads with a model, or an adapter, of its own.
+        steps: steps of the optimizer.
     """
 
     conversations: int
@@ -92,6 +113,8 @@ class Work:
     longest: int
     epochs: int = 1
     kl: bool = True
+    critic: bool = False
+    steps: int = 1
 
     @property
     def conversation(self) -> int:
@@ -119,57 +142,119 @@ class Work:
         return self.question + (self.turns - 1) * (self.answer + self.heard) / 2 + self.answer / 2
 
 
+@dataclass(frozen=True)
+class Rates:
+    """How fast one device works with one model.
+
+    Args:
+        learning: operations per second of an update.
+        reading: operations per second of reading prompts.
+        decoding: operations per second of decoding many rows.
+        bandwidth: bytes of weights and cache per second that decoding reads.
+        step: seconds of a decoding step besides.
+        optimizer: seconds of a step of the optimizer, for all weights that are trained.
+        overlap: whether a decoding step takes the larger one of its arithmetic and its reading, and not their sum.
+        measured: the names of those that were measured. The others are assumed.
+    """
+
+    learning: float
+    reading: float
+    decoding: float
+    bandwidth: float
+    step: float
+    optimizer: float = 0.0
+    overlap: bool = True
+    measured: tuple[str, ...] = ()
+
+    @classmethod
+    def assumed(cls, device: Device) -> "Rates":
+        """Return the rates that nobody has measured: shares of what the device's maker promises."""
+        flops = device.flops
+        return cls(flops * LEARNING, flops * READING, flops * READING, device.bandwidth * DECODING, STEP)
+
+
 def update_flops(model: Model, work: Work) -> float:
     """Return the operations of an update: a forward for old log-probabilities, one for a reference, and four forwards' worth a pass.
 
-    The fourth is the forward that is computed again in the backward pass.
+    The fourth is the forward that is computed again in the backward pass. With adapters it is three, because the base has no
+    gradients; their own products are left out. A critic with a model of its own costs all but the reference once more.
     """
+    if not work.read:
+        return 0.0
     head = 2 * model.head * work.sampled / work.read
     token = 2 * model.body + head + 2 * model.layers * model.queries * work.conversation
-    return work.read * token * (1 + work.kl + 4 * work.epochs)
+    trained = (1 + (3 if model.adapters else 4) * work.epochs) * (2 if work.critic else 1)
+    return work.read * token * (work.kl + trained)
 
 
-def update_seconds(model: Model, work: Work, device: Device, ranks: int, spans: bool = False) -> tuple[float, float]:
-    """Return the seconds of arithmetic and of moving shards in an update. They overlap, so the larger counts.
+def update_seconds(
+    model: Model, work: Work, device: Device, ranks: int, spans: bool = False, rates: Rates | None = None
+) -> tuple[float, float]:
+    """Return the seconds of arithmetic, with the optimizer's, and of moving shards in an update. They overlap, so the larger counts.
 
-    ``ranks`` is the number of devices of the learner, and ``spans`` whether they are on several machines.
+    Nothing is sharded on one device, or where adapters are trained, whose gradients are small.
+
+    Args:
+        model: the model.
+        work: the update.
+        device: each device.
+        ranks: the number of devices of the learner.
+        spans: whether they are on several machines.
+        rates: how fast a device is. By default what is assumed.
     """
-    arithmetic = update_flops(model, work) / (ranks * device.flops * LEARNING)
+    rates = rates or Rates.assumed(device)
+    arithmetic = update_flops(model, work) / (ranks * rates.learning)
+    arithmetic += work.steps * rates.optimizer / (1 if model.adapters else ranks)
+    if model.adapters:
+        return arithmetic, 0.0
     microbatches = -(-work.read // (ranks * MICROBATCH))
     moved = microbatches * model.parameters * (ranks - 1) / ranks * (2 * (1 + work.kl) + 8 * work.epochs)
     return arithmetic, moved / (MOVING * (device.network if spans else device.link))
 
 
 def state_bytes(model: Model, work: Work, ranks: int) -> float:
-    """Return the bytes a device that a learner keeps: float32 weights, gradients and two moments, and the reference."""
-    return (16 + 2 * work.kl) * model.parameters / ranks
+    """Return the bytes a device that a learner keeps: float32 weights, gradients and two moments, and the reference.
+
+    With adapters these are theirs alone, and every device has the whole base, which is the reference too.
+    """
+    copies = 2 if work.critic else 1
+    if model.adapters:
+        return 2 * model.parameters + 16 * copies * model.adapters
+    return (16 * copies + 2 * work.kl) * model.parameters / ranks
 
 
 def learner_bytes(model: Model, work: Work, ranks: int, others: float = 0.0) -> float:
     """Return the bytes a device while a learner works. ``others`` are the states of learners that wait on the same devices."""
-    block = model.body / model.layers
+    block = 0 if model.adapters else model.body / model.layers
     gathered = 2 * 2 * 2 * block  # two blocks of bfloat16 weights, and as much for their gradients
-    ends = 6.0 * model.head * (1 if model.tied else 2)
+    ends = 0.0 if model.adapters else 6.0 * model.head * (1 if model.tied else 2)
     activations = MICROBATCH * (2 * model.layers * model.hidden + 16 * model.hidden + 8 * model.intermediate)
     logits = CHUNK * model.vocabulary * 12
     return state_bytes(model, work, ranks) + others + gathered + ends + activations + logits + LEARNER
 
 
 def engine_rows(model: Model, work: Work, device: Device, states: float = 0.0) -> int:
-    """Return the conversations that an engine holds at one time. ``states`` are the bytes of learners on its device."""
+    """Return the conversations that an engine has room for at one time. ``states`` are the bytes of learners on its device."""
     left = device.memory * (1 - LEFT_FREE) - model.weights - ENGINE - states
     return max(0, min(MOST_ROWS, round(left / (model.cache * work.conversation))))
 
 
-def step_seconds(model: Model, rows: int, context: float, device: Device) -> float:
+def step_seconds(model: Model, rows: float, context: float, device: Device, rates: Rates | None = None) -> float:
     """Return the seconds of a decoding step of ``rows`` rows, each with ``context`` tokens before it."""
-    memory = (model.weights + rows * context * model.cache) / (device.bandwidth * DECODING)
-    return max(memory, model.weights * rows / (device.flops * READING)) + STEP
+    rates = rates or Rates.assumed(device)
+    memory = (model.weights + rows * context * model.cache) / rates.bandwidth
+    arithmetic = 2 * model.parameters * rows / rates.decoding
+    return (max(memory, arithmetic) if rates.overlap else memory + arithmetic) + rates.step
 
 
-def rollout_seconds(model: Model, work: Work, device: Device, replicas: int, rows: int) -> tuple[float, float]:
+def rollout_seconds(
+    model: Model, work: Work, device: Device, replicas: int, rows: float, rates: Rates | None = None
+) -> tuple[float, float]:
     """Return the seconds until the mean dialogue is over, and those of the tail, in which the longest answers end alone."""
-    reading = model.weights * work.prompted / (replicas * device.flops * READING)
-    rate = replicas * rows / step_seconds(model, rows, work.context, device)
-    tail = (work.longest - work.answer) * step_seconds(model, 1, 0, device)
+    if not work.conversations:
+        return 0.0, 0.0
+    rates = rates or Rates.assumed(device)
+    reading = 2 * model.parameters * work.prompted / (replicas * rates.reading)
+    rate = replicas * rows / step_seconds(model, rows, work.context, device, rates)
+    tail = (work.longest - work.answer) * step_seconds(model, 1, 0, device, rates)
     return reading + work.sampled / rate, tail

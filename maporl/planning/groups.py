@@ -1,14 +1,22 @@
 """From a configuration to the groups that a cluster would hold: their models, and their work in an update."""
 
-from transformers import AutoConfig
+from collections.abc import Collection
+from dataclasses import replace
 
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from maporl.advantages.baselines import baseline_of
+from maporl.backends import groups as backend
+from maporl.config.cluster import ClusterSection
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.planning.estimates import Model, Work
 from maporl.planning.placements import Group
 from maporl.protocols import speakers, turns_of
 from maporl.rollout.branching import BRANCHINGS
-from maporl.team.loading import policy_names
+from maporl.team.loading import lora_config, policy_names
 from maporl.validation.memory import shape_of
 from trl_ext.weights import read_pretrained
 
@@ -23,7 +31,9 @@ def groups_of(
     answer: int | None = None,
     heard: int | None = None,
 ) -> list[Group]:
-    """Return a group for each policy that is trained.
+    """Return the groups of a run: a base model with its adapters, or a policy with all of its weights.
+
+    A group that does not learn has engines alone, and so has one that does not play, such as that of a judge.
 
     Args:
         config: the configuration.
@@ -33,33 +43,27 @@ def groups_of(
         heard: the tokens that are new to an agent before a later answer. By default the answers of the other agents, and 100.
 
     Raises:
-        ConfigError: a policy is an adapter or a tiny model.
+        ConfigError: a policy is a tiny model, or has a central critic.
     """
     players = speakers(config.protocol, tuple(config.agents))
     turns, longest = turns_of(config), config.ppo.response_length
     mean = min(longest, answer or max(1, longest // 2))
-    steps = [len(players)] * turns
     played = dialogues or config.questions_per_update() * BRANCHINGS[config.branching.how].dialogues(
-        config.branching, steps
+        config.branching, [len(players)] * turns
     )
     listens = heard if heard is not None else (len(players) - 1) * mean + BETWEEN
-    speaks: dict[str, int] = {}
     owners: dict[str, AgentSection] = {}
-    for name in players:
-        section = config.agents[name]
-        if not section.trainable or not section.weights:
-            continue
-        if section.lora is not None or section.adapter is not None:
-            raise ConfigError(
-                f"plan: agents.{name} trains an adapter, and adapters are not planned for yet; adapters of one base share one forward "
-                "on one device, so few of them need a cluster (docs/scaling.md)"
-            )
-        for policy in policy_names(name, section, config):
+    speaks: dict[str, int] = {}
+    for name, section in config.agents.items():
+        for policy in policy_names(name, section, config) if section.weights else ():
             owners.setdefault(policy, section)
-            speaks[policy] = speaks.get(policy, 0) + 1
-    work = {
-        policy: Work(
-            played * number,
+            speaks[policy] = speaks.get(policy, 0) + (name in players)
+    found = []
+    for name, group in backend.groups_of(replace(config, cluster=ClusterSection())).items():
+        learning = [policy for policy in group.policies if owners[policy].trainable and speaks[policy]]
+        critics = {_critic(policy, owners[policy], config) for policy in learning}
+        work = Work(
+            played * sum(speaks[policy] for policy in group.policies),
             turns,
             question,
             listens,
@@ -67,18 +71,39 @@ def groups_of(
             longest,
             config.ppo.num_ppo_epochs,
             bool(config.ppo.kl_coef),
+            bool(critics & {"model", "adapter"}),
+            config.ppo.num_ppo_epochs * config.ppo.num_mini_batches * max(1, len(learning)),
         )
-        for policy, number in speaks.items()
-    }
-    return [Group(policy, model_of(section), work[policy]) for policy, section in owners.items()]
+        agents = [owners[policy] for policy in learning or group.policies]
+        base = str(agents[0].model)
+        found.append(Group(name, model_of(agents), work, tuple(group.policies), bool(learning), base))
+    return found
 
 
-def model_of(section: AgentSection) -> Model:
-    """Return the sizes of an agent's model. Its parameters are counted, without weights; the rest is in its configuration.
+def _critic(policy: str, section: AgentSection, config: Config) -> str:
+    """Return the kind of a policy's critic.
 
     Raises:
-        ConfigError: the agent's model is a tiny one.
+        ConfigError: it is a central one.
     """
+    if not baseline_of(config.advantage).needs_critic:
+        return "none"
+    kind = section.critic or config.training.critic
+    if kind == "central":
+        raise ConfigError(f"plan: policy {policy!r} has a central critic, which is not planned for; use critic: head")
+    return kind
+
+
+def model_of(sections: Collection[AgentSection]) -> Model:
+    """Return the sizes of the model of agents that share one. Its parameters are counted, without weights.
+
+    Args:
+        sections: those of the agents. Where they have adapters, each has its own.
+
+    Raises:
+        ConfigError: the model is a tiny one.
+    """
+    section = next(iter(sections))
     if section.tiny is not None or section.model is None:
         raise ConfigError("plan: tiny models need no cluster; give the agents models by agents.NAME.model")
     shape, whole = shape_of(section), read_pretrained(AutoConfig, section.model)
@@ -94,4 +119,16 @@ def model_of(section: AgentSection) -> Model:
         keys=shape.keys,
         vocabulary=shape.vocabulary,
         tied=bool(whole.tie_word_embeddings),
+        adapters=sum(_adapter_parameters(own) for own in sections if own.lora or own.adapter),
     )
+
+
+def _adapter_parameters(section: AgentSection) -> int:
+    """Return the number of weights of an agent's adapter, which is built without weights."""
+    options = LoraConfig.from_pretrained(section.adapter) if section.adapter else lora_config(section)
+    options.inference_mode = False  # a saved adapter says that it is not trained
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(
+            read_pretrained(AutoConfig, str(section.model)), trust_remote_code=False
+        )
+        return int(get_peft_model(base, options).get_nb_trainable_parameters()[0])

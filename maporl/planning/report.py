@@ -6,55 +6,107 @@ from typing import Any
 
 from maporl.planning import estimates
 from maporl.planning.devices import Cluster
-from maporl.planning.placements import Group, Placement
+from maporl.planning.estimates import Rates
+from maporl.planning.placements import Group, Placement, staleness_for
 
 WORTH_STALENESS = 0.75
-"""Sampling ahead is recommended if an update then takes less than this share of the time."""
+"""Older samples are recommended if an update then takes less than this share of the time."""
 
 
 def recommended(found: Sequence[Placement]) -> Placement | None:
-    """Return the placement to take: the shortest on-policy one, unless one that samples ahead takes far less; None if none fits."""
-    fitting = [one for one in found if not one.refused]
-    on_policy = [one for one in fitting if not one.staleness]
-    if not fitting:
-        return None
-    fastest = min(fitting, key=lambda one: one.period)
-    if not on_policy:
-        return fastest
-    best = min(on_policy, key=lambda one: one.period)
-    return fastest if fastest.period < WORTH_STALENESS * best.period else best
+    """Return the placement to take, or None if none fits.
+
+    It is the shortest on-policy one, unless one with older samples takes far less. One with still older samples must take far less again.
+    """
+    best: Placement | None = None
+    for one in sorted(found, key=lambda one: (one.staleness, one.period)):
+        if not one.refused and (
+            best is None or one.period < (WORTH_STALENESS if one.staleness > best.staleness else 1.0) * best.period
+        ):
+            best = one
+    return best
 
 
 def lines(groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]) -> list[str]:
     """Return the plan for people."""
-    said = [f"cluster: {cluster.machines} x {cluster.each} x {cluster.name}"]
-    for group in groups:
-        model, work = group.model, group.work
-        said.append(
-            f"{group.name}: {model.parameters / 1e9:.2f}e9 parameters, {model.cache / 1e3:.1f} kB of cache a token; an update reads "
-            f"{work.read / 1e6:.2f}M tokens and samples {work.sampled / 1e6:.2f}M ({work.conversations} conversations of "
-            f"{work.conversation})"
-        )
+    said = [f"cluster: {cluster.machines} x {cluster.each} x {cluster.name}", *map(_work, groups)]
     best = recommended(found)
     for one in found:
+        ahead = f" with async_depth {one.staleness}" if one.staleness else ""
         if one.refused:
-            said.append(f"{one.sharing}: refused, because {one.refused}")
+            said.append(f"{one.sharing}{ahead}: refused, because {one.refused}")
             continue
         mark = " (recommended)" if one is best else ""
-        policy = f"samples are {one.staleness} update old" if one.staleness else "on-policy"
-        said.append(f"{one.sharing}: {one.period:.0f} s an update, {policy}; bottleneck: {one.bottleneck}{mark}")
+        policy = "" if one.staleness else ", on-policy"
+        said.append(f"{one.sharing}{ahead}: {one.period:.3g} s an update{policy}; bottleneck: {one.bottleneck}{mark}")
         for share in one.shares:
             spans = " on several machines" if share.spans else ""
-            said.append(
-                f"  {share.group}: learner on {share.learner}{spans} ({share.memory / 1e9:.0f} GB each), {share.update:.1f} s; {share.engines} "
-                f"engines of {share.rows} rows, {share.rollout:.1f} s, of which {share.tail:.1f} wait for the longest answers"
+            learner = (
+                f"learner on {share.learner}{spans} ({share.memory / 1e9:.0f} GB each), {share.update:.1f} s; "
+                if share.learner
+                else ""
             )
-    said.append(
-        f"assumed: learning reaches {estimates.LEARNING:.0%} of a device's operations, reading {estimates.READING:.0%}, decoding "
-        f"{estimates.DECODING:.0%} of its bandwidth and {1000 * estimates.STEP:.0f} ms a step, links {estimates.MOVING:.0%}. No run on a GPU has "
-        "confirmed these numbers"
+            said.append(
+                f"  {share.group}: {learner}{share.engines} engines of {share.rows} rows, {share.rollout:.1f} s, of which "
+                f"{share.tail:.1f} wait for the longest answers"
+            )
+        if one.staleness:
+            said.append(f"  {_slowest(one)}")
+    return [*said, *_constants(groups, cluster), _shared()]
+
+
+def _work(group: Group) -> str:
+    model, work = group.model, group.work
+    adapters = f", {model.adapters / 1e6:.1f}e6 in adapters" if model.adapters else ""
+    does = (
+        f"an update reads {work.read / 1e6:.2f}M tokens and samples {work.sampled / 1e6:.2f}M ({work.conversations} conversations of "
+        f"{work.conversation})"
+        if work.conversations
+        else "it does not play"
     )
-    return said
+    learns = "" if group.trained else ", does not learn"
+    return (
+        f"{group.name}: {', '.join(group.policies or (group.name,))}{learns}; {model.parameters / 1e9:.2f}e9 parameters{adapters}, "
+        f"{model.cache / 1e3:.1f} kB of cache a token; {does}"
+    )
+
+
+def _slowest(one: Placement) -> str:
+    """Return what the slowest dialogue that is possible means for a period."""
+    alone, full = (max(getattr(share, name) for share in one.shares) for name in ("slowest", "crowded"))
+    least, most = (staleness_for(one.shares, one.period, seconds) for seconds in (alone, full))
+    return (
+        f"a dialogue of the longest answers takes {alone:.0f} s alone and {full:.0f} s on a full engine; with async_depth {least} and "
+        f"{most} no update waits for it"
+    )
+
+
+def _constants(groups: Sequence[Group], cluster: Cluster) -> list[str]:
+    """Return how fast a device is taken to be with each group, and which of it was measured."""
+    told: dict[str, list[str]] = {}
+    for group in groups:
+        rates = group.rates or Rates.assumed(cluster.device)
+        shown = {
+            "learning": f"learning {rates.learning / 1e12:.3g} TFLOP/s",
+            "reading": f"reading prompts {rates.reading / 1e12:.3g} TFLOP/s",
+            "decoding": f"decoding {rates.decoding / 1e12:.3g} TFLOP/s",
+            "bandwidth": f"{rates.bandwidth / 1e9:.3g} GB/s of weights and cache",
+            "step": f"{1000 * rates.step:.3g} ms a step besides",
+            "optimizer": f"{1000 * rates.optimizer:.3g} ms a step of the optimizer",
+        }
+        for how in ("measured", "assumed"):
+            own = [text for name, text in shown.items() if (name in rates.measured) == (how == "measured")]
+            if own:
+                told.setdefault(f"{how}: {', '.join(own)}", []).append(group.name)
+    return [f"{', '.join(names)}, {line}" for line, names in told.items()]
+
+
+def _shared() -> str:
+    return (
+        f"assumed for all: links reach {estimates.MOVING:.0%}, weights are sent at {estimates.SENDING / 1e9:.0f} GB/s and wake at "
+        f"{estimates.WAKING / 1e9:.0f}, micro-batches of {estimates.MICROBATCH} tokens with training.gradient_checkpointing. No run on a "
+        "GPU has confirmed these numbers"
+    )
 
 
 def record(groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]) -> dict[str, Any]:
@@ -62,7 +114,7 @@ def record(groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]
     best = recommended(found)
     return {
         "cluster": asdict(cluster),
-        "groups": [asdict(group) for group in groups],
-        "placements": [asdict(one) | {"staleness": one.staleness} for one in found],
-        "recommended": None if best is None else best.sharing,
+        "groups": [asdict(group) | {"rates": asdict(group.rates or Rates.assumed(cluster.device))} for group in groups],
+        "placements": [asdict(one) for one in found],
+        "recommended": None if best is None else {"sharing": best.sharing, "async_depth": best.staleness},
     }

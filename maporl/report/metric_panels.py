@@ -360,12 +360,12 @@ METRICS = (
     Metric("vllm/pushed", "How often weights were sent to vLLM servers.", "times"),
     Metric("verifier/pair_loss", "Mean loss of a verifier that keeps learning, where it has learned.", "nats"),
     Metric("verifier/pairs", "Pairs of a right and a wrong answer that it learned from.", "pairs"),
-    Metric("verifier/requests", "Requests that were sent to verifier servers.", "requests"),
+    Metric("verifier/requests", "Requests that were sent to verifier servers, or to the processes of `cluster.scoring.verifier`.", "requests"),
     Metric("verifier/retries", "Requests that were sent again after a failure.", "requests"),
     Metric("verifier/waits", "Retries beyond `reward.verifier.retries`, which only `on_failure: wait` makes.", "requests"),
-    Metric("verifier/ejected", "How often a server that failed was left out for a while.", "times"),
+    Metric("verifier/ejected", "How often a server that failed was left out for a while, or a process was replaced.", "times"),
     Metric("verifier/failures", "Requests that failed for good.", "requests"),
-    Metric("verifier/labelled", "Answers that got the label's reward because no server gave a score.", "answers"),
+    Metric("verifier/labelled", "Answers that got the label's reward because no server or process gave a score.", "answers"),
 )  # fmt: skip
 """Every metric of a run, in the order of the charts."""
 

@@ -97,6 +97,7 @@ def build_trainer(
         tools=TeamTools.from_config(config, playing),
         sampling=team_sampling(config),
         backend=backend,
+        sources={} if backend is None else backend.sources(config),
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
 from maporl.config.imports import FINGERPRINTS
@@ -30,7 +31,7 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
         must_hold_run(folder)
         kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
         # the run's folder and the user's own modules may have moved, and it may go on with other processes
-        moved = {"pythonpath": config.pythonpath, "cluster": config.cluster}
+        moved: dict[str, Any] = {"pythonpath": config.pythonpath, "cluster": config.cluster}
         begun = replace(kept, output_dir=config.output_dir, **moved)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))

@@ -290,10 +290,11 @@ def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, sec
             return read_adapter(base, section.adapter, policy, section.trainable)
         except WeightsError as error:
             raise ConfigError(f"agents.{agent}.adapter: {error}") from error
-    return add_adapter(base, policy, _lora_config(section))
+    return add_adapter(base, policy, lora_config(section))
 
 
-def _lora_config(section: AgentSection) -> LoraConfig:
+def lora_config(section: AgentSection) -> LoraConfig:
+    """Return what PEFT needs to know of an agent's new LoRA."""
     lora = section.lora or LoraSection()
     return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from maporl.config import Config
 from maporl.engines.base import Engine
+from maporl.rewards.base import RewardSource
 from maporl.team.team import Team
 from trl_ext.ppov2_config import PPOv2Config
 
@@ -30,6 +31,10 @@ class Backend(Protocol):
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples from the weights that are trained."""
+        ...
+
+    def sources(self, config: Config) -> Mapping[str, RewardSource]:
+        """Return the reward sources that ask the backend's processes, by name. :meth:`start` starts these."""
         ...
 
     def metrics(self) -> dict[str, float]:

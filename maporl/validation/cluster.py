@@ -6,6 +6,7 @@ from maporl.backends.ray_cluster import check_installed
 from maporl.backends.refusals import check_distributed
 from maporl.config import Config
 from maporl.errors import ConfigError
+from maporl.protocols import build_protocol
 from maporl.rewards.likelihood import asks_untrained
 
 
@@ -17,7 +18,7 @@ def check_cluster(config: Config) -> list[str]:
     """
     if config.cluster.backend == "local":
         own = {"groups": config.cluster.groups, "pools": config.cluster.pools, "address": config.cluster.address}
-        own["devices"] = config.cluster.devices != "auto"
+        own |= {"devices": config.cluster.devices != "auto", "scoring": config.cluster.scoring.verifier}
         if given := [key for key, value in own.items() if value]:
             raise ConfigError(f"cluster.{given[0]}: backend is local, which has none; set cluster.backend: ray")
         return []
@@ -38,7 +39,7 @@ def check_cluster(config: Config) -> list[str]:
     ):
         if wrong:
             raise ConfigError(f"cluster.backend: ray does not do {what} yet; {remedy}")
-    lines = []
+    lines = _scoring(config)
     groups = groups_of(config)
     check_places(config.cluster, groups, trained_policies(config))
     for name, group in groups.items():
@@ -48,3 +49,31 @@ def check_cluster(config: Config) -> list[str]:
             f"{group.engines.replicas} to sample{turns}"
         )
     return lines
+
+
+def _scoring(config: Config) -> list[str]:
+    """Return a line about processes that score.
+
+    Raises:
+        ConfigError: nothing would use them.
+    """
+    places, section = config.cluster.scoring.verifier, config.reward.verifier
+    if places is None:
+        return []
+    asked = {*config.reward.sources, *build_protocol(config.protocol, tuple(config.agents)).between_turns()}
+    if "verifier" not in asked or section is None:
+        raise ConfigError(
+            "cluster.scoring.verifier: nothing asks a verifier; add verifier to reward.sources, with reward.verifier.model, or leave "
+            "it out"
+        )
+    for wrong, why in (
+        (section.urls, "has urls of servers, which score already"),
+        (section.learn_every, "learns (learn_every), which only one in the driver does"),
+        (section.reads == "dialogue", "reads whole dialogues (reads), which only one in the driver does"),
+        (section.model is None, "has no model"),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"cluster.scoring.verifier: reward.verifier {why}; remove that, or leave cluster.scoring out"
+            )
+    return [f"verifier {section.model}: {places.replicas} to score"]

@@ -112,18 +112,24 @@ class Verifier:
         """
         return self.score_ids([encode(self.tokenizer, chat, self.longest) for chat in chats])
 
-    @torch.no_grad()
     def score_ids(self, rows: list[list[int]], batch_size: int | None = None) -> list[float]:
         """The scores of encoded chats, in order. Rows of similar length share a forward; padding changes no score."""
-        size = batch_size or self.batch_size
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores = [0.0] * len(rows)
-        for start in range(0, len(order), size):
-            chunk = order[start : start + size]
-            outputs = last_outputs(self.model, [rows[i] for i in chunk])
-            for index, value in zip(chunk, (outputs / self.temperature).sigmoid().tolist(), strict=True):
+        for chunk in self.batches(rows, batch_size):
+            for index, value in zip(chunk, self.score_batch([rows[i] for i in chunk]), strict=True):
                 scores[index] = value
         return scores
+
+    def batches(self, rows: list[list[int]], batch_size: int | None = None) -> list[list[int]]:
+        """The places of the rows of each forward: those of similar length share one."""
+        size = batch_size or self.batch_size
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    @torch.no_grad()
+    def score_batch(self, rows: list[list[int]]) -> list[float]:
+        """The scores of encoded chats by one forward."""
+        return (last_outputs(self.model, rows) / self.temperature).sigmoid().tolist()
 
     def digest(self) -> str:
         """SHA-256 over the names of the weights and their values in bfloat16, which tells one verifier from another.

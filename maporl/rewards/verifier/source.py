@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, Values, where
-from maporl.rewards.verifier.client import VerifierClient, server_urls
+from maporl.rewards.verifier.client import Outcome, VerifierClient, server_urls
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.encoding import chat_of, joint_text
 from maporl.rewards.verifier.model import Verifier, VerifierError
@@ -62,12 +63,33 @@ def verifier_source(scores_of: Scores, name: str) -> RewardSource:
     return FunctionSource(score, answers_only=True)
 
 
+class Asked(Protocol):
+    """Who is asked for scores: servers (:class:`maporl.rewards.verifier.client.VerifierClient`), or processes of the run."""
+
+    urls: tuple[str, ...]
+
+    def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
+        """Return a score in [0, 1] for the last message of each chat, or the failure to score it."""
+        ...
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a count of the metrics."""
+        ...
+
+    def take_counts(self) -> dict[str, int]:
+        """Return the counts since the last call."""
+        ...
+
+
 class ServedVerifier(RewardSource):
-    """A reward source that asks servers. ``label``: an answer that no server scored gets the grader's 1 or 0 instead."""
+    """A reward source that asks servers, or processes of the run.
+
+    ``label``: an answer that nobody scored gets the grader's 1 or 0 instead.
+    """
 
     answers_only = True
 
-    def __init__(self, client: VerifierClient, label: bool):
+    def __init__(self, client: Asked, label: bool):
         self.client, self.label = client, label
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:

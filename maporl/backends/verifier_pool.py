@@ -1,0 +1,156 @@
+"""The processes that score with the verifier of a run, as the driver sees them.
+
+A process that dies or hangs is replaced, and what it was asked is asked again. The reward source asks this pool as it asks
+servers (:class:`maporl.rewards.verifier.client.VerifierClient`), with the same ``retries`` and ``on_failure``.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from maporl.backends.member import Member, MemberDied
+from maporl.config.schema import VerifierSection
+from maporl.rewards.base import RewardFailure
+from maporl.rewards.verifier.client import COUNTED, Outcome
+from maporl.types import Message
+
+logger = logging.getLogger(__name__)
+
+
+class VerifierPool:
+    """Scores chats in processes that each have the verifier.
+
+    Args:
+        section: the verifier.
+        replicas: the number of processes.
+        start: starts process number k in the place of number n of ``replicas``.
+        deadline: the seconds after which a call that has not been answered counts as failed.
+        folder: the run's folder.
+    """
+
+    def __init__(
+        self,
+        section: VerifierSection,
+        replicas: int,
+        start: Callable[[int, int], Member],
+        deadline: float,
+        folder: Path,
+    ):
+        self.section, self.replicas, self.deadline, self.folder = section, replicas, deadline, folder
+        self.urls: tuple[str, ...] = (str(section.model),)
+        """What errors call the verifier."""
+        self._start = start
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self.members: list[Member] = []
+        self.started = 0
+
+    def build(self) -> None:
+        """Start the processes, and load the model in them.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+            MemberDied: a process died at once.
+        """
+        begun = [self._begin(part) for part in range(self.replicas)]
+        self.members = [member for member, _ in begun]
+        for _, built in begun:
+            built.result(timeout=self.deadline)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add ``by`` to the count ``name`` of the metrics."""
+        self._counts[name] += by
+
+    def take_counts(self) -> dict[str, int]:
+        """Return the counts since the last call, which start again at 0. Processes that were replaced count as ``ejected``."""
+        taken, self._counts = self._counts, Counter()
+        return {name: taken[name] for name in COUNTED}
+
+    def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
+        """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used.
+
+        With ``on_failure: label``, a chat that was not scored has the failure in the place of its score.
+
+        Raises:
+            RewardFailure: a chat was not scored, and ``on_failure`` is not ``label``.
+        """
+        with self._lock:
+            found: dict[int, float | str] = {}
+            failed: dict[int, MemberDied] = {}
+            waiting, tries = list(range(self.replicas if chats else 0)), 0
+            while waiting:
+                answers, failed = self._ask(chats, waiting)
+                found |= answers
+                waiting = list(failed)
+                tries += 1
+                if waiting and tries > self.section.retries:
+                    if self.section.on_failure != "wait":
+                        self.count("failures", len(waiting))
+                        break
+                    self.count("waits", len(waiting))
+                self.count("retries", len(waiting))
+            died = f"{next(iter(failed.values()))}; asked {tries} times (reward.verifier.retries)" if failed else ""
+            return [self._outcome(found.get(place, died)) for place in range(len(chats))]
+
+    def end(self) -> None:
+        """End the processes."""
+        for member in self.members:
+            member.end()
+        self.members = []
+
+    def _ask(
+        self, chats: Sequence[list[Message]], parts: Sequence[int]
+    ) -> tuple[dict[int, float | str], dict[int, MemberDied]]:
+        """Return what the processes of ``parts`` answer, and the errors of those that did not. These are replaced."""
+        calls = {part: self.members[part].call("score", list(chats), part, self.replicas) for part in parts}
+        self.count("requests", len(calls))
+        until = time.monotonic() + self.deadline
+        found: dict[int, float | str] = {}
+        failed: dict[int, MemberDied] = {}
+        for part, call in calls.items():
+            try:
+                found |= call.result(timeout=max(0.0, until - time.monotonic()))
+            except MemberDied as error:
+                failed[part] = error
+            except TimeoutError:
+                failed[part] = self._hung(self.members[part])
+        for part, died in failed.items():
+            self._replace(part, died)
+        return found, failed
+
+    def _outcome(self, found: float | str) -> Outcome:
+        if isinstance(found, float):
+            return found
+        failure = RewardFailure(f"verifier {self.urls[0]}: could not score an answer: {found}")
+        if self.section.on_failure != "label":
+            raise failure
+        return failure
+
+    def _begin(self, part: int) -> tuple[Member, Any]:
+        member = self._start(self.started, part)
+        self.started += 1
+        return member, member.call("build")
+
+    def _hung(self, member: Member) -> MemberDied:
+        file = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(member.stacks())
+        return MemberDied(
+            f"{member.name}: no answer after {self.deadline:g} s (cluster.failures.deadline); its stacks are in {file}"
+        )
+
+    def _replace(self, part: int, error: MemberDied) -> None:
+        """Put a new process in the place of one. If that one dies too, the next question finds it dead."""
+        old = self.members[part]
+        logger.warning("%s is replaced: %s", old.name, error)
+        old.end()
+        self.count("ejected")
+        self.members[part], built = self._begin(part)
+        try:
+            built.result(timeout=self.deadline)
+        except (MemberDied, TimeoutError) as again:
+            logger.warning("%s: %s", self.members[part].name, again)
