@@ -68,7 +68,10 @@ class FakeRay:
         class RayTaskError(RayError):
             cause: Exception
 
-        class ActorDiedError(RayError):
+        class RayActorError(RayError):
+            actor_init_failed = False
+
+        class ActorDiedError(RayActorError):
             pass
 
 
