@@ -187,7 +187,9 @@ class Engine:
 
 
 def spec(replicas=2, rows=None, devices=2):
-    return GroupSpec("ann", None, ("ann",), ("ann",), 1, False, 1, devices, "replicated", replicas, rows)
+    return GroupSpec(
+        "ann", None, ("ann",), ("ann",), 1, False, 1, devices, "replicated", replicas, rows, None, None, {}, 0
+    )
 
 
 def row(number):
