@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from test_python_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args, names
 from test_ray import assert_equal
-from tiny_run import end_of
+from tiny_run import config_of, end_of
 
 from maporl import (
     Agent,
@@ -21,6 +21,7 @@ from maporl import (
 )
 from maporl.backends.group import GroupFailed
 from maporl.errors import ConfigError
+from maporl.runs.build import build_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -170,3 +171,14 @@ def test_groups_are_those_of_the_section(tiny, tmp_path):
     trainer = trainer_of(tmp_path / "run", whole(tiny), RayBackend(ClusterSection(backend="ray", groups=places)))
     assert list(trainer.backend.pools) == ["all"] and trainer.backend.learners["all"].spec.trained == ("ann", "cleo")
     trainer.train()
+
+
+def test_tiny_models_below_adapters_are_those_of_a_local_run(tmp_path):
+    """They are random, and every process draws all of them, so that those of the second group are the same."""
+    agents = {"agents": {"ann": {"lora": {}}, "bob": {"lora": {}}}, "warm_start": {"steps": 0}}
+    ends = []
+    for backend in ("local", "ray"):
+        config = config_of(tmp_path / backend, 2, {**agents, "cluster": {"backend": backend}})
+        build_trainer(config, quiet=True).train()
+        ends.append(end_of(tmp_path / backend, 2))
+    assert_equal(ends[1], ends[0])

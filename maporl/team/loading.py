@@ -121,10 +121,13 @@ def load_agents(
         for policy in (names := policy_names(name, section, config)):
             if policy not in loaded:
                 elsewhere = only is not None and policy not in only
-                with torch.device("meta") if elsewhere else nullcontext():
+                drawn = elsewhere and section.tiny is not None  # so that the next random model is the same everywhere
+                with torch.device("meta") if elsewhere and not drawn else nullcontext():
                     own = {} if elsewhere else bases
                     read = weights and not elsewhere
                     model = _load_policy(name, policy, section, tokenizers[name], own, read, places, receives)
+                if drawn:
+                    model.to("meta")  # type: ignore[arg-type]  # its decorator hides the signature
                 adapter = policy if isinstance(model, PeftModel) else None
                 loaded[policy] = Agent(policy, model, tokenizers[name], adapter=adapter, **options)
         if len(names) > 1:
