@@ -103,8 +103,14 @@ def test_ctrl_c_and_sigterm_save_a_run_and_leave_nothing_and_it_ends_as_a_calm_o
                 seconds = sum(record[f"group/{name}/{part}/{kind}"] for kind in kinds)
                 idle, whole = record[f"group/{name}/{part}/idle"], record[f"group/{name}/seconds"]
                 assert 0 < idle < 1 and seconds + idle * whole == pytest.approx(whole, rel=0.02)
-            size = sum(value.nbytes for key, value in weights[f"final/{name}/model.safetensors"].items())
-            assert record[f"group/{name}/sent_bytes"] >= size and record[f"group/{name}/tokens_per_second"] > 0
+            assert record[f"group/{name}/tokens_per_second"] > 0
+    for name in (
+        "ann",
+        "bob",
+    ):  # they may arrive after the record of their update, and a run that is stopped has no more records
+        size = sum(value.nbytes for value in weights[f"final/{name}/model.safetensors"].values())
+        sent = [record[f"group/{name}/sent_bytes"] for record in groups]
+        assert all(number % size == 0 for number in sent) and (UPDATES - 3) * size <= sum(sent) <= (UPDATES + 3) * size
 
 
 def test_what_a_process_raises_and_what_kills_it_is_told_with_the_end_of_its_log(tmp_path):
@@ -143,10 +149,10 @@ class StuckLearner(LearnerProcess):
 
 
 class StuckHost(Host):
-    def __init__(self, part, spec, number, name, log):
-        super().__init__(part, spec, number, name, log)
-        if part == "learner":
-            self._part = StuckLearner(spec, number)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if isinstance(self._part, LearnerProcess):
+            self._part.__class__ = StuckLearner
 
 
 def test_a_process_that_does_not_enter_a_collective_is_named_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
