@@ -387,7 +387,6 @@ def cluster(**groups):
             "'ann' and 'bob' share a central critic, and are in 'a' and 'b'; put them into one group",
         ),
         ({"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}}, "backend is local, which has no groups"),
-        ({"cluster": {"backend": "ray"}, "restate": "base_model"}, "does not do restate and the reward nll"),
         (
             {
                 "cluster": {"backend": "ray"},

@@ -45,6 +45,7 @@ class EnginePool:
         self.spec, self.failures, self.folder = spec, failures, folder
         self._start = start
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: list[_Asked] = []
         self._free: list[Member] = []
         self._members: set[Member] = set()
@@ -94,6 +95,23 @@ class EnginePool:
             self._dispatch()
         return [own.answer for own in asked]
 
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of one process, and return its result.
+
+        Raises:
+            GroupFailed: the processes have ended, or died too often.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._members or self._failed is not None)
+                if self._failed is not None:
+                    raise self._failed
+                member = next(iter(self._members))
+            try:
+                return member.call(method, *arguments).result(timeout=self.failures.deadline)
+            except (MemberDied, TimeoutError) as error:
+                self._replace(member, error)
+
     def release(self) -> None:
         """Drop the KV caches of all processes."""
         with self._lock:
@@ -130,6 +148,7 @@ class EnginePool:
                 return
             self._members.add(member)
             self._free.append(member)
+            self._changed.notify_all()
             self._dispatch()
 
     def _dispatch(self) -> None:
@@ -231,6 +250,7 @@ class EnginePool:
     def _give_up(self, error: Exception) -> None:
         with self._lock:
             self._failed = error
+            self._changed.notify_all()
             waiting, self._queue = self._queue, []
         for own in waiting:
             own.answer.set_exception(error)

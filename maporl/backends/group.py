@@ -81,9 +81,12 @@ class LearnerGroup:
         """Call a method of every process with the same arguments, and return what each returns."""
         return self._safely(lambda: self._each(method, [arguments] * len(self.members)))
 
-    def weights(self, policy: str) -> Any:
-        """Return a handle of a policy's weights, which a call of another process takes as an argument."""
-        return self._safely(lambda: self._each("weights", [(policy,)] * len(self.members), kept=True))[0]
+    def kept(self, method: str, *arguments: Any) -> Any:
+        """Call a method of every process, and return a handle of what the first one returns.
+
+        A call of another process takes it as an argument.
+        """
+        return self._safely(lambda: self._each(method, [arguments] * len(self.members), kept=True))[0]
 
     def load(self, folder: Path) -> None:
         """Load every policy from ``folder/NAME``. A group that is started again before the next update begins there."""

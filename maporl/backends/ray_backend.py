@@ -14,11 +14,15 @@ from maporl.backends.ray_cluster import Cluster, RayMember, check_installed
 from maporl.backends.refusals import check_distributed
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
+from maporl.backends.remote_weights import RemotePast, RemoteUntrained
 from maporl.backends.spec import GroupSpec, without_devices
 from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
+from maporl.rollout.restate import UntrainedWeights
+from maporl.schedules import OpponentPool
+from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
 from trl_ext.losses import OBJECTIVES
 from trl_ext.ppov2_config import PPOv2Config
@@ -60,6 +64,12 @@ class RayBackend:
         self.pools: dict[str, EnginePool] = {}
         self._versions: dict[str, int] = {}
         self._kept = False
+        self._owner: dict[str, str] = {}
+        """The group of each policy."""
+        self._past: dict[str, str] = {}
+        """For each policy that speaks with past weights, the name of the one that had them."""
+        self._sent: dict[str, Any] = {}
+        """A handle of the weights that each policy has sent last."""
         self._told: dict[str, Any] = {}
         """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
 
@@ -70,6 +80,14 @@ class RayBackend:
     def __exit__(self, *error: object) -> None:
         self._kept = False
         self.end()
+
+    def past_policies(self, section: OpponentPool, team: Team, seed: int) -> PastPolicies:
+        """Return the past opponents of a run, whose weights stay in the processes."""
+        return RemotePast(section, team, seed, self)
+
+    def untrained(self, team: Team) -> UntrainedWeights:
+        """Return the weights that the policies of ``team`` started from, which the processes hold."""
+        return RemoteUntrained(team, self)
 
     def describe(self, config: Config, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
         """Return what the driver knows of each learner of ``team``, whose models have no weights here.
@@ -104,6 +122,9 @@ class RayBackend:
             for name, policy in team.policies.items()
         }
         self._told = {"config": config, "args": args, "stops": stops, "seed": torch.initial_seed()}
+        self._owner = {policy: name for name, group in self.groups.items() for policy in group.policies}
+        self._past = {past_name(policy): policy for policy in self._owner if past_name(policy) in team.policies}
+        self._owner |= {past: self._owner[policy] for past, policy in self._past.items()}
         return found
 
     def start(self, learners: Mapping[str, RemoteLearner], updates: int, critics: bool, outputs: int) -> RemoteLearning:
@@ -120,7 +141,7 @@ class RayBackend:
             GroupFailed: processes died too often.
         """
         self._end_groups()
-        self.pools, self.learners, self._versions = {}, {}, {}
+        self.pools, self.learners, self._versions, self._sent = {}, {}, {}, {}
         cluster = self.cluster = self.cluster or Cluster(self.section.address)
         on_device = self._fits(cluster, learners)
         told = self._told | {
@@ -140,6 +161,7 @@ class RayBackend:
                 strategy=group.learner.strategy,
                 replicas=group.engines.replicas,
                 rows=group.engines.rows,
+                past={past: policy for past, policy in self._past.items() if policy in group.policies},
                 **told,
             )
             failures, folder = self.section.failures, self.folder
@@ -159,17 +181,41 @@ class RayBackend:
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples in the groups' processes, after :meth:`start`."""
-        pools = {policy: self.pools[name] for name, group in self.groups.items() for policy in group.policies}
+        pools = {policy: self.pools[name] for policy, name in self._owner.items()}
         flows = self.section.batching == "flow"
         return RemoteEngine(team.policies, pools, args.response_length, self.send, flows)
 
     def send(self, policy: str) -> None:
         """Send the present weights of a trained policy from the processes that train it to those that sample from it."""
-        name = next(name for name, group in self.groups.items() if policy in group.policies)
-        if name not in self.learners or policy not in self.learners[name].spec.trained:
-            return
+        if self._trains(policy):
+            self._sent[policy] = self.group_of(policy).kept("weights", policy)
+            self.give(policy, self._sent[policy])
+
+    def give(self, policy: str, weights: Any) -> None:
+        """Let a policy speak with ``weights``, a handle, from now on."""
         self._versions[policy] = self._versions.get(policy, 0) + 1
-        self.pools[name].load(policy, self._versions[policy], self.learners[name].weights(policy))
+        self.pools[self._owner[policy]].load(policy, self._versions[policy], weights)
+
+    def last_sent(self, policy: str) -> Any:
+        """Return a handle of the weights that a trained policy has sent last."""
+        return self._sent[policy]
+
+    def group_of(self, policy: str) -> LearnerGroup:
+        """Return the group that trains ``policy``."""
+        return self.learners[self._owner[policy]]
+
+    def ask_untrained(self, method: str, policy: str, *arguments: Any) -> Any:
+        """Call a method of :class:`maporl.rollout.restate.UntrainedWeights` in the group of a policy.
+
+        A trained policy's first weights are the reference of those that train it, and others do not change.
+        """
+        if self._trains(policy):
+            return self.group_of(policy).all("untrained", method, policy, *arguments)[0]
+        return self.pools[self._owner[policy]].call("untrained", method, policy, *arguments)
+
+    def _trains(self, policy: str) -> bool:
+        name = self._owner[policy]
+        return name in self.learners and policy in self.learners[name].spec.trained
 
     def run_ended(self) -> None:
         """End all processes, unless this is in a block ``with backend:``."""
