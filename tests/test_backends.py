@@ -434,7 +434,6 @@ def cluster(**groups):
             {"cluster": {"groups": {"a": {"policies": ["ann", "bob"]}}}},
             "cluster.groups: backend is local, which has none; set cluster.backend: ray",
         ),
-        ({"cluster": {"backend": "ray"}, "restate": "base_model"}, "does not do restate and the reward nll"),
         (
             {
                 "cluster": {"backend": "ray"},

@@ -22,6 +22,7 @@ from maporl import (
 from maporl.backends.group import GroupFailed
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer
+from maporl.team.loading import load_agents, load_tokenizers
 
 
 @pytest.fixture(autouse=True)
@@ -182,3 +183,17 @@ def test_tiny_models_below_adapters_are_those_of_a_local_run(tmp_path):
         build_trainer(config, quiet=True).train()
         ends.append(end_of(tmp_path / backend, 2))
     assert_equal(ends[1], ends[0])
+
+
+def test_a_model_without_weights_ends_completions_where_the_loaded_one_does(tiny, tmp_path):
+    """Many models name a second end of sequence in their generation config alone."""
+    model, tokenizer = tiny()
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, 7]
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    config = config_of(tmp_path / "run", 2, {"agent_defaults": {"model": str(tmp_path / "model")}})
+    agents = [load_agents(config, load_tokenizers(config), only=only) for only in (None, ())]
+    assert [own[0].model.device.type for own in agents] == ["cpu", "meta"]
+    for own in map(Team, agents):
+        own.find_stop_ids(config.ppo)
+        assert own.policies["ann"].stop_ids == {tokenizer.eos_token_id, 7}

@@ -78,6 +78,7 @@ class EnginePool:
         self._start = start
         self.turns = turns or Turns()
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: list[_Asked] = []
         self._free: list[Member] = []
         self._begun: list[Member] = []
@@ -154,6 +155,23 @@ class EnginePool:
             self._queue += asked
             self._dispatch()
         return [own.answer for own in asked]
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of one process, and return its result.
+
+        Raises:
+            GroupFailed: the processes have ended, or died too often.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._members or self._failed is not None)
+                if self._failed is not None:
+                    raise self._failed
+                member = next(iter(self._members))
+            try:
+                return self._call(member, method, *arguments).result()
+            except MemberDied as error:
+                self._replace(member, error)
 
     def release(self) -> None:
         """Drop the KV caches of all processes."""
@@ -235,6 +253,7 @@ class EnginePool:
             self._members[member] = place
             self._activity.start(member)
             self._free.append(member)
+            self._changed.notify_all()
             self._dispatch()
 
     def _send(self, member: Member, policy: str, version: int, weights: Any) -> Future[None]:
@@ -383,4 +402,5 @@ class EnginePool:
     def _give_up(self, error: Exception) -> None:
         with self._lock:
             self._failed = error
+            self._changed.notify_all()
             self._dispatch()

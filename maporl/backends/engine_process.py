@@ -1,6 +1,7 @@
 """One of the processes that sample from the policies of a group. It knows nothing of the driver, and nothing of Ray."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -8,6 +9,8 @@ from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.weights import Packed, sent_parameters, unpack
 from maporl.engines.token_sampler import TokenRow, TokenSampler
+from maporl.rollout.restate import UntrainedWeights
+from maporl.team.past_policies import past_of
 from trl_ext.errors import UserError
 from trl_ext.sampling_options import Sampled
 
@@ -38,12 +41,17 @@ class EngineProcess:
         self.device = torch.device("cpu" if on_cpu else "cuda")
         self.team = load_part(self.spec, ())
         own = {name: self.team.policies[name] for name in self.spec.policies}
+        own |= {name: past_of(own[policy], []) for name, policy in self.spec.past.items()}
+        self.team.policies |= own
         for policy in own.values():
-            policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
+            if not policy.is_quantized:
+                policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
             policy.model.eval()
+        rows = options.local_rollout_forward_batch_size
+        self._untrained = UntrainedWeights(self.team, lambda name: own[name].active(), rows)
         self.sampler = TokenSampler(
             own,
-            options.local_rollout_forward_batch_size,
+            rows,
             options.max_tokens_per_generate,
             options.keep_states,
             keep_states_gib=options.keep_states_gib,
@@ -53,11 +61,15 @@ class EngineProcess:
     def load(self, policy: str, version: int, weights: Packed) -> int:
         """Take over the ``version`` of a policy's weights, and return their bytes.
 
+        For a policy that speaks with past weights, they are those of the policy that had them.
+
         Raises:
             WeightsDiffer: the weights do not fit, or are not those that were sent.
         """
         self.versions.pop(policy, None)  # between two versions it answers for neither
-        unpack(weights, sent_parameters(self.team.policies[policy]))
+        own, origin = self.team.policies[policy], self.team.policies[self.spec.past.get(policy, policy)]
+        named = {name.replace(f".{own.adapter}.", f".{origin.adapter}."): p for name, p in sent_parameters(own).items()}
+        unpack(weights, named)
         self.sampler.release()
         self.versions[policy] = version
         return weights.buffer.nbytes
@@ -76,6 +88,12 @@ class EngineProcess:
                 )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.spec.args.bf16):
             return self.sampler.sample(rows)
+
+    @torch.no_grad()
+    def untrained(self, method: str, policy: str, *arguments: Any) -> Any:
+        """Call a method of :class:`maporl.rollout.restate.UntrainedWeights`, for a policy that is not trained."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.spec.args.bf16 and method == "complete"):
+            return getattr(self._untrained, method)(policy, *arguments)
 
     def release(self) -> None:
         """Drop the KV cache of all conversations."""

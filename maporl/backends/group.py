@@ -110,9 +110,12 @@ class LearnerGroup:
         what = SAVING if method in SAVES else IDLE
         return self._safely(lambda: self._each(method, [arguments] * len(self.members)), what)
 
-    def weights(self, policy: str) -> Any:
-        """Return a handle of a policy's weights, which a call of another process takes as an argument."""
-        return self._safely(lambda: self._each("weights", [(policy,)] * len(self.members), kept=True), SENDING)[0]
+    def kept(self, method: str, *arguments: Any) -> Any:
+        """Call a method of every process, and return a handle of what the first one returns.
+
+        A call of another process takes it as an argument.
+        """
+        return self._safely(lambda: self._each(method, [arguments] * len(self.members), kept=True), SENDING)[0]
 
     def take_counts(self) -> dict[str, float]:
         """Return what the processes did since the last time, and how often they were started again so far."""

@@ -7,6 +7,7 @@ what runs without a backend: :class:`trl_ext.learning.Learning`.
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from maporl.backends.messages import COMPUTED, Assigned, Samples, numbers_of, put_numbers
 from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
-from maporl.backends.weights import Packed, pack, sent_parameters
+from maporl.backends.weights import Packed, pack, saved_name, sent_parameters, tensors_of
+from maporl.rollout.restate import UntrainedWeights
 from trl_ext import distributed
 from trl_ext.checkpoint import Saving
 from trl_ext.learning import Learning
@@ -30,6 +33,7 @@ from trl_ext.replicated import Replicated, State
 from trl_ext.sharding import check_bases
 from trl_ext.shards import Shard, Shards, entries
 from trl_ext.token_batch import TokenBatch
+from trl_ext.weights import check_fit, read_tensors
 
 STRATEGIES: dict[str, dict[str, str]] = {
     "replicated": {},
@@ -118,6 +122,8 @@ class LearnerProcess:
             central.prepare(accelerator, spec.updates)
         self.team = team
         self.learning = Learning(learners, args, accelerator.device, central)
+        rows = args.local_rollout_forward_batch_size
+        self._untrained = UntrainedWeights(team, lambda name: learners[name].reference_model(), rows)
         return self.learning.trained_bytes()
 
     def _world(self, address: str, port: int, on_cpu: bool) -> dict[str, str]:
@@ -174,6 +180,36 @@ class LearnerProcess:
         """Return the weights of a policy, or None in all processes but the first. All of them are called together."""
         with self.learning.whole_weights([policy]):
             return pack(sent_parameters(self.team.policies[policy]).items()) if self.rank == 0 else None
+
+    @torch.no_grad()
+    def untrained(self, method: str, policy: str, *arguments: Any) -> Any:
+        """Call a method of :class:`maporl.rollout.restate.UntrainedWeights` in the first process. All are called together."""
+        with self.learning.whole_weights([policy], references=True):
+            if self.rank > 0:
+                return None
+            with self.learning.autocast() if method == "complete" else nullcontext():
+                return getattr(self._untrained, method)(policy, *arguments)
+
+    def save_weights(self, policy: str, weights: Packed, file: Path) -> None:
+        """Write what :meth:`weights` returned earlier into a safetensors ``file``."""
+        if self.rank == 0:
+            adapter = self.team.policies[policy].adapter
+            save_file({saved_name(name, adapter): tensor for name, tensor in tensors_of(weights)}, file)
+
+    def read_weights(self, policy: str, file: Path) -> Packed | None:
+        """Return what :meth:`save_weights` wrote, or None in all processes but the first. All are called together.
+
+        Raises:
+            WeightsError: the file cannot be read, or it is not one of this policy.
+        """
+        with self.learning.whole_weights([policy]):
+            if self.rank > 0:
+                return None
+            adapter = self.team.policies[policy].adapter
+            own = sent_parameters(self.team.policies[policy])
+            found = read_tensors(file)
+            check_fit({saved_name(name, adapter): p for name, p in own.items()}, found, file)
+            return pack((name, found[saved_name(name, adapter)]) for name in own)
 
     def begin_saving(self, folder: Path) -> None:
         """Begin to write the policies into ``folder/NAME`` (:meth:`trl_ext.learning.Learning.begin_saving`)."""

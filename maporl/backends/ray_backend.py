@@ -22,6 +22,7 @@ from maporl.backends.ray_places import Places
 from maporl.backends.refusals import check_distributed
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
+from maporl.backends.remote_weights import RemotePast, RemoteUntrained
 from maporl.backends.spec import GroupSpec, without_devices
 from maporl.backends.turns import Turns
 from maporl.backends.verifier_pool import VerifierPool
@@ -32,7 +33,10 @@ from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardSource
 from maporl.rewards.verifier.source import ServedVerifier
+from maporl.rollout.restate import UntrainedWeights
+from maporl.schedules import OpponentPool
 from maporl.team.loading import policy_names
+from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
 from maporl.text import printable
 from trl_ext import stacks
@@ -80,6 +84,14 @@ class RayBackend:
         self.pools: dict[str, EnginePool] = {}
         self.verifier: VerifierPool | None = None
         self._kept = False
+        self._owner: dict[str, str] = {}
+        """The group of each policy."""
+        self._past: dict[str, str] = {}
+        """For each policy that speaks with past weights, the name of the one that had them."""
+        self._handles: dict[str, Any] = {}
+        """A handle of the weights that each policy has sent last."""
+        self._given: dict[str, int] = {}
+        """How often each policy that is not trained was given weights."""
         self._told: dict[str, Any] = {}
         """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
         self._sent: dict[str, list[nn.Parameter]] = {}
@@ -93,6 +105,14 @@ class RayBackend:
     def __exit__(self, *error: object) -> None:
         self._kept = False
         self.end()
+
+    def past_policies(self, section: OpponentPool, team: Team, seed: int) -> PastPolicies:
+        """Return the past opponents of a run, whose weights stay in the processes."""
+        return RemotePast(section, team, seed, self)
+
+    def untrained(self, team: Team) -> UntrainedWeights:
+        """Return the weights that the policies of ``team`` started from, which the processes hold."""
+        return RemoteUntrained(team, self)
 
     def describe(self, config: Config, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
         """Return what the driver knows of each learner of ``team``, whose models have no weights here.
@@ -133,6 +153,9 @@ class RayBackend:
             for name, policy in team.policies.items()
         }
         self._told = {"config": config, "args": args, "stops": stops, "seed": torch.initial_seed()}
+        self._owner = {policy: name for name, group in self.groups.items() for policy in group.policies}
+        self._past = {past_name(policy): policy for policy in self._owner if past_name(policy) in team.policies}
+        self._owner |= {past: self._owner[policy] for past, policy in self._past.items()}
         return found
 
     def start(self, learners: Mapping[str, RemoteLearner], updates: int, critics: bool, outputs: int) -> RemoteLearning:
@@ -149,7 +172,7 @@ class RayBackend:
             GroupFailed: processes died too often.
         """
         self._end_groups()
-        self.pools, self.learners = {}, {}
+        self.pools, self.learners, self._given, self._handles = {}, {}, {}, {}
         cluster = self.cluster = self.cluster or self._begin()
         try:
             if not cluster.own:
@@ -178,6 +201,7 @@ class RayBackend:
                 strategy=group.learner.strategy,
                 replicas=group.engines.replicas,
                 rows=group.engines.rows,
+                past={past: policy for past, policy in self._past.items() if policy in group.policies},
                 **told,
             )
             failures, folder = self.section.failures, self.folder
@@ -217,7 +241,7 @@ class RayBackend:
 
     def engine(self, team: Team, args: PPOv2Config) -> Engine:
         """Return the engine that samples in the groups' processes, after :meth:`start`."""
-        pools = {policy: self.pools[name] for name, group in self.groups.items() for policy in group.policies}
+        pools = {policy: self.pools[name] for policy, name in self._owner.items()}
         return RemoteEngine(
             team.policies,
             pools,
@@ -229,10 +253,35 @@ class RayBackend:
 
     def send(self, policy: str, version: int) -> None:
         """Send the present weights of a trained policy from the processes that train it to those that sample from it."""
-        name = next(name for name, group in self.groups.items() if policy in group.policies)
-        if name not in self.learners or policy not in self.learners[name].spec.trained:
-            return
-        self.pools[name].load(policy, version, self.learners[name].weights(policy))
+        if self._trains(policy):
+            self._handles[policy] = self.group_of(policy).kept("weights", policy)
+            self.pools[self._owner[policy]].load(policy, version, self._handles[policy])
+
+    def give(self, policy: str, weights: Any) -> None:
+        """Let a policy that is not trained speak with ``weights``, a handle, from now on."""
+        self._given[policy] = self._given.get(policy, 0) + 1
+        self.pools[self._owner[policy]].load(policy, self._given[policy], weights)
+
+    def last_sent(self, policy: str) -> Any:
+        """Return a handle of the weights that a trained policy has sent last."""
+        return self._handles[policy]
+
+    def group_of(self, policy: str) -> LearnerGroup:
+        """Return the group that trains ``policy``."""
+        return self.learners[self._owner[policy]]
+
+    def ask_untrained(self, method: str, policy: str, *arguments: Any) -> Any:
+        """Call a method of :class:`maporl.rollout.restate.UntrainedWeights` in the group of a policy.
+
+        A trained policy's first weights are the reference of those that train it, and others do not change.
+        """
+        if self._trains(policy):
+            return self.group_of(policy).all("untrained", method, policy, *arguments)[0]
+        return self.pools[self._owner[policy]].call("untrained", method, policy, *arguments)
+
+    def _trains(self, policy: str) -> bool:
+        name = self._owner[policy]
+        return name in self.learners and policy in self.learners[name].spec.trained
 
     def run_ended(self) -> None:
         """End all processes, unless this is in a block ``with backend:``."""

@@ -24,11 +24,6 @@ def check_distributed(config: Config) -> None:
             "leave it out: every group has its own devices",
         ),
         (
-            any(agent.load_in_4bit or agent.load_in_8bit for agent in config.agents.values()),
-            "load_in_4bit and load_in_8bit",
-            "leave them out, or use cluster.backend: local",
-        ),
-        (
             any(has_weights(agent.engine) and agent.engine != "transformers" for agent in config.agents.values()),
             "the engine vllm",
             "use engine: transformers, or cluster.backend: local",

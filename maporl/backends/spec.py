@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.config.schema import Config
@@ -28,6 +28,7 @@ class GroupSpec:
         objective: the function that ``args.objective`` names.
         stops: what ends the completions of each policy: token ids, and strings.
         seed: torch's seed, with which new adapters are drawn.
+        past: for each policy that speaks with past weights of another one, the name of that one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class GroupSpec:
     objective: Callable[..., Any]
     stops: Mapping[str, tuple[frozenset[int], tuple[str, ...]]]
     seed: int
+    past: Mapping[str, str] = field(default_factory=dict)
 
 
 def without_devices(args: Any) -> Any:

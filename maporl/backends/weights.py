@@ -1,6 +1,6 @@
 """Weights on their way from the process that learns to those that sample: one flat buffer, with what is in it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ def sent_parameters(policy: Policy) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if any(mark in name for mark in marks)}
 
 
+def saved_name(name: str, adapter: str | None) -> str:
+    """Return the name that a parameter has in files: without that of its adapter."""
+    return name if adapter is None else name.replace(f".{adapter}.", ".")
+
+
 def pack(named: Iterable[tuple[str, Tensor]]) -> Packed:
     """Copy tensors one after the other into a buffer in main memory."""
     tensors = {name: tensor.detach() for name, tensor in named}
@@ -50,6 +55,16 @@ def pack(named: Iterable[tuple[str, Tensor]]) -> Packed:
         start += tensor.nbytes
     entries = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()]
     return Packed(entries, [_sum(tensor) for tensor in tensors.values()], buffer.numpy())
+
+
+def tensors_of(packed: Packed) -> Iterator[tuple[str, Tensor]]:
+    """Yield a copy of each tensor of ``packed`` with its name."""
+    start = 0
+    for name, kind, shape in packed.entries:
+        dtype = getattr(torch, kind)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        yield name, torch.from_numpy(packed.buffer[start : start + size].copy()).view(dtype).view(shape)
+        start += size
 
 
 @torch.no_grad()
@@ -65,15 +80,10 @@ def unpack(packed: Packed, parameters: dict[str, Any]) -> None:
         raise WeightsDiffer(
             f"weights: {other!r} is on one side only; expected {len(parameters)} tensors, got {len(names)}"
         )
-    start = 0
-    for (name, kind, shape), expected in zip(packed.entries, packed.sums, strict=True):
-        dtype = getattr(torch, kind)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        values = torch.from_numpy(packed.buffer[start : start + size].copy()).view(dtype).view(shape)
-        start += size
+    for (name, values), expected in zip(tensors_of(packed), packed.sums, strict=True):
         own = parameters[name]
         if own.shape != values.shape:
-            raise WeightsDiffer(f"weights: {name!r} has shape {tuple(own.shape)}, got {shape}")
+            raise WeightsDiffer(f"weights: {name!r} has shape {tuple(own.shape)}, got {tuple(values.shape)}")
         own.copy_(values)
         found = _sum(own.detach())
         if not np.isclose(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True):

@@ -4,7 +4,7 @@ Only graders and the other agents read the restated answer. The tokens that are 
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -98,8 +98,7 @@ class UntrainedWeights:
         found: dict[int, float] = {}
         for name in dict.fromkeys(u.policy for u in utterances):
             own = [u for u in utterances if u.policy == name]
-            with self.model_of(name) as model:
-                logprobs = completion_logprobs(model, [(u.prompt_ids, u.response_ids) for u in own])
+            logprobs = self.logprobs(name, [(u.prompt_ids, u.response_ids) for u in own])
             found |= {id(u): -total / len(u.response_ids) for u, total in zip(own, logprobs, strict=True)}
         return [found[id(u)] for u in utterances]
 
@@ -113,7 +112,17 @@ class UntrainedWeights:
         prompts = [encode_prompt(voice.tokenizer, messages) for messages in conversations]
         for prompt in prompts:
             voice.check_length(len(prompt), most, f"restating an answer of policy {policy!r}")
+        answers = self.complete(policy, prompts, most)
+        return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
+
+    def logprobs(self, policy: str, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """Return the log-probability of each completion after its prompt, in nats. ``rows`` are the two as token ids."""
+        with self.model_of(policy) as model:
+            return completion_logprobs(model, rows)
+
+    def complete(self, policy: str, prompts: list[list[int]], most: int) -> list[list[int]]:
+        """Return the ids of the greedy completion of each prompt, with at most ``most`` tokens."""
+        voice = self.team.policies[policy].voice
         sampling = Sampling(most, 0.0, voice.stop_ids, self.batch_size, stop_strings=voice.stop_strings)
         with self.model_of(policy) as model:
-            answers = generate(model, prompts, sampling)
-        return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
+            return generate(model, prompts, sampling)

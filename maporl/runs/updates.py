@@ -11,9 +11,10 @@ from maporl.config.loops import LoopSection, StageSection
 from maporl.config.schema import RewardSection, WarmStartSection
 from maporl.loops.verifiers import FOLDER
 from maporl.rewards.verifier.source import forget_verifiers
-from maporl.runs.build import build_trainer
+from maporl.runs.build import build_trainer, load_checkpoint_weights
 from maporl.storage.run_folder import RunFolder
 from maporl.team.team import Team
+from maporl.training.run_record import FINAL
 
 RUN = "run"
 """The folder of a stage in which the updates leave their metrics and dialogues."""
@@ -52,6 +53,8 @@ def train_by_updates(
     forget_verifiers()
     try:
         build_trainer(trained, team, quiet).train()
+        if trained.cluster.backend == "ray":  # other processes have trained copies of the weights
+            load_checkpoint_weights(team.policies, run / FINAL)
     finally:
         forget_verifiers()
     metrics = RunFolder(run).read_metrics()

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from huggingface_hub import constants
 from peft import LoraConfig, PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from maporl.config import Config
 from maporl.config.schema import AgentSection, LoraSection
@@ -307,7 +314,10 @@ def _load_base(agent: str, section: AgentSection, weights: bool, place: torch.de
     attention = {} if section.attn_implementation is None else {"attn_implementation": section.attn_implementation}
     if not weights:
         config = _from_pretrained(AutoConfig, section.model, where)
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **attention)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **attention)
+        with suppress(OSError):  # a model may have no file of its own for it
+            model.generation_config = GenerationConfig.from_pretrained(str(section.model))  # it may name more stop ids
+        return model
     options: dict[str, Any] = {"dtype": section.dtype, **attention}
     if section.load_in_4bit:
         options["quantization_config"] = BitsAndBytesConfig(

@@ -32,24 +32,14 @@ class PastPolicies:
         self.section, self.seed = section, seed
         self.policy = team.policies_of[section.of][0]
         self.snapshots: list[dict[str, torch.Tensor]] = []
-        name = f"{self.policy.name}-past"
-        model, adapter = self.policy.model, self.policy.adapter
-        if isinstance(model, PeftModel) and adapter is not None:
-            active = list(model.active_adapters)
-            add_adapter(model, name, copy.deepcopy(model.peft_config[adapter]))
-            for parameter_name, parameter in model.named_parameters():
-                if f".{name}." in parameter_name:
-                    parameter.requires_grad_(False)
-            model.set_adapter(active[0])
-            adapter = name
-        else:
-            model = copy.deepcopy(model).requires_grad_(False)
-        voice = replace(self.policy.voice, name=name)
-        self.past = Policy(voice, model, adapter, False, None, None, [section.agent])
-        team.policies[name] = self.past
+        self.past = self._frozen()
+        team.policies[self.past.name] = self.past
         self.holder = Frozen()
         """How the processes hold the past policy, if this is a model of its own. The trainer decides it."""
         self._shapes = {key: w.detach().to("meta") for key, w in _weights(self.past).items()}
+
+    def _frozen(self) -> Policy:
+        return past_of(self.policy, [self.section.agent])
 
     def speaking(self, update: int) -> str | None:
         """Return the frozen policy's name if it speaks in ``update``, with a snapshot loaded, or else None.
@@ -103,6 +93,27 @@ class PastPolicies:
             set_peft_model_state_dict(self.past.model, weights, adapter_name=self.past.adapter)
         else:
             self.holder.load(self.past.model, weights)
+
+
+def past_of(policy: Policy, agents: list[str]) -> Policy:
+    """Return a frozen policy ``NAME-past`` that speaks for ``agents``: another adapter on the same base, or a copy of the model."""
+    name, model, adapter = past_name(policy.name), policy.model, policy.adapter
+    if isinstance(model, PeftModel) and adapter is not None:
+        active = list(model.active_adapters)
+        add_adapter(model, name, copy.deepcopy(model.peft_config[adapter]))
+        for parameter_name, parameter in model.named_parameters():
+            if f".{name}." in parameter_name:
+                parameter.requires_grad_(False)
+        model.set_adapter(active[0])
+        adapter = name
+    else:
+        model = copy.deepcopy(model).requires_grad_(False)
+    return Policy(replace(policy.voice, name=name), model, adapter, False, None, None, agents)
+
+
+def past_name(policy: str) -> str:
+    """Return the name of the frozen policy that speaks with past weights of ``policy``."""
+    return f"{policy}-past"
 
 
 def _weights(policy: Policy) -> dict[str, torch.Tensor]:

@@ -6,6 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 from maporl.config import Config
 from maporl.engines.base import Engine
 from maporl.rewards.base import RewardSource
+from maporl.rollout.restate import UntrainedWeights
+from maporl.schedules import OpponentPool
+from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from trl_ext.ppov2_config import PPOv2Config
 
@@ -17,6 +20,14 @@ class Backend(Protocol):
     The trainer plays, scores and computes advantages. It asks what :meth:`start` returns for the verbs of
     :class:`trl_ext.learning.Learning`.
     """
+
+    def past_policies(self, section: OpponentPool, team: Team, seed: int) -> PastPolicies:
+        """Return the past opponents of a run, before :meth:`describe`."""
+        ...
+
+    def untrained(self, team: Team) -> UntrainedWeights:
+        """Return the weights that the policies of ``team`` started from. They are asked after :meth:`start`."""
+        ...
 
     def describe(self, config: Config, team: Team, args: PPOv2Config, critics: bool) -> Mapping[str, Any]:
         """Return what the trainer must know of each learner: its name, tokenizer, critic and learning rate.

@@ -176,9 +176,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         check_branched_advantage(branching, advantage, "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
         pool = self.schedule.opponent_pool
-        self.past_policies = None if pool is None else PastPolicies(pool, team, args.seed)
+        past = PastPolicies if backend is None else backend.past_policies
+        self.past_policies = None if pool is None else past(pool, team, args.seed)
         self.references_sample = asks_untrained(args.restate, reward.sources) is not None
-        untrained = UntrainedWeights(team, self._untrained_model, args.local_rollout_forward_batch_size)
+        rows = args.local_rollout_forward_batch_size
+        untrained = UntrainedWeights(team, self._untrained_model, rows) if backend is None else backend.untrained(team)
         if not isinstance(tools, TeamTools):
             tools = TeamTools.of(tools, environments, speakers or team.names())
         self.player = Player.build(
@@ -298,6 +300,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         The collector opens a whole past policy itself, because it has other weights first. Those of a past adapter are
         loaded into the opened model.
         """
+        if self.backend is not None:
+            return []
         pool = self.past_policies
         past = [] if pool is None else [pool.past.name]
         elsewhere = all(self.engines[agent.engine].remote for agent in self.team.agents.values())

@@ -7,7 +7,6 @@ from maporl.backends.refusals import check_distributed
 from maporl.config import Config
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol
-from maporl.rewards.likelihood import asks_untrained
 
 
 def check_cluster(config: Config) -> list[str]:
@@ -24,21 +23,10 @@ def check_cluster(config: Config) -> list[str]:
         return []
     check_installed()
     check_distributed(config)
-    for wrong, what, remedy in (
-        (
-            config.schedule.opponent_pool is not None,
-            "schedule.opponent_pool",
-            "leave it out, or use cluster.backend: local",
-        ),
-        (
-            asks_untrained(config.restate, config.reward.sources) is not None,
-            "restate and the reward nll, which ask the weights before training",
-            "leave them out, or use cluster.backend: local",
-        ),
-        (bool(config.loop.stages), "loop.stages", "use cluster.backend: local"),
-    ):
-        if wrong:
-            raise ConfigError(f"cluster.backend: ray does not do {what} yet; {remedy}")
+    if config.loop.stages and not any(stage.train == "ppo" for stage in config.loop.stages):
+        raise ConfigError(
+            "cluster.backend: ray has nothing to do in loop.stages without train: ppo; use cluster.backend: local"
+        )
     lines = _scoring(config)
     groups = groups_of(config)
     check_places(config.cluster, groups, trained_policies(config))
