@@ -8,13 +8,16 @@ from concurrent.futures import Future
 from importlib.metadata import PackageNotFoundError
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of
+from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import MemberDied
 from maporl.backends.messages import ASSIGNED, COMPUTED, Samples, dealt, numbers_of, put_numbers
 from maporl.backends.ray_cluster import Cluster
@@ -390,6 +393,31 @@ def test_a_group_that_dies_too_often_ends_the_run(tmp_path):
     without, _ = learners_of(tmp_path, deaths=(2,), snapshots=False)
     with pytest.raises(GroupFailed, match="started again 0 times"):
         updates(without, [1, 2])
+
+
+def test_processes_of_a_group_meet_at_the_address_of_their_machine_alone(monkeypatch):
+    """The store listens there only; gloo is told the interface; on an accelerator each process sees its own as number 0."""
+    first = LearnerProcess(spec(), 0, "127.0.0.1")
+    address, port = first.meeting_place()
+    own = [
+        c.laddr.ip
+        for c in psutil.Process().net_connections()
+        if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+    ]
+    assert address == "127.0.0.1" and own == ["127.0.0.1"]
+    TCPStore("127.0.0.1", port, is_master=False).set("key", "value")
+    assert first._store.get("key") == b"value"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    told = LearnerProcess(spec(), 1, "127.0.0.1")._world(address, port, on_cpu=False)
+    assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == ("1", "0", "2") and told["MASTER_PORT"] == str(
+        port
+    )
+    loopback = [name for name, each in psutil.net_if_addrs().items() if "127.0.0.1" in [own.address for own in each]]
+    assert [told["GLOO_SOCKET_IFNAME"]] == loopback
+    assert LearnerProcess(spec(), 1, "127.0.0.1")._world(address, port, on_cpu=True)["LOCAL_RANK"] == "1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert "GLOO_SOCKET_IFNAME" not in first._world(address, port, on_cpu=True)
+    assert LearnerProcess(spec(devices=1), 0, "127.0.0.1").meeting_place() == ("127.0.0.1", 0)
 
 
 # -- the configuration ----------------------------------------------------------------------------------------------------

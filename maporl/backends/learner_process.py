@@ -17,6 +17,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
+from torch.distributed import TCPStore
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from maporl.backends.messages import COMPUTED, Assigned, Samples, numbers_of, put_numbers
@@ -44,11 +45,18 @@ STRATEGIES: dict[str, dict[str, str]] = {
 """What accelerate's launcher puts into the environment for each strategy."""
 
 
-def free_port(address: str) -> int:
-    """Return a port of this machine's ``address`` that nobody uses."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
+def open_store(address: str) -> tuple[TCPStore, int]:
+    """Open a store at which the processes of a group find each other, and return it with its port.
+
+    It listens on ``address`` alone. One that ``torch.distributed`` opens itself listens on every interface.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as own:
+        own.bind((address, 0))
+        own.listen()
+        port = own.getsockname()[1]
+        store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno())
+        own.detach()  # the store closes it
+    return store, port
 
 
 def interface_of(address: str) -> str | None:
@@ -85,10 +93,15 @@ class LearnerProcess:
         self.batches: dict[str, TokenBatch] = {}
         self._updated: tuple[int, tuple[dict[str, Metrics], float]] | None = None
         self._saving: Saving | None = None
+        self._store: TCPStore | None = None
+        self._has_world = spec.devices > 1 or spec.strategy != "replicated"
 
     def meeting_place(self) -> tuple[str, int]:
         """Return where the processes of the group can meet. The first process is asked."""
-        return self.address, free_port(self.address)
+        if not self._has_world:
+            return self.address, 0
+        self._store, port = open_store(self.address)
+        return self.address, port
 
     def build(self, address: str, port: int) -> int:
         """Join the other processes at ``address``, and build the learners. All processes of the group do this together.
@@ -104,7 +117,7 @@ class LearnerProcess:
         on_cpu = args.use_cpu or not torch.cuda.is_available()
         if on_cpu:
             os.environ |= {"ACCELERATE_USE_CPU": str(args.use_cpu).lower(), "DS_ACCELERATOR": "cpu"}
-        if spec.devices > 1 or spec.strategy != "replicated":
+        if self._has_world:
             os.environ |= self._world(address, port, on_cpu)
         OBJECTIVES[args.objective] = spec.objective
         team = load_part(spec, spec.trained, receives=self.rank > 0)
@@ -132,6 +145,7 @@ class LearnerProcess:
         # a process sees no other accelerator than its own
         told = {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank) if on_cpu else "0", "WORLD_SIZE": count}
         told |= {"LOCAL_WORLD_SIZE": count, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        told |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the store is open already
         own = interface_of(self.address)
         # otherwise gloo takes the interface to which the machine's name leads
         return told | ({"GLOO_SOCKET_IFNAME": own} if own and "GLOO_SOCKET_IFNAME" not in os.environ else {})

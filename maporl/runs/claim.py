@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
 from maporl.config.imports import FINGERPRINTS
@@ -31,8 +30,8 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
         must_hold_run(folder)
         kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
         # the run's folder and the user's own modules may have moved, and it may go on with other processes
-        moved: dict[str, Any] = {"pythonpath": config.pythonpath, "cluster": config.cluster}
-        begun = replace(kept, output_dir=config.output_dir, **moved)
+        moved = replace(kept, pythonpath=config.pythonpath, cluster=config.cluster)
+        begun = replace(moved, output_dir=config.output_dir)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
@@ -49,8 +48,8 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
     if resume:
         data = check_data(folder, data) | data
         check_data(folder, modules, FINGERPRINTS, "module")
-        if replace(kept, **moved) != kept:
-            replace_file(folder / CONFIG, to_yaml(replace(kept, **moved)))
+        if moved != kept:
+            replace_file(folder / CONFIG, to_yaml(moved))
     else:
         replace_file(folder / CONFIG, to_yaml(config))
     remember_data(folder, data)
