@@ -194,9 +194,8 @@ class Engine:
 
 
 def spec(replicas=2, rows=None, devices=2):
-    return GroupSpec(
-        "ann", None, ("ann",), ("ann",), 1, False, 1, devices, "replicated", replicas, rows, None, None, {}, 0
-    )
+    of_run = {"args": None, "objective": None, "stops": {}, "seed": 0, "past": {}}
+    return GroupSpec("ann", None, ("ann",), ("ann",), 1, False, 1, devices, "replicated", replicas, rows, **of_run)
 
 
 def row(number):
