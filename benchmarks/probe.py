@@ -6,12 +6,13 @@ The probe measures two decoding steps, the reading of prompts and one update. Th
 of other sizes are measured and compared with the prediction. With ``--memory``, a run of one update of two policies follows in a
 process of its own, whose peak of main memory is compared with the estimate of ``maporl check``. ``--clock processor`` counts the
 seconds of the processor instead of those on the clock, which other programs on the machine do not lengthen so much; it needs
-OMP_NUM_THREADS=1. ``--seconds`` repeats every measurement for so long, instead of the probe's second. Prints a Markdown table.
+OMP_NUM_THREADS=1. Probe and measurements are repeated ``--rounds`` times; the Markdown table that is printed has the medians, and all ratios.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=[4, 8, 16, 48])
     parser.add_argument("--updates", type=int, nargs="+", default=[2, 4, 8], help="conversations of an update")
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
-    parser.add_argument("--seconds", type=float, default=probe.SECONDS)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", action="store_true")
     return parser.parse_args()
 
@@ -109,24 +110,35 @@ def peak_gib(config: Config) -> float:
 def main() -> None:
     """Probe, measure and compare."""
     options = parse()
-    probe.SECONDS = options.seconds
     if options.clock == "processor":
         probe.CLOCK = time.process_time
+    found: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(options, folder)
         use(threads_of(config))
-        cluster, begin = read_cluster("4xH100"), time.perf_counter()
-        (group, _), said = probe.probed(config, groups_of(config), cluster)
-        print(f"{said[0]}, {torch.get_num_threads()} threads, in {time.perf_counter() - begin:.0f} s; {group.rates}\n")
-        assert group.rates is not None, "the model fits"
         fixed = replace(config, ppo=replace(config.ppo, keep_states=False))
-        print("| | predicted | measured | predicted / measured |\n|---|---|---|---|")
-        for what, predicted, seconds in held_out(options, fixed, group, group.rates):
-            print(f"| {what} | {predicted:.3f} s | {seconds:.3f} s | {predicted / seconds:.2f} |", flush=True)
+        for _ in range(options.rounds):
+            begin = time.perf_counter()
+            (group, _), said = probe.probed(config, groups_of(config), read_cluster("4xH100"))
+            print(
+                f"{said[0]}, {torch.get_num_threads()} threads, in {time.perf_counter() - begin:.0f} s; {group.rates}",
+                file=sys.stderr,
+                flush=True,
+            )
+            assert group.rates is not None, "the model fits"
+            for what, predicted, seconds in held_out(options, fixed, group, group.rates):
+                print(f"{what}: {predicted:.3f} against {seconds:.3f} s", file=sys.stderr, flush=True)
+                found.setdefault(what, []).append((predicted, seconds))
+        print("| | predicted | measured | predicted / measured | of each round |\n|---|---|---|---|---|")
+        for what, pairs in found.items():
+            ratios = [predicted / seconds for predicted, seconds in pairs]
+            predicted, seconds = (statistics.median(own) for own in zip(*pairs, strict=True))
+            each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"| {what} | {predicted:.3f} s | {seconds:.3f} s | {statistics.median(ratios):.2f} | {each} |")
         if options.memory:
             told = next(line for line in check_run(config) if line.startswith("memory:"))
             about, peak = float(told.split("about ")[1].split(" ")[0]), peak_gib(config)
-            print(f"| memory of a local run | {about:.1f} GiB | {peak:.1f} GiB | {about / peak:.2f} |")
+            print(f"| memory of a local run | {about:.1f} GiB | {peak:.1f} GiB | {about / peak:.2f} | |")
 
 
 if __name__ == "__main__":

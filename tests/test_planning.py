@@ -391,41 +391,48 @@ SMOL = Model(134_515_008, 30, 576, 1536, 576, 192, 49_152, True)
 """SmolLM2-135M."""
 
 
-def test_rates_are_fitted_to_two_steps():
+def test_rates_are_fitted_to_what_was_measured():
     """The design's fit: 12.2 GB/s of weights and 143 GFLOP/s at 1 and 32 rows give 37.1 ms at 8."""
     few, many = (269.0e6 / 12.2e9 + rows * 269.0e6 / 143e9 for rows in (1, 32))
     steps = Step(1, 0, few), Step(32, 0, many)
     assumed = Rates.assumed(ONE.device)
     rates = fitted(assumed, SMOL, Timings(steps, 1024, 0.75))
-    assert [rates.bandwidth, rates.decoding] == pytest.approx([12.2e9, 143e9], rel=1e-3)
-    assert step_seconds(SMOL, 8, 0, ONE.device, rates) == pytest.approx(0.0371, abs=5e-5)
+    assert [step_seconds(SMOL, rows, 0, ONE.device, rates) for rows in (1, 8, 32, 63)] == pytest.approx(
+        [0.0239, 0.0371, 0.0822, 0.1406], abs=5e-5
+    )
     assert rates.reading == pytest.approx(367e9, rel=1e-3) and rates.learning == assumed.learning
-    assert rates.measured == ("reading", "bandwidth", "step", "decoding")
+    assert rates.bandwidth == pytest.approx(269.03e6 / few, rel=1e-3)
+    assert rates.measured == ("reading", "bandwidth", "steps")
     work = Work(8, 1, 64, 0, 64, 64, 1, True)
     rates = fitted(assumed, SMOL, Timings(steps, 1024, 0.75, ((replace(work, conversations=1), 1.0), (work, 4.5))))
     assert rates.measured[-2:] == ("learning", "optimizer") and rates.optimizer == pytest.approx(0.5)
     assert update_seconds(SMOL, work, ONE.device, 1, rates=rates)[0] == pytest.approx(4.5)
     assert update_seconds(SMOL, replace(work, conversations=24), ONE.device, 1, rates=rates)[0] == pytest.approx(12.5)
+    assert update_seconds(SMOL, replace(work, steps=4), ONE.device, 1, rates=rates)[0] == pytest.approx(6.0)
+    odd = fitted(assumed, SMOL, Timings(steps, 1024, 0.75, ((replace(work, conversations=1), 5.0), (work, 4.0))))
+    assert odd.optimizer == pytest.approx(4.5), "noise: the larger one took less"
 
 
-def test_a_context_is_read_from_the_cache():
-    """100 tokens of 23,040 bytes at 10 GB/s are 0.23 ms a row, the rest is arithmetic."""
+def test_a_step_is_interpolated_between_those_that_were_measured():
+    """The cache of 100 tokens of 23,040 bytes is read as fast as the weights: 269.03 MB and 2.304 MB in 27.13 ms, so 10 GB/s."""
     assert SMOL.cache == 23_040
-    weights, cached = 269_030_016 / 10e9, 100 * 23_040 / 10e9
-    steps = [Step(rows, 100, weights + rows * (cached + 0.002)) for rows in (1, 32)]
-    rates = fitted(Rates.assumed(ONE.device), SMOL, Timings(tuple(steps), 1024, 1.0))
-    assert [rates.bandwidth, rates.decoding] == pytest.approx([10e9, 269_030_016 / 0.002], rel=1e-3)
-    free = [replace(step, seconds=weights) for step in steps]
-    rates = fitted(Rates.assumed(ONE.device), SMOL, Timings(tuple(free), 1024, 1.0))
-    assert "decoding" not in rates.measured and rates.decoding == Rates.assumed(ONE.device).decoding
-    noise = [replace(steps[0], seconds=0.5), steps[1]]
-    assert fitted(Rates.assumed(ONE.device), SMOL, Timings(tuple(noise), 1024, 1.0)).measured == ("reading",)
+    steps = tuple(Step(rows, 100, seconds) for rows, seconds in ((1, 0.0271334), (8, 0.06), (32, 0.10)))
+    rates = fitted(Rates.assumed(ONE.device), SMOL, Timings(steps, 1024, 1.0))
+    assert rates.bandwidth == pytest.approx(10e9, rel=1e-3)
+    assert [seconds for _, seconds in rates.steps] == pytest.approx(
+        [0.0269, 0.06 - 8 * 0.00023, 0.10 - 32 * 0.00023], abs=1e-5
+    )
+    at = {rows: step_seconds(SMOL, rows, 100, ONE.device, rates) for rows in (1, 4, 8, 20, 32, 56)}
+    assert at == pytest.approx({1: 0.0271, 4: 0.0412, 8: 0.06, 20: 0.08, 32: 0.10, 56: 0.14}, abs=1e-4)
+    assert step_seconds(SMOL, 8, 1100, ONE.device, rates) == pytest.approx(0.06 + 8 * 0.002304, abs=1e-5)
+    falls = replace(rates, steps=((1, 0.03), (8, 0.02)))
+    assert step_seconds(SMOL, 100, 0, ONE.device, falls) == 0.03, "noise: more rows took less"
 
 
 def test_the_probe_measures_each_base_once_and_says_what(tmp_path, tiny, monkeypatch):
     for key in ("ACCELERATE_USE_CPU", "DS_ACCELERATOR"):
         monkeypatch.setenv(key, os.environ.get(key, "cpu" if key == "DS_ACCELERATOR" else "true"))
-    for name, value in {"SECONDS": 0.0, "ROWS": 2, "STEPS": 1, "PROMPT": 4, "LONG": 8}.items():
+    for name, value in {"SECONDS": 0.0, "ROWS": (1, 2), "STEPS": 1, "PROMPT": 4, "LONG": 8}.items():
         monkeypatch.setattr(probe, name, value)
     values = values_of(tmp_path, training={"use_cpu": True})
     for part in tiny(context=64):
@@ -445,6 +452,7 @@ def test_the_probe_measures_each_base_once_and_says_what(tmp_path, tiny, monkeyp
     lines = [line for line in printed.splitlines() if ", measured: " in line]
     assert [line.split(",")[0] for line in lines] == ["ann", "bob", "eve"]
     assert all("learning" in line for line in lines[:2]) and "learning" not in lines[2]
+    assert all("ms of 1 rows" in line and "ms of 2 rows" in line for line in lines)
     assert "eve, assumed: learning 396 TFLOP/s" in printed
     config = load(file)
     ann = groups_of(config)[:1]

@@ -5,6 +5,7 @@ probe (:mod:`maporl.planning.probe`).
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from maporl.planning.devices import Device
 
@@ -152,8 +153,8 @@ class Rates:
         decoding: operations per second of decoding many rows.
         bandwidth: bytes of weights and cache per second that decoding reads.
         step: seconds of a decoding step besides.
+        steps: measured decoding steps in place of these: their rows, which rise, and their seconds without those of the cache.
         optimizer: seconds of a step of the optimizer, for all weights that are trained.
-        overlap: whether a decoding step takes the larger one of its arithmetic and its reading, and not their sum.
         measured: the names of those that were measured. The others are assumed.
     """
 
@@ -162,8 +163,8 @@ class Rates:
     decoding: float
     bandwidth: float
     step: float
+    steps: tuple[tuple[int, float], ...] = ()
     optimizer: float = 0.0
-    overlap: bool = True
     measured: tuple[str, ...] = ()
 
     @classmethod
@@ -240,11 +241,18 @@ def engine_rows(model: Model, work: Work, device: Device, states: float = 0.0) -
 
 
 def step_seconds(model: Model, rows: float, context: float, device: Device, rates: Rates | None = None) -> float:
-    """Return the seconds of a decoding step of ``rows`` rows, each with ``context`` tokens before it."""
+    """Return the seconds of a decoding step of ``rows`` rows, each with ``context`` tokens before it.
+
+    Between steps that were measured it is interpolated, and beyond the last one it goes on as between the last two.
+    """
     rates = rates or Rates.assumed(device)
-    memory = (model.weights + rows * context * model.cache) / rates.bandwidth
-    arithmetic = 2 * model.parameters * rows / rates.decoding
-    return (max(memory, arithmetic) if rates.overlap else memory + arithmetic) + rates.step
+    cache = rows * context * model.cache / rates.bandwidth
+    if rates.steps:
+        (few, short), (many, long) = next(
+            (pair for pair in pairwise(rates.steps) if rows <= pair[1][0]), rates.steps[-2:]
+        )
+        return cache + max(short, short + (rows - few) * (long - short) / (many - few))
+    return max(model.weights / rates.bandwidth + cache, 2 * model.parameters * rows / rates.decoding) + rates.step
 
 
 def rollout_seconds(

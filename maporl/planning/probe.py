@@ -34,15 +34,15 @@ from trl_ext.token_batch import Completion
 
 CLOCK = time.perf_counter
 SECONDS = 1.0
-"""The seconds of a measurement. There are five for each base model, and smaller sizes that come before."""
-ROWS, MOST_ROWS = 16, 256
-"""The rows of the larger one of two decoding steps, and the most of them if steps are quick. The other one has a single row."""
+"""The seconds for which a measurement is repeated. There are six for each base model."""
+ROWS, MOST_ROWS = (1, 8, 32), 256
+"""The rows of three decoding steps, and the most of the last one if steps are quick."""
 MOST_TOKENS = 16_384
 """The most tokens of prompts that are read, and of an update."""
 PROMPT, STEPS = 16, 8
 """The tokens before the first decoding step, and the number of steps."""
-CONVERSATIONS = 4
-"""Those of the larger one of two updates. The other one has a single conversation."""
+CONVERSATIONS = 8
+"""Those of the larger one of two updates, and twice the prompts that are read, or more if they are quick. The smaller update has a single one."""
 LONG = 128
 """The tokens of a prompt that is read, and of a conversation that is trained on. Its second half is sampled."""
 ROOM = 0.8
@@ -145,9 +145,10 @@ def _decoding(config: Config, group: Group) -> Timings:
         first, steps = seconds_of(ready(rows, PROMPT, 1)), seconds_of(ready(rows, PROMPT, 1 + STEPS))
         return max(steps - first, 1e-9) / STEPS
 
-    many, seconds = _growing(ROWS, MOST_ROWS, STEPS, step)
-    steps = Step(1, PROMPT + STEPS / 2, step(1)), Step(many, PROMPT + STEPS / 2, seconds)
-    rows, reading = _growing(1, MOST_TOKENS // LONG, 1, lambda rows: seconds_of(ready(rows, LONG, 1)))
+    *few, last = ROWS
+    measured = [(rows, step(rows)) for rows in few] + [_growing(last, MOST_ROWS, STEPS, step)]
+    steps = tuple(Step(rows, PROMPT + STEPS / 2, seconds) for rows, seconds in measured)
+    rows, reading = _growing(CONVERSATIONS // 2, MOST_TOKENS // LONG, 1, lambda rows: seconds_of(ready(rows, LONG, 1)))
     return Timings(steps, rows * LONG, reading)
 
 

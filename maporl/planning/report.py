@@ -89,11 +89,15 @@ def _constants(groups: Sequence[Group], cluster: Cluster) -> list[str]:
         shown = {
             "learning": f"learning {rates.learning / 1e12:.3g} TFLOP/s",
             "reading": f"reading prompts {rates.reading / 1e12:.3g} TFLOP/s",
-            "decoding": f"decoding {rates.decoding / 1e12:.3g} TFLOP/s",
             "bandwidth": f"{rates.bandwidth / 1e9:.3g} GB/s of weights and cache",
-            "step": f"{1000 * rates.step:.3g} ms a step besides",
             "optimizer": f"{1000 * rates.optimizer:.3g} ms a step of the optimizer",
         }
+        if rates.steps:
+            each = ", ".join(f"{1000 * seconds:.3g} ms of {rows} rows" for rows, seconds in rates.steps)
+            shown["steps"] = f"decoding steps {each}"
+        else:
+            shown["decoding"] = f"decoding {rates.decoding / 1e12:.3g} TFLOP/s"
+            shown["step"] = f"{1000 * rates.step:.3g} ms a step besides"
         for how in ("measured", "assumed"):
             own = [text for name, text in shown.items() if (name in rates.measured) == (how == "measured")]
             if own:
