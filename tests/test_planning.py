@@ -420,7 +420,7 @@ def test_a_step_is_interpolated_between_those_that_were_measured():
     rates = fitted(Rates.assumed(ONE.device), SMOL, Timings(steps, 1024, 1.0))
     assert rates.bandwidth == pytest.approx(10e9, rel=1e-3)
     assert [seconds for _, seconds in rates.steps] == pytest.approx(
-        [0.0269, 0.06 - 8 * 0.00023, 0.10 - 32 * 0.00023], abs=1e-5
+        [0.0269, 0.06 - 8 * 0.0002304, 0.10 - 32 * 0.0002304], abs=1e-5
     )
     at = {rows: step_seconds(SMOL, rows, 100, ONE.device, rates) for rows in (1, 4, 8, 20, 32, 56)}
     assert at == pytest.approx({1: 0.0271, 4: 0.0412, 8: 0.06, 20: 0.08, 32: 0.10, 56: 0.14}, abs=1e-4)
