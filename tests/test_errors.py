@@ -22,6 +22,7 @@ INTERNAL = {
     "reward_server.app.Refusal": "becomes an answer with a status of HTTP",
     "reward_server.batching.QueueFull": "becomes an answer with status 429",
     "reward_server.guard.ClientGone": "nobody is there to be answered",
+    "maporl.rollout.interleaving.GivenUp": "a thread ends whose dialogues nobody will read",
     "trl_ext.interruptions.Discarded": "a signal drops the update in progress: the loop saves and ends",
     "trl_ext.interruptions.Interrupted": "Ctrl-C, after the run was saved: the command ends with status 130",
 }

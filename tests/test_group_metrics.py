@@ -144,7 +144,7 @@ def test_what_processes_that_train_do_is_counted_for_every_update(tmp_path):
     group.annotate([("a",)])
     clock.move(1.75)
     group.update([(1,)])
-    group.weights("ann")
+    group.kept("weights", "ann")
     group.all("begin_saving", tmp_path)
     group.all("has_central")
     assert group.take_counts() == {

@@ -63,6 +63,14 @@ class Parts:
         )
         member, score = Thread(f"verifier {number}", part), part.score
 
+        build = part.build
+
+        def building():
+            with self.lock:  # from_pretrained is not made for several threads
+                build()
+
+        part.build = building
+
         def scoring(*arguments):
             with self.lock:
                 self.calls += 1

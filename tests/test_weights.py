@@ -510,14 +510,15 @@ def verifier_base(folder):
 
 
 def test_every_reading_names_its_trust_in_code():
-    """A call of ``from_pretrained`` outside of ``trl_ext.weights`` would ask on the terminal."""
+    """A call of ``from_pretrained`` outside of ``trl_ext.weights`` would ask on the terminal, if it can read code at all."""
+    only_json = ("LoraConfig.from_pretrained", "GenerationConfig.from_pretrained")
     root = Path(__file__).parents[1]
     files = [path for package in ("maporl", "trl_ext", "reward_server") for path in (root / package).rglob("*.py")]
     calls = [
         (path.name, line.strip())
         for path in files
         for line in path.read_text().splitlines()
-        if ".from_pretrained(" in line
+        if ".from_pretrained(" in line and not any(name in line for name in only_json)
     ]
     code = [call for call in calls if call[0] != "weights.py" and '"' not in call[1]]
     assert len(files) > 100 and not code, code
