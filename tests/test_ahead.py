@@ -173,7 +173,7 @@ class Between(CopiedWeights):
 
 def between(tiny, folder, monkeypatch, **options):
     monkeypatch.setattr("test_async_and_placement.CopiedWeights", Between)
-    return trainer_of(tiny, folder, True, total_episodes=48, dialogues_logged=8, **options)
+    return trainer_of(tiny, folder, True, total_episodes=40, dialogues_logged=8, **options)
 
 
 def test_several_batches_in_progress_keep_to_the_bound_and_to_the_order_of_questions(tiny, tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_several_batches_in_progress_keep_to_the_bound_and_to_the_order_of_quest
     ahead = between(tiny, tmp_path / "2", monkeypatch, async_depth=2, engine_tis_cap=2.0)
     ahead.train()
     played = [[d["example"]["id"] for d in trainer.run.read_dialogues()] for trainer in (exact, ahead)]
-    assert played[0] == played[1] and len(played[0]) == 48
+    assert played[0] == played[1] and len(played[0]) == 40
     for trainer, depth in ((exact, 0), (ahead, 2)):
         ages = [(r["step"] - 1 - u["version"]) for r in trainer.run.read_dialogues() for u in r["utterances"]]
         assert all(0 <= age <= depth for age in ages) and max(ages) == depth

@@ -26,6 +26,7 @@ CHECKS = {
 """What is checked on every device. The rest is speed, and vLLM."""
 
 
+@pytest.mark.slow
 def test_the_cpu_passes_every_part_that_it_can_run(tmp_path):
     out = tmp_path / "result.json"
     command = [sys.executable, "benchmarks/gpu_acceptance.py", "--cpu", "--small", "--out", str(out)]

@@ -234,6 +234,7 @@ def test_supervised_training_moves_bfloat16_weights_as_far(tiny, tmp_path):
     assert 0.8 < share(half, whole) < 1.2
 
 
+@pytest.mark.slow
 def test_a_warm_start_moves_bfloat16_weights_as_far(tiny):
     section = WarmStartSection(steps=100, batch_size=8, learning_rate=1e-5)
 
