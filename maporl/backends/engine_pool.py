@@ -320,6 +320,8 @@ class EnginePool:
                 self._dispatch()
 
     def _hung(self, member: Member) -> None:
+        if member not in self._begun:  # it has ended, and Ray perhaps with it
+            return
         file = self._stacks[member] = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(member.stacks())
