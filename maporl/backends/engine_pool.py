@@ -19,6 +19,7 @@ from typing import Any
 from maporl.backends.activity import DEAD, SAMPLING, SENDING, Activity, Clock, shown
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import ENDED, GroupFailed, resume_from
+from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied, NoPlace
 from maporl.backends.spec import GroupSpec
 from maporl.backends.turns import Turns
@@ -322,9 +323,7 @@ class EnginePool:
     def _hung(self, member: Member) -> None:
         if member not in self._begun:  # it has ended, and Ray perhaps with it
             return
-        file = self._stacks[member] = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(member.stacks())
+        file = self._stacks[member] = write_stacks(self.folder, member.name, member.stacks())
         logger.warning("%s: no answer after %g s; its stacks are in %s", member.name, self.failures.deadline, file)
         member.end()
 
@@ -374,9 +373,6 @@ class EnginePool:
                     if loaded.get(name) != version:
                         self._send(member, name, version, weights).result()
                         loaded = {**loaded, name: version}
-        except NoPlace as error:
-            self._finish(member)
-            self._do_without(error)
         except MemberDied as error:
             self._finish(member)
             with self._lock:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maporl.backends.activity import DEAD, IDLE, LEARNING, SAVING, SENDING, Activity, Clock, shown
+from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied, NoPlace
 from maporl.backends.spec import GroupSpec
 from maporl.backends.turns import Turns
@@ -190,10 +191,8 @@ class LearnerGroup:
         return [call.result() for call in calls]
 
     def _write_stacks(self, method: str) -> Path:
-        file = self.folder / "stacks" / f"{self.spec.name}-{method}-{self.restarts}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n\n".join(f"{member.name}\n{member.stacks()}" for member in self.members))
-        return file
+        text = "\n\n".join(f"{member.name}\n{member.stacks()}" for member in self.members)
+        return write_stacks(self.folder, f"{self.spec.name}-{method}-{self.restarts}", text)
 
     def _safely(self, work: Callable[[], Result], what: str) -> Result:
         """Return what ``work`` returns, whose kind is ``what``.

@@ -55,9 +55,9 @@ def facts_here(folder: str) -> Facts:
     return Facts(versions, code_digest(), time.time(), free_shared_memory(), read)
 
 
-def free_shared_memory() -> int | None:
-    """Return the free bytes of this machine's shared memory, or None if it has no :data:`SHARED_MEMORY`."""
-    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
+def free_shared_memory(folder: Path = SHARED_MEMORY) -> int | None:
+    """Return the free bytes of this machine's shared memory, or None if it has no such ``folder``."""
+    return shutil.disk_usage(folder).free if folder.is_dir() else None
 
 
 def code_digest() -> str:

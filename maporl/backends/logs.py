@@ -1,10 +1,12 @@
-"""What the processes of groups print: a file for each in the run's folder, whose end stands in errors. Imports no torch."""
+"""What the processes of groups leave in the run's folder for people: what they print, and their stacks. Imports no torch."""
 
 import faulthandler
 import os
 import re
 import time
 from pathlib import Path
+
+from trl_ext.stacks import FOLDER
 
 LINES, LONGEST = 20, 300
 """How many lines of a log an error repeats, and how many characters of a line."""
@@ -19,6 +21,14 @@ _MOST = 2**16
 def log_of(folder: Path, name: str) -> Path:
     """Return the file that the process ``name`` of the run in ``folder`` prints to."""
     return folder / "logs" / f"{name.replace(' ', '-')}.log"
+
+
+def write_stacks(folder: Path, name: str, text: str) -> Path:
+    """Write what a process that does not answer is doing into the folder of the run, under ``name``. Return the file."""
+    file = folder / FOLDER / f"{name.replace(' ', '-')}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
 
 
 def print_to(log: Path, name: str) -> None:

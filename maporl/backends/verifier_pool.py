@@ -7,22 +7,22 @@ servers (:class:`maporl.rewards.verifier.client.VerifierClient`), with the same 
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied
 from maporl.config.schema import VerifierSection
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.client import COUNTED, Outcome
+from maporl.rewards.verifier.client import Counted, Outcome
 from maporl.types import Message
 
 logger = logging.getLogger(__name__)
 
 
-class VerifierPool:
-    """Scores chats in processes that each have the verifier.
+class VerifierPool(Counted):
+    """Scores chats in processes that each have the verifier. Processes that were replaced count as ``ejected``.
 
     Args:
         section: the verifier.
@@ -40,12 +40,12 @@ class VerifierPool:
         deadline: float,
         folder: Path,
     ):
+        super().__init__()
         self.section, self.replicas, self.deadline, self.folder = section, replicas, deadline, folder
         self.urls: tuple[str, ...] = (str(section.model),)
         """What errors call the verifier."""
         self._start = start
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
         self.members: list[Member] = []
         self.started = 0
 
@@ -60,15 +60,6 @@ class VerifierPool:
         self.members = [member for member, _ in begun]
         for _, built in begun:
             built.result(timeout=self.deadline)
-
-    def count(self, name: str, by: int = 1) -> None:
-        """Add ``by`` to the count ``name`` of the metrics."""
-        self._counts[name] += by
-
-    def take_counts(self) -> dict[str, int]:
-        """Return the counts since the last call, which start again at 0. Processes that were replaced count as ``ejected``."""
-        taken, self._counts = self._counts, Counter()
-        return {name: taken[name] for name in COUNTED}
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
         """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used.
@@ -136,9 +127,7 @@ class VerifierPool:
         return member, member.call("build")
 
     def _hung(self, member: Member) -> MemberDied:
-        file = self.folder / "stacks" / f"{member.name.replace(' ', '-')}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(member.stacks())
+        file = write_stacks(self.folder, member.name, member.stacks())
         return MemberDied(
             f"{member.name}: no answer after {self.deadline:g} s (cluster.failures.deadline); its stacks are in {file}"
         )

@@ -135,6 +135,7 @@ def _groups() -> list[Finding]:
     """
     import psutil
 
+    from maporl.backends.joining import SHARED_MEMORY
     from maporl.backends.ray_cluster import OBJECT_STORE, check_installed
     from trl_ext.devices import accelerators
 
@@ -147,14 +148,17 @@ def _groups() -> list[Finding]:
     memory = psutil.virtual_memory()
     each = "each process of a group can have its own" if found else "the processes of groups share the processor"
     told = f"ray {_version('ray')}; {found} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} GiB free"
-    return [Finding(what, "fine", told), *_shared_memory(OBJECT_STORE, Path("/dev/shm"))]
+    return [Finding(what, "fine", told), *_shared_memory(OBJECT_STORE, SHARED_MEMORY)]
 
 
 def _shared_memory(needed: int, folder: Path) -> list[Finding]:
     """Return whether ``folder``, the shared memory of Linux, has the bytes through which samples and weights go."""
-    if not folder.is_dir():  # another system
+    from maporl.backends.joining import free_shared_memory
+
+    found = free_shared_memory(folder)
+    if found is None:  # another system
         return []
-    free, most = shutil.disk_usage(folder).free / 2**30, needed / 2**30
+    free, most = found / 2**30, needed / 2**30
     if free >= most:
         return [Finding("shared memory", "fine", f"{free:.1f} GiB free in {folder}; groups take up to {most:.0f}")]
     why = f"{free:.1f} GiB free in {folder}, and groups take up to {most:.0f}; Ray then uses the disk, which is slow"

@@ -104,7 +104,26 @@ class Servers:
             self._failures[url] = 0
 
 
-class VerifierClient:
+class Counted:
+    """Counts for the metrics what asking a verifier takes. Several threads may count."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add ``by`` to the count ``name`` of the metrics."""
+        with self._counting:
+            self._counts[name] += by
+
+    def take_counts(self) -> dict[str, int]:
+        """Return the counts since the last call, which start again at 0."""
+        with self._counting:
+            taken, self._counts = self._counts, Counter()
+        return {name: taken[name] for name in COUNTED}
+
+
+class VerifierClient(Counted):
     """Scores chats by asking servers. It sends requests from several threads, but must be used from one at a time.
 
     Raises:
@@ -112,6 +131,7 @@ class VerifierClient:
     """
 
     def __init__(self, section: VerifierSection, urls: Sequence[str]):
+        super().__init__()
         self.section = section
         self.urls = tuple(url.rstrip("/") for url in urls)
         for url in self.urls:  # the configuration's are checked already, the environment's are not
@@ -121,20 +141,7 @@ class VerifierClient:
         self._http = {url: HttpClient(url, section.timeout, token, TOKEN_VARIABLE) for url in self.urls}
         self._servers = Servers(self.urls)
         self._ask = {"maporl": self._ask_maporl, "vllm": self._ask_vllm}[section.api]
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
         self._vllm = VLLM(section) if section.api == "vllm" else None
-
-    def count(self, name: str, by: int = 1) -> None:
-        """Add ``by`` to the count ``name`` of the metrics."""
-        with self._lock:
-            self._counts[name] += by
-
-    def take_counts(self) -> dict[str, int]:
-        """The counts since the last call, which start again at 0."""
-        with self._lock:
-            taken, self._counts = self._counts, Counter()
-        return {name: taken[name] for name in COUNTED}
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
         """A score in [0, 1] for the last message of each chat, in order.
