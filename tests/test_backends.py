@@ -4,7 +4,7 @@ import queue
 import random
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 
 import numpy as np
@@ -237,6 +237,24 @@ def test_engines_that_die_too_often_end_the_run(tmp_path):
             started[-1].end()
             time.sleep(0.02)
         answers[0].result()
+
+
+def test_nothing_waits_for_engines_that_have_ended(tmp_path):
+    """Answers that no engine has begun fail with the end of the pool, and so does a call that waits for an engine."""
+    pool, started = pool_of(tmp_path, replicas=1, rows=1, seconds=(0.2, 0.0))
+    answers = pool.ask([row(0), row(1), row(2)])
+    pool.end()
+    for answer in answers:
+        with pytest.raises((GroupFailed, MemberDied)):
+            answer.result(timeout=5)
+    pool, started = pool_of(tmp_path, replicas=1)
+    pool._members.clear()  # as while its only engine is replaced
+    waiting = ThreadPoolExecutor(1).submit(pool.call, "untrained")
+    time.sleep(0.05)
+    assert not waiting.done()
+    pool.end()
+    with pytest.raises(GroupFailed, match="its processes have ended"):
+        waiting.result(timeout=5)
 
 
 def test_an_engine_that_hangs_is_replaced_and_its_stacks_are_kept(tmp_path):

@@ -201,7 +201,7 @@ class EnginePool:
         """End the processes."""
         with self._lock:
             members, self._begun, self._members, self._free = self._begun, [], {}, []
-            self._failed = self._failed or GroupFailed(ENDED.format(self.spec.name))
+            self._give_up(self._failed or GroupFailed(ENDED.format(self.spec.name)))
         for member in members:
             member.end()
         self._background.shutdown(wait=False)
