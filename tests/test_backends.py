@@ -241,13 +241,13 @@ def test_engines_that_die_too_often_end_the_run(tmp_path):
 
 def test_nothing_waits_for_engines_that_have_ended(tmp_path):
     """Answers that no engine has begun fail with the end of the pool, and so does a call that waits for an engine."""
-    pool, started = pool_of(tmp_path, replicas=1, rows=1, seconds=(0.2, 0.0))
+    pool, _ = pool_of(tmp_path, replicas=1, rows=1, seconds=(0.2, 0.0))
     answers = pool.ask([row(0), row(1), row(2)])
     pool.end()
     for answer in answers:
         with pytest.raises((GroupFailed, MemberDied)):
             answer.result(timeout=5)
-    pool, started = pool_of(tmp_path, replicas=1)
+    pool, _ = pool_of(tmp_path, replicas=1)
     pool._members.clear()  # as while its only engine is replaced
     waiting = ThreadPoolExecutor(1).submit(pool.call, "untrained")
     time.sleep(0.05)
