@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from maporl.backends.engine_pool import EnginePool
+from maporl.backends.engine_pool import Answer, EnginePool
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of
@@ -112,7 +112,8 @@ def test_numbers_come_back_to_their_tokens(seed):
 def test_weights_arrive_as_they_were_or_are_refused(dtype):
     torch.manual_seed(0)
     named = {"a": torch.randn(3, 4, dtype=dtype), "b": torch.randn(5, dtype=dtype), "c": torch.tensor(2.0, dtype=dtype)}
-    packed = pack(named.items())
+    size = sum(value.nbytes for value in named.values())
+    packed = pack(named.items(), size)
     there = {name: torch.zeros_like(value) for name, value in named.items()}
     unpack(packed, there)
     assert all(torch.equal(there[name], value) for name, value in named.items())
@@ -120,9 +121,9 @@ def test_weights_arrive_as_they_were_or_are_refused(dtype):
     with pytest.raises(WeightsDiffer, match="'a' sums to"):
         unpack(packed, there)
     with pytest.raises(WeightsDiffer, match="'d' is on one side only"):
-        unpack(pack(named.items()), {**there, "d": torch.zeros(1)})
+        unpack(pack(named.items(), size), {**there, "d": torch.zeros(1)})
     with pytest.raises(WeightsDiffer, match=r"'b' has shape \(6,\), got \(5,\)"):
-        unpack(pack(named.items()), {**there, "b": torch.zeros(6, dtype=dtype)})
+        unpack(pack(named.items(), size), {**there, "b": torch.zeros(6, dtype=dtype)})
 
 
 # -- processes, as threads ------------------------------------------------------------------------------------------------
@@ -187,19 +188,49 @@ class Engine:
                 raise OtherVersion(f"{name}: {version} against {self.versions.get(name)}")
         self.rows.append(len(rows))
         time.sleep(self.seconds[0] + self.seconds[1] * len(rows))
-        return [Sampled([row.prompt[0], self.versions[row.policy]]) for row in rows]
+        return {n: Sampled([row.prompt[0], self.versions[row.policy]]) for n, row in rows.items()}
 
     def release(self):
         pass
 
 
-def spec(replicas=2, rows=None, devices=2):
-    of_run = {"args": None, "objective": None, "stops": {}, "seed": 0, "past": {}}
+class VLLM(Engine):
+    """Answers as :class:`Engine` does, each row after as many calls as its key says. It works on others meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.running, self.done, self.most, self.hurry = {}, {}, 0, threading.Event()
+
+    def load(self, policy, version, weights):
+        while self.running:  # what has begun ends with the old weights, and is told by the next call
+            self._step()
+        return super().load(policy, version, weights)
+
+    def sample(self, rows, versions):
+        for name, version in versions.items():
+            assert self.versions[name] == version
+        self.rows.append(len(rows))
+        said = {n: Sampled([row.prompt[0], self.versions["ann"]]) for n, row in rows.items()}
+        self.running |= {n: [row.key[1], said[n]] for n, row in rows.items()}
+        self.most = max(self.most, len(self.running))
+        self._step()
+        found, self.done = self.done, {}
+        return found
+
+    def _step(self):
+        for own in self.running.values():
+            own[0] -= own[0] if self.hurry.is_set() else 1
+        self.done = self.done | {n: said for n, (left, said) in self.running.items() if left <= 0}
+        self.running = {n: own for n, own in self.running.items() if own[0] > 0}
+
+
+def spec(replicas=2, rows=None, devices=2, vllm=()):
+    of_run = {"args": None, "objective": None, "stops": {}, "seed": 0, "past": {}, "vllm": dict.fromkeys(vllm)}
     return GroupSpec("ann", None, ("ann",), ("ann",), 1, False, 1, devices, "replicated", replicas, rows, **of_run)
 
 
-def row(number):
-    return TokenRow("ann", [number], 0, ("key", number), Decoding(1.0), 4)
+def row(number, calls=None):
+    return TokenRow("ann", [number], 0, ("key", number if calls is None else calls), Decoding(1.0), 4)
 
 
 def pool_of(tmp_path, replicas=2, rows=None, seconds=(0.0, 0.0), **failures):
@@ -328,6 +359,57 @@ def test_engines_get_full_calls_although_dialogues_go_on_one_by_one(tmp_path):
         time.sleep(0.001)
     sizes = [size for member in started for size in member.part.rows]
     assert sum(sizes) == 1024 and sum(sizes) / len(sizes) >= 48
+    pool.end()
+
+
+def vllm_pool(tmp_path, replicas=1, rows=None, **failures):
+    started = []
+
+    def start(number, place):
+        started.append(Thread(f"ann engine {number}", VLLM()))
+        return started[-1]
+
+    pool = EnginePool(spec(replicas, rows, vllm=["ann"]), start, FailuresSection(**failures), tmp_path)
+    pool.build()
+    return pool, started
+
+
+def test_answers_of_vllm_come_one_by_one_and_new_rows_join_those_that_run(tmp_path):
+    pool, [member] = vllm_pool(tmp_path)
+    [slow] = pool.ask([row(1, calls=10**9)])
+    for number in range(2, 6):
+        [quick] = pool.ask([row(number, calls=2)])
+        assert quick.result(timeout=10).sampled.ids == [number, 0]
+    assert not slow.done() and member.part.most == 2
+    pool.load("ann", 1, "weights 1")
+    member.part.hurry.set()
+    assert slow.result(timeout=10) == Answer(Sampled([1, 0]), 0), "it ends with the weights that it began with"
+    assert pool.ask([row(7, calls=3)])[0].result(timeout=10) == Answer(Sampled([7, 1]), 1)
+    pool.end()
+
+
+def test_vllms_of_a_group_share_what_runs_and_keep_within_their_rows(tmp_path):
+    pool, started = vllm_pool(tmp_path, replicas=2, rows=8)
+    answers = [pool.ask([row(number, calls=5 + number % 7)])[0] for number in range(64)]
+    assert [answer.result(timeout=20).sampled.ids for answer in answers] == [[number, 0] for number in range(64)]
+    assert all(member.part.most <= 8 for member in started)
+    assert sum(started[0].part.rows) + sum(started[1].part.rows) == 64
+    assert min(sum(member.part.rows) for member in started) >= 16
+    pool.end()
+
+
+def test_what_a_dead_vllm_was_asked_is_asked_again(tmp_path):
+    pool, started = vllm_pool(tmp_path, replicas=2)
+    rng = random.Random(3)
+    for version in range(1, 11):
+        pool.load("ann", version, f"weights {version}")
+        answers = pool.ask([row(number, calls=rng.randint(1, 200)) for number in range(30)])
+        time.sleep(rng.uniform(0, 0.004))
+        rng.choice([member for member in started if not member.dead.is_set()]).end()
+        said = [answer.result(timeout=20) for answer in answers]
+        assert [own.sampled.ids for own in said] == [[n, version] for n in range(30)]
+        assert {own.version for own in said} == {version}
+    assert pool.replaced >= 5
     pool.end()
 
 
@@ -484,7 +566,30 @@ def cluster(**groups):
                 "cluster": {"backend": "ray"},
                 "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"urls": ["http://h:1"]}}},
             },
-            "does not do the engine vllm yet; use engine: transformers",
+            "policy 'ann': vllm.urls are servers, and a group has a vLLM in each process that samples",
+        ),
+        (
+            {
+                "cluster": cluster(a=["ann", "bob"]),
+                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"colocate": {}}}, "bob": {"model": "m"}},
+            },
+            "cluster.groups.a: vLLM samples from 'ann' and transformers from 'bob'; give their agents the same engine",
+        ),
+        (
+            {
+                "cluster": {"backend": "ray", "groups": {"a": {"policies": ["ann"], "sharing": "sleep"}}},
+                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"colocate": {"sleep": False}}}},
+            },
+            "cluster.groups.a.sharing: sleep needs vllm.colocate.sleep: true for 'ann'",
+        ),
+        (
+            {
+                "cluster": {"backend": "ray", "groups": {"a": {"policies": ["ann"], "sharing": "sleep"}}},
+                "agents": {"ann": {"model": "m", "engine": "vllm", "vllm": {"colocate": {}}}},
+                "training": {"async_depth": 1},
+                "ppo": {"engine_tis_cap": 2.0},
+            },
+            "cluster.groups.a.sharing: an engine that sleeps cannot play ahead; set training.async_depth: 0",
         ),
         ({"cluster": {"backend": "ray"}, "training": {"placement": "split"}}, "does not do training.placement: split"),
     ],

@@ -175,7 +175,7 @@ TURNS = {"policies": ["ann", "bob"], "sharing": "turns"}
 @pytest.mark.parametrize(
     "cluster, message",
     [
-        ({"groups": {"a": {**TURNS, "sharing": "sleep"}}}, "a.sharing: the engine transformers has no sleep; use turns"),
+        ({"groups": {"a": {**TURNS, "sharing": "sleep"}}}, "a.sharing: the engine transformers has no sleep; use engine: vllm, or turns"),
         (
             {"groups": {"a": {**TURNS, "learner": {"pool": "x"}}}, "pools": {"x": {"accelerator": "H100"}}},
             "learner.pool is 'x' where engines.pool is None; give both the same pool",

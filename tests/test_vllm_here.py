@@ -134,7 +134,7 @@ def test_short_completions_are_there_before_long_ones(saved, tmp_path):
     engine = started(team, tmp_path)
     prompt = team.policies["ann"].tokenizer.encode("1+1", add_special_tokens=False)
     engine.max_new_tokens = 40
-    [long] = engine._begin([Wanted("long", "ann", prompt)], Decoding(1.0))
+    [long] = engine.begin([Wanted("long", "ann", prompt)], Decoding(1.0))
     engine.advance()
     engine.max_new_tokens = 2
     short = engine.complete([Wanted("short", "ann", prompt)], Decoding(1.0))
@@ -142,7 +142,7 @@ def test_short_completions_are_there_before_long_ones(saved, tmp_path):
     while engine.advance():
         pass
     assert 2 < len(long.result().ids) <= 40
-    engine._begin([Wanted("never read", "ann", prompt)], Decoding(1.0))
+    engine.begin([Wanted("never read", "ann", prompt)], Decoding(1.0))
     engine.release()
     assert not engine.advance(), "what is left is given up"
 

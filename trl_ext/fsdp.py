@@ -1,6 +1,6 @@
 """FSDP2: the weights, gradients and optimizer state of a learner are distributed over processes, block by block."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -39,10 +39,11 @@ class Sharded(Replicated):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         super().__init__(models, head, trained, args, accelerator)
-        dtype = working_dtype(head, trained)
+        self.dtype = working_dtype(head, trained)
+        """The dtype in which weights are gathered."""
         for parameter in trained:
             parameter.grad = None
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
         self.mesh = init_device_mesh(accelerator.device.type, (distributed.size(),))
         kinds = blocks_of(*models.values()) | ({type(head).__name__} if head is not None else set())
         for group, own in parts(self.root, kinds):
@@ -84,6 +85,16 @@ class Sharded(Replicated):
                 loaded = {name: p.detach().clone() for name, p in self.root.named_parameters()}
         if write:
             scatter(dict(self.root.named_parameters()), loaded, self.mesh)
+
+    @torch.no_grad()
+    def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in parameters.items():
+            own: Any = parameter.to(self.dtype)
+            # between a forward and its backward, some weights are whole
+            yield name, own.full_tensor() if hasattr(own, "full_tensor") else own
+
+    def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
+        return sum(parameter.numel() * self.dtype.itemsize for parameter in parameters.values())
 
     def stepped_here(self) -> int:
         return super().stepped_here() // distributed.size()  # a shard gives the number of the whole

@@ -10,7 +10,7 @@ minibatch of *all* processes (:class:`trl_ext.losses.Totals`). Gradients are the
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -100,6 +100,17 @@ class Replicated:
         All processes enter together.
         """
         yield
+
+    def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+        """Yield each of ``parameters`` whole, with its name, so that a device never holds more than one of them.
+
+        All processes iterate together, outside of :meth:`whole`.
+        """
+        yield from parameters.items()
+
+    def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
+        """Return the bytes of what :meth:`stream` yields."""
+        return sum(parameter.nbytes for parameter in parameters.values())
 
     def rounds(self, number: int, device: torch.device) -> int:
         """Return how many forwards this process must make if it has ``number`` micro-batches.

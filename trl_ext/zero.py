@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO: the optimizer state, and in stage 3 the weights, are distributed over processes."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -75,6 +75,17 @@ class Zero(Replicated):
             if write:
                 for parameter in self.own:  # the optimizer's float32 copies
                     self._set(parameter, parameter.detach().float())
+
+    def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in parameters.items():
+            with gathered_by_zero(self.engine, [parameter]) if self.stage == 3 else nullcontext():
+                yield name, parameter
+
+    def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
+        if self.stage < 3:
+            return super().streamed_bytes(parameters)
+        own: list[Any] = list(parameters.values())  # DeepSpeed has added attributes
+        return sum(parameter.ds_numel * parameter.dtype.itemsize for parameter in own)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)

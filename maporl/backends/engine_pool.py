@@ -1,10 +1,12 @@
 """The processes that sample from the policies of a group, as the driver sees them.
 
 Answers that are asked for wait in the driver until a process is free, which then takes as many as it can. So batches are as
-large as they can be without anybody waiting for them. A process that dies is replaced, and what it was asked is asked
-again. What is drawn depends on the answer's place in its dialogue alone, so the second answer is the first one.
+large as they can be without anybody waiting for them. A process with vLLM is free again after a moment: it takes new
+rows while it works on others, and its answers come one by one. A process that dies is replaced, and what it was asked is
+asked again. What is drawn depends on the answer's place in its dialogue alone, so the second answer is the first one.
 """
 
+import itertools
 import logging
 import math
 import threading
@@ -40,8 +42,11 @@ class Answer:
 
 @dataclass
 class _Asked:
+    """A row, its answer to come, and the version of the weights that a process was last asked to answer with."""
+
     row: TokenRow
     answer: Future[Answer]
+    version: int = 0
 
 
 @dataclass
@@ -85,6 +90,9 @@ class EnginePool:
         self._begun: list[Member] = []
         self._members: dict[Member, int] = {}
         """Those of them that have loaded their models, with the number of each one's place."""
+        self._running: dict[Member, dict[int, _Asked]] = {}
+        """What each of these was asked and has not answered, by number."""
+        self._numbers = itertools.count()
         self._missing = 0
         """The number of processes whose place is lost."""
         self._stacks: dict[Member, Path] = {}
@@ -252,6 +260,7 @@ class EnginePool:
                 self._finish(member)
                 return
             self._members[member] = place
+            self._running[member] = {}
             self._activity.start(member)
             self._free.append(member)
             self._changed.notify_all()
@@ -278,17 +287,37 @@ class EnginePool:
             waiting, self._queue = self._queue, []
             for own in waiting:
                 own.answer.set_exception(self._failed)
-        while self._queue and self._free:
-            size = math.ceil(len(self._queue) / len(self._free))
-            size = size if self.spec.rows is None else min(size, self.spec.rows)
+        for member in list(self._free):
+            if member not in self._free:  # a call of one that is dead ends at once, and this has been called for it
+                continue
+            running = self._running[member]
+            size = self._room(member)
             part, self._queue = self._queue[:size], self._queue[size:]
-            member = self._free.pop(0)
+            if not part and not running:
+                continue
+            self._free.remove(member)
             self._count_waiting()
             versions = {own.row.policy: self._version(own.row.policy) for own in part}
-            self._counts.calls.append(len(part))
-            call = self._call(member, "sample", [own.row for own in part], versions, what=SAMPLING)
-            call.add_done_callback(partial(self._done, member, part, versions))
+            for own in part:
+                own.version = versions[own.row.policy]
+            new = {next(self._numbers): own for own in part}
+            running |= new
+            self._counts.calls.append(len(running))
+            rows = {number: own.row for number, own in new.items()}
+            call = self._call(member, "sample", rows, versions, what=SAMPLING)
+            call.add_done_callback(partial(self._done, member))
         self._count_waiting()
+
+    def _room(self, member: Member) -> int:
+        """Return how many waiting rows a free process takes. The lock is held.
+
+        Free processes share what waits. One that works on rows while it takes others gets less than the others.
+        """
+        sharing = self._members if self.spec.vllm else self._free
+        running = sum(len(self._running[own]) for own in sharing)
+        size = math.ceil((len(self._queue) + running) / len(sharing))
+        size = size if self.spec.rows is None else min(size, self.spec.rows)
+        return max(size - len(self._running[member]), 0)
 
     def _count_waiting(self) -> None:
         if not self._free:
@@ -297,21 +326,25 @@ class EnginePool:
     def _version(self, policy: str) -> int:
         return self._known[policy][0] if policy in self._known else 0
 
-    def _done(self, member: Member, part: list[_Asked], versions: Mapping[str, int], call: Future[Any]) -> None:
+    def _done(self, member: Member, call: Future[dict[int, Sampled]]) -> None:
         error = call.exception()
         if error is None:
             with self._lock:
-                self._counts.tokens += sum(len(found.ids) for found in call.result())
+                running = self._running.get(member, {})  # a process that is replaced has lost what it was asked
+                found = [(running.pop(number), own) for number, own in call.result().items() if number in running]
+                self._counts.tokens += sum(len(sampled.ids) for _, sampled in found)
             self._free_again(member)
-            for own, found in zip(part, call.result(), strict=True):
-                own.answer.set_result(Answer(found, versions[own.row.policy]))
+            for own, sampled in found:
+                own.answer.set_result(Answer(sampled, own.version))
         elif isinstance(error, MemberDied | OtherVersion) and self._failed is None:
-            with self._lock:
-                self._queue[:0] = part
             self._replace(member, error)
         else:
+            with self._lock:
+                failed = list(self._running.get(member, {}).values())
+                if member in self._running:
+                    self._running[member] = {}
             self._free_again(member)
-            for own in part:
+            for own in failed:
                 own.answer.set_exception(self._failed or error)
 
     def _free_again(self, member: Member) -> None:
@@ -334,6 +367,7 @@ class EnginePool:
                 self._dispatch()
                 return
             place = self._members.pop(member)
+            self._queue[:0] = self._running.pop(member).values()
             self._activity.gone(member)
             self._free = [own for own in self._free if own is not member]
             self.replaced += 1

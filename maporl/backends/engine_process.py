@@ -1,12 +1,15 @@
 """One of the processes that sample from the policies of a group. It knows nothing of the driver, and nothing of Ray."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
 from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
+from maporl.backends.vllm_rows import VLLMRows
 from maporl.backends.weights import Packed, sent_parameters, unpack
 from maporl.engines.token_sampler import TokenRow, TokenSampler
 from maporl.rollout.restate import UntrainedWeights
@@ -31,13 +34,14 @@ class EngineProcess:
         self.versions: dict[str, int] = {}
 
     def build(self) -> None:
-        """Load the models.
+        """Load the models. Where vLLM samples, they stay in main memory, and vLLM has copies of those that are not trained.
 
         Raises:
-            ConfigError: a model cannot be loaded.
+            ConfigError: a model cannot be loaded, or vLLM is not installed.
+            VLLMFailure: vLLM does not start.
         """
-        options = self.spec.args
-        on_cpu = options.use_cpu or not torch.cuda.is_available()
+        options, in_vllm = self.spec.args, bool(self.spec.vllm)
+        on_cpu = options.use_cpu or not torch.cuda.is_available() or in_vllm
         self.device = torch.device("cpu" if on_cpu else "cuda")
         self.team = load_part(self.spec, ())
         own = {name: self.team.policies[name] for name in self.spec.policies}
@@ -49,14 +53,22 @@ class EngineProcess:
             policy.model.eval()
         rows = options.local_rollout_forward_batch_size
         self._untrained = UntrainedWeights(self.team, lambda name: own[name].active(), rows)
-        self.sampler = TokenSampler(
-            own,
-            rows,
-            options.max_tokens_per_generate,
-            options.keep_states,
-            keep_states_gib=options.keep_states_gib,
-        )
+        self.sampler: TokenSampler | None = None
+        self.vllm: VLLMRows | None = None
         self.versions = {name: 0 for name in own if name not in self.spec.trained}
+        if in_vllm:
+            sections = {name: self.spec.vllm[self.spec.past.get(name, name)] for name in own}
+            self.vllm = VLLMRows(own, sections, options, Path(mkdtemp(prefix="maporl-adapters-")))
+            for name in self.versions:
+                self.vllm.sync(name)
+        else:
+            self.sampler = TokenSampler(
+                own,
+                rows,
+                options.max_tokens_per_generate,
+                options.keep_states,
+                keep_states_gib=options.keep_states_gib,
+            )
 
     def load(self, policy: str, version: int, weights: Packed) -> int:
         """Take over the ``version`` of a policy's weights, and return their bytes.
@@ -67,16 +79,23 @@ class EngineProcess:
             WeightsDiffer: the weights do not fit, or are not those that were sent.
         """
         self.versions.pop(policy, None)  # between two versions it answers for neither
+        if self.vllm is not None:
+            self.vllm.finish()
         own, origin = self.team.policies[policy], self.team.policies[self.spec.past.get(policy, policy)]
         named = {name.replace(f".{own.adapter}.", f".{origin.adapter}."): p for name, p in sent_parameters(own).items()}
         unpack(weights, named)
-        self.sampler.release()
+        if self.vllm is not None:
+            self.vllm.sync(policy)
+        else:
+            self.release()
         self.versions[policy] = version
         return weights.buffer.nbytes
 
     @torch.no_grad()
-    def sample(self, rows: Sequence[TokenRow], versions: Mapping[str, int]) -> list[Sampled]:
-        """Return a completion for each row, from the given ``versions`` of the policies.
+    def sample(self, rows: Mapping[int, TokenRow], versions: Mapping[str, int]) -> dict[int, Sampled]:
+        """Return completions of ``rows`` by their numbers, from the given ``versions`` of the policies.
+
+        These are all of them, or where vLLM samples those of these and of earlier rows that are there.
 
         Raises:
             OtherVersion: it has another version of a policy, or none.
@@ -86,8 +105,11 @@ class EngineProcess:
                 raise OtherVersion(
                     f"policy {name!r}: asked for version {version}, and the engine has {self.versions.get(name)}"
                 )
+        if self.vllm is not None:
+            return self.vllm.sample(rows)
+        assert self.sampler is not None, "build() makes one of the two"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.spec.args.bf16):
-            return self.sampler.sample(rows)
+            return dict(zip(rows, self.sampler.sample(list(rows.values())), strict=True))
 
     @torch.no_grad()
     def untrained(self, method: str, policy: str, *arguments: Any) -> Any:
@@ -96,5 +118,8 @@ class EngineProcess:
             return getattr(self._untrained, method)(policy, *arguments)
 
     def release(self) -> None:
-        """Drop the KV cache of all conversations."""
-        self.sampler.release()
+        """Drop the KV cache of all conversations, or let vLLM sleep."""
+        if self.sampler is not None:
+            self.sampler.release()
+        if self.vllm is not None:
+            self.vllm.release()

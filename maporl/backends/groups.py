@@ -1,11 +1,16 @@
 """Which policies form a group: those that the configuration names, or by default those of each base model."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from maporl.config import Config
 from maporl.config.cluster import GroupSection
+from maporl.config.schema import AgentSection, ColocateSection, VLLMSection
 from maporl.errors import ConfigError
 from maporl.team.loading import base_key, policy_names
+
+ALONE = 0.85
+"""The share of a device's memory that vLLM takes where nothing else is."""
 
 
 def groups_of(config: Config) -> dict[str, GroupSection]:
@@ -25,6 +30,45 @@ def groups_of(config: Config) -> dict[str, GroupSection]:
         return {names[0]: GroupSection(policies=names) for names in members.values()}
     _check(config.cluster.groups, bases)
     return dict(config.cluster.groups)
+
+
+def vllm_of(config: Config, name: str, group: GroupSection) -> dict[str, VLLMSection]:
+    """Return the options of vLLM of each policy of group ``name``, or nothing if transformers samples from them.
+
+    Agents that share a policy use the options of the first of them. A vLLM on a device of its own takes most of its memory, and
+    does not sleep.
+
+    Raises:
+        ConfigError: some of the policies use vLLM and others do not, or one uses servers, or vLLM is to sleep and may not.
+    """
+    speakers: dict[str, AgentSection] = {}
+    for agent, section in config.agents.items():
+        for policy in policy_names(agent, section, config) if section.weights else ():
+            if policy in group.policies:
+                speakers.setdefault(policy, section)
+    found = {policy: own.vllm for policy, own in speakers.items() if own.engine == "vllm" and own.vllm is not None}
+    if found and (other := [policy for policy in speakers if policy not in found]):
+        raise ConfigError(
+            f"cluster.groups.{name}: vLLM samples from {next(iter(found))!r} and transformers from {other[0]!r}; give their agents "
+            "the same engine, or put them into groups of their own"
+        )
+    return {policy: replace(own, colocate=_here(name, group, policy, own)) for policy, own in found.items()}
+
+
+def _here(name: str, group: GroupSection, policy: str, section: VLLMSection) -> ColocateSection:
+    """Return the options of a vLLM in the processes that sample for group ``name``."""
+    here, alone = section.colocate, group.sharing == "apart"
+    if here is None:
+        raise ConfigError(
+            f"policy {policy!r}: vllm.urls are servers, and a group has a vLLM in each process that samples; give vllm: "
+            "{colocate: {}}, or use cluster.backend: local"
+        )
+    if group.sharing == "sleep" and not here.sleep:
+        raise ConfigError(
+            f"cluster.groups.{name}.sharing: sleep needs vllm.colocate.sleep: true for {policy!r}; set it, or use apart"
+        )
+    share = here.gpu_memory_utilization or (ALONE if alone else None)
+    return replace(here, sleep=here.sleep and not alone, gpu_memory_utilization=share)
 
 
 def trained_policies(config: Config) -> set[str]:

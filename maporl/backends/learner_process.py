@@ -192,8 +192,13 @@ class LearnerProcess:
 
     def weights(self, policy: str) -> Packed | None:
         """Return the weights of a policy, or None in all processes but the first. All of them are called together."""
-        with self.learning.whole_weights([policy]):
-            return pack(sent_parameters(self.team.policies[policy]).items()) if self.rank == 0 else None
+        own, strategy = sent_parameters(self.team.policies[policy]), self.learning.learners[policy].strategy
+        stream = strategy.stream(own)
+        if self.rank == 0:
+            return pack(stream, strategy.streamed_bytes(own))
+        for _ in stream:  # the first process gathers each weight from all of them
+            pass
+        return None
 
     @torch.no_grad()
     def untrained(self, method: str, policy: str, *arguments: Any) -> Any:
@@ -223,7 +228,8 @@ class LearnerProcess:
             own = sent_parameters(self.team.policies[policy])
             found = read_tensors(file)
             check_fit({saved_name(name, adapter): p for name, p in own.items()}, found, file)
-            return pack((name, found[saved_name(name, adapter)]) for name in own)
+            read = {name: found[saved_name(name, adapter)] for name in own}
+            return pack(read.items(), sum(tensor.nbytes for tensor in read.values()))
 
     def begin_saving(self, folder: Path) -> None:
         """Begin to write the policies into ``folder/NAME`` (:meth:`trl_ext.learning.Learning.begin_saving`)."""

@@ -84,7 +84,8 @@ def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifi
     """Return the devices that groups ask for.
 
     A group that takes turns shares devices with all others of its pool that do: as many as the one with the most processes of
-    a kind has. Each process of any other group has a device of its own.
+    a kind has. The learner and the engines of a group whose engines sleep share devices with each other. Each process of
+    any other group has a device of its own.
 
     Args:
         groups: the groups by name.
@@ -100,6 +101,9 @@ def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifi
         if group.sharing == "turns":
             turns.setdefault(group.engines.pool, {})[name] = group
             continue
+        if group.sharing == "sleep":
+            _add_shared(plan, f"{name} to train and sample", group.engines.pool, {name: group}, trained)
+            continue
         if learns:
             own = group.learner
             block = Block(f"{name} to train", own.devices, own.pool, own.node == "one")
@@ -108,16 +112,17 @@ def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifi
             plan.add(Block(f"{name} to sample", 1, group.engines.pool))[0] for _ in range(group.engines.replicas)
         ]
     for pool, sharers in turns.items():
-        _add_turns(plan, pool, sharers, trained)
+        _add_shared(plan, f"{' and '.join(sharers)} in turns", pool, sharers, trained)
     return plan
 
 
-def _add_turns(plan: Plan, pool: str | None, groups: Mapping[str, GroupSection], trained: Collection[str]) -> None:
+def _add_shared(
+    plan: Plan, owner: str, pool: str | None, groups: Mapping[str, GroupSection], trained: Collection[str]
+) -> None:
     """Add the devices that ``groups`` share. The first ones are on one machine if a learner wants that."""
     learners = {n: g.learner for n, g in groups.items() if not set(g.policies).isdisjoint(trained)}
     together = max((own.devices for own in learners.values() if own.node == "one"), default=0)
     count = max([own.devices for own in learners.values()] + [group.engines.replicas for group in groups.values()])
-    owner = f"{' and '.join(groups)} in turns"
     places = plan.add(Block(owner, together, pool, one=True)) if together else []
     places += plan.add(Block(owner, count - together, pool)) if count > together else []
     for name, group in groups.items():
@@ -126,23 +131,40 @@ def _add_turns(plan: Plan, pool: str | None, groups: Mapping[str, GroupSection],
         plan.places[name, "engine"] = places[: group.engines.replicas]
 
 
-def check_places(section: ClusterSection, groups: Mapping[str, GroupSection], trained: Collection[str]) -> None:
+def check_places(
+    section: ClusterSection,
+    groups: Mapping[str, GroupSection],
+    trained: Collection[str],
+    in_vllm: Collection[str],
+    async_depth: int,
+) -> None:
     """Check what can be known of places before Ray is asked.
 
+    Args:
+        section: the section ``cluster`` of the run.
+        groups: the groups by name.
+        trained: the policies that are trained.
+        in_vllm: the groups that vLLM samples from.
+        async_depth: ``training.async_depth``.
+
     Raises:
-        ConfigError: a pool is unknown or unused, a group that takes turns names two pools, a group is to sleep, or more places
-            are asked for than ``cluster.devices`` has.
+        ConfigError: a pool is unknown or unused, a group that shares its devices names two pools, an engine cannot sleep, or more
+            places are asked for than ``cluster.devices`` has.
     """
     used = set()
     for name, group in groups.items():
-        if group.sharing == "sleep":
+        if group.sharing == "sleep" and name not in in_vllm:
             raise ConfigError(
-                f"cluster.groups.{name}.sharing: the engine transformers has no sleep; use turns, in which the processes of a "
-                "device work one at a time, or apart"
+                f"cluster.groups.{name}.sharing: the engine transformers has no sleep; use engine: vllm, or turns, in which the "
+                "processes of a device work one at a time, or apart"
             )
-        if group.sharing == "turns" and group.learner.pool != group.engines.pool:
+        if group.sharing == "sleep" and async_depth:
             raise ConfigError(
-                f"cluster.groups.{name}: sharing: turns puts its processes on the same devices, and learner.pool is "
+                f"cluster.groups.{name}.sharing: an engine that sleeps cannot play ahead; set training.async_depth: 0, or apart"
+            )
+        if group.sharing != "apart" and group.learner.pool != group.engines.pool:
+            raise ConfigError(
+                f"cluster.groups.{name}: sharing: {group.sharing} puts its processes on the same devices, and learner.pool is "
                 f"{group.learner.pool!r} where engines.pool is {group.engines.pool!r}; give both the same pool"
             )
         for key, pool in (("learner", group.learner.pool), ("engines", group.engines.pool)):

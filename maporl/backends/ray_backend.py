@@ -13,10 +13,10 @@ from torch import nn
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
-from maporl.backends.groups import groups_of
+from maporl.backends.groups import groups_of, vllm_of
 from maporl.backends.joining import check_facts, check_shared_memory, facts_here, free_shared_memory, marked
 from maporl.backends.member import Member
-from maporl.backends.places import SCORING, Part, plan_of
+from maporl.backends.places import SCORING, Part, check_places, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
 from maporl.backends.refusals import check_distributed
@@ -39,6 +39,7 @@ from maporl.team.loading import policy_names
 from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
 from maporl.text import printable
+from maporl.training.args import MultiAgentPPOConfig
 from trl_ext import stacks
 from trl_ext.losses import OBJECTIVES
 from trl_ext.ppov2_config import PPOv2Config
@@ -114,7 +115,9 @@ class RayBackend:
         """Return the weights that the policies of ``team`` started from, which the processes hold."""
         return RemoteUntrained(team, self)
 
-    def describe(self, config: Config, team: Team, args: PPOv2Config, critics: bool) -> dict[str, RemoteLearner]:
+    def describe(
+        self, config: Config, team: Team, args: MultiAgentPPOConfig, critics: bool
+    ) -> dict[str, RemoteLearner]:
         """Return what the driver knows of each learner of ``team``, whose models have no weights here.
 
         Args:
@@ -135,6 +138,9 @@ class RayBackend:
                 "use build_trainer(config), or leave it out"
             )
         self.groups = groups_of(config)
+        in_vllm = {name for name, group in self.groups.items() if vllm_of(config, name, group)}
+        trained = [name for name, policy in team.policies.items() if policy.trainable]
+        check_places(self.section, self.groups, trained, in_vllm, args.async_depth)
         found = {
             name: RemoteLearner(
                 name,
@@ -202,6 +208,7 @@ class RayBackend:
                 replicas=group.engines.replicas,
                 rows=group.engines.rows,
                 past={past: policy for past, policy in self._past.items() if policy in group.policies},
+                vllm=vllm_of(self._told["config"], name, group),
                 **told,
             )
             failures, folder = self.section.failures, self.folder

@@ -3,7 +3,6 @@
 import os
 
 from maporl.config import Config
-from maporl.config.engines import has_weights
 from maporl.errors import ConfigError
 
 
@@ -24,9 +23,9 @@ def check_distributed(config: Config) -> None:
             "leave it out: every group has its own devices",
         ),
         (
-            any(has_weights(agent.engine) and agent.engine != "transformers" for agent in config.agents.values()),
-            "the engine vllm",
-            "use engine: transformers, or cluster.backend: local",
+            any(a.engine == "vllm" and (a.load_in_4bit or a.load_in_8bit) for a in config.agents.values()),
+            "the engine vllm with quantised weights",
+            "use engine: transformers for these agents, or cluster.backend: local",
         ),
     ):
         if wrong:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from maporl.config.schema import Config
+from maporl.config.schema import Config, VLLMSection
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class GroupSpec:
         stops: what ends the completions of each policy: token ids, and strings.
         seed: torch's seed, with which new adapters are drawn.
         past: for each policy that speaks with past weights of another one, the name of that one.
+        vllm: the options of vLLM of each policy, if vLLM samples from the group. Otherwise transformers does.
     """
 
     name: str
@@ -47,6 +48,7 @@ class GroupSpec:
     stops: Mapping[str, tuple[frozenset[int], tuple[str, ...]]]
     seed: int
     past: Mapping[str, str] = field(default_factory=dict)
+    vllm: Mapping[str, VLLMSection] = field(default_factory=dict)
 
 
 def without_devices(args: Any) -> Any:

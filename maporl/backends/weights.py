@@ -44,17 +44,23 @@ def saved_name(name: str, adapter: str | None) -> str:
     return name if adapter is None else name.replace(f".{adapter}.", ".")
 
 
-def pack(named: Iterable[tuple[str, Tensor]]) -> Packed:
-    """Copy tensors one after the other into a buffer in main memory."""
-    tensors = {name: tensor.detach() for name, tensor in named}
+def pack(named: Iterable[tuple[str, Tensor]], size: int) -> Packed:
+    """Copy tensors of together ``size`` bytes one after the other into a buffer in main memory.
+
+    Each is forgotten before the next one is asked for, so that a device need not hold all of them.
+    """
     # FSDP frees the storage of gathered weights, which numpy would pin; so they are copied into a tensor of our own
-    buffer = torch.empty(sum(tensor.nbytes for tensor in tensors.values()), dtype=torch.uint8)
-    start = 0
-    for tensor in tensors.values():
-        buffer[start : start + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
-        start += tensor.nbytes
-    entries = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()]
-    return Packed(entries, [_sum(tensor) for tensor in tensors.values()], buffer.numpy())
+    buffer = torch.empty(size, dtype=torch.uint8)
+    start, entries, sums = 0, [], []
+    for name, tensor in named:
+        own = tensor.detach()
+        buffer[start : start + own.nbytes].copy_(own.contiguous().view(-1).view(torch.uint8))
+        start += own.nbytes
+        entries.append((name, str(own.dtype).removeprefix("torch."), tuple(own.shape)))
+        sums.append(_sum(own))
+        del tensor, own
+    assert start == size, f"the tensors have {start} bytes, and {size} were announced"
+    return Packed(entries, sums, buffer.numpy())
 
 
 def tensors_of(packed: Packed) -> Iterator[tuple[str, Tensor]]:

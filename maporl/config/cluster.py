@@ -87,8 +87,8 @@ class GroupSection:
         learner: the processes that train them.
         engines: the processes that sample from them.
         sharing: ``apart``: each process has a device of its own. ``turns``: the group shares devices with all others of the same
-            pool that take turns. One process of a device works at a time. ``sleep`` is refused, because no engine that a group
-            can have sleeps.
+            pool that take turns. One process of a device works at a time. ``sleep``: the processes that sample are on the devices
+            of those that train, and sleep while these work. This needs ``engine: vllm``.
     """
 
     policies: Annotated[list[str], Field(min_length=1)]

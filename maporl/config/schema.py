@@ -105,13 +105,15 @@ def check_urls(urls: Iterable[str]) -> None:
 
 @dataclass(frozen=True, config=STRICT)
 class ColocateSection:
-    """vLLM in the trainer's process: its share of the GPU's memory, its longest conversation, and its other options.
+    """vLLM in the trainer's process, or in the processes that sample for a group (``cluster.backend: ray``).
 
-    Agents whose policies have different bases share ``gpu_memory_utilization`` in equal parts. With ``sleep``, vLLM gives
-    its memory back between rollouts where the device allows this. ``options`` are keyword arguments of ``vllm.LLM``.
+    ``gpu_memory_utilization`` is its share of the GPU's memory: by default 0.3 beside weights that are trained, and 0.85 on a
+    device of its own. Agents whose policies have different bases share it in equal parts. ``max_model_len`` is the longest
+    conversation. With ``sleep``, vLLM gives its memory back between rollouts where the device allows this and others use
+    it. ``options`` are keyword arguments of ``vllm.LLM``.
     """
 
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
     max_model_len: Positive | None = None
     sleep: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)

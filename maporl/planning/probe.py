@@ -121,17 +121,20 @@ def _spec(config: Config, group: Group, trained: bool) -> GroupSpec:
 
 
 def decoder(config: Config, group: Group) -> Callable[[int, int, int], Callable[[], object]]:
-    """Return a function of rows, tokens of their prompts, and steps. It returns what samples so much, with ``group``'s models."""
+    """Return a function of rows, tokens of their prompts, and steps. It returns what samples so much, with ``group``'s models.
+
+    This is transformers, also where agents have ``engine: vllm``.
+    """
     engine = EngineProcess(_spec(config, group, trained=False))
     engine.build()
     policies, drawn = engine.spec.policies, random.Random(0)
     versions = dict.fromkeys(policies, 0)
 
     def ready(rows: int, prompt: int, steps: int) -> Callable[[], object]:
-        asked = [
-            TokenRow(name, _ids(drawn, group.model, prompt), 0, ("probe", n), Decoding(1.0), steps)
+        asked = {
+            n: TokenRow(name, _ids(drawn, group.model, prompt), 0, ("probe", n), Decoding(1.0), steps)
             for n, name in zip(range(rows), cycle(policies), strict=False)
-        ]
+        }
         return lambda: engine.sample(asked, versions)
 
     return ready

@@ -262,7 +262,7 @@ class Player:
             engine.version = version
         for policy in policies:
             with opened(policy):
-                for engine in self.engines.values():
+                for engine in {id(own): own for own in self.engines.values()}.values():  # one may have several names
                     engine.sync(policy)
 
     # -- playing ------------------------------------------------------------------------------------------------------

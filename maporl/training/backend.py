@@ -10,6 +10,7 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
+from maporl.training.args import MultiAgentPPOConfig
 from trl_ext.ppov2_config import PPOv2Config
 
 
@@ -29,7 +30,7 @@ class Backend(Protocol):
         """Return the weights that the policies of ``team`` started from. They are asked after :meth:`start`."""
         ...
 
-    def describe(self, config: Config, team: Team, args: PPOv2Config, critics: bool) -> Mapping[str, Any]:
+    def describe(self, config: Config, team: Team, args: MultiAgentPPOConfig, critics: bool) -> Mapping[str, Any]:
         """Return what the trainer must know of each learner: its name, tokenizer, critic and learning rate.
 
         The processes load the team that ``config`` describes. The models of ``team`` have no weights.

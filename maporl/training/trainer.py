@@ -71,8 +71,8 @@ from trl_ext.metrics import Clock, Metrics
 from trl_ext.ppov2_config import check_args
 from trl_ext.scoring import RewardFunction
 
-OWN_WEIGHTS = "transformers"
-"""The engine that samples from the weights that are trained. A backend has another one in its place."""
+OWN_WEIGHTS = {"transformers", "vllm"}
+"""The engines that sample from the weights that are trained. A backend has another one in their place."""
 
 
 class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
@@ -267,7 +267,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def _build_engines(self, given: Mapping[str, Engine], args: MultiAgentPPOConfig) -> None:
         """Build the engines that the agents name. Those that are ``given`` take precedence, then those of the backend."""
-        own = dict(given) if self.backend is None else {OWN_WEIGHTS: self.backend.engine(self.team, args), **given}
+        own = dict(given)
+        if self.backend is not None:
+            used = {agent.engine for agent in self.team.agents.values()} & OWN_WEIGHTS
+            own = dict.fromkeys(used, self.backend.engine(self.team, args)) | own
         needed = {name: agent.engine for name, agent in self.team.agents.items() if agent.engine not in own}
         built = build_engines(needed, self._engine_options, self.team.policies, args, Path(str(args.output_dir)))
         self.player.engines |= {**built, **own}

@@ -1,6 +1,6 @@
 """Check the section ``cluster`` of a configuration, before any process starts."""
 
-from maporl.backends.groups import groups_of, trained_policies
+from maporl.backends.groups import groups_of, trained_policies, vllm_of
 from maporl.backends.places import check_places
 from maporl.backends.ray_cluster import check_installed
 from maporl.backends.refusals import check_distributed
@@ -29,12 +29,13 @@ def check_cluster(config: Config) -> list[str]:
         )
     lines = _scoring(config)
     groups = groups_of(config)
-    check_places(config.cluster, groups, trained_policies(config))
+    in_vllm = {name for name, group in groups.items() if vllm_of(config, name, group)}
+    check_places(config.cluster, groups, trained_policies(config), in_vllm, config.training.async_depth)
+    shared = {"apart": "", "turns": ", in turns", "sleep": " on the same devices, asleep while it trains"}
     for name, group in groups.items():
-        turns = ", in turns" if group.sharing == "turns" else ""
         lines.append(
             f"group {name}: {', '.join(group.policies)}; {group.learner.devices} to train ({group.learner.strategy}), "
-            f"{group.engines.replicas} to sample{turns}"
+            f"{group.engines.replicas} to sample{' with vLLM' if name in in_vllm else ''}{shared[group.sharing]}"
         )
     return lines
 

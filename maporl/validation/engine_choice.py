@@ -23,7 +23,7 @@ def choose_engines(config: Config, values: Mapping[str, Any]) -> Config:
     """Return ``config`` with ``engine: vllm`` for the agents that vLLM can answer for in this process.
 
     These are agents with the weights of a model that is not quantised, in a run of one process on an accelerator, where
-    vLLM is installed. An agent whose engine is named in ``values``, the plain values of the configuration, keeps it. A
+    vLLM is installed. Groups of processes (``cluster.backend: ray``) use vLLM where agents name it. An agent whose engine is named in ``values``, the plain values of the configuration, keeps it. A
     run that has begun keeps the engines that its folder records.
     """
     named = values.get("agent_defaults") or {}
@@ -51,7 +51,8 @@ def choose_engines(config: Config, values: Mapping[str, Any]) -> Config:
 def vllm_runs_here(config: Config) -> bool:
     """Return whether vLLM is installed and can share an accelerator with this run, which must be a single process."""
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and config.training.placement == "shared"
-    if config.training.use_cpu or not alone or find_spec("vllm") is None:
+    grouped = config.cluster.backend == "ray"
+    if config.training.use_cpu or not alone or grouped or find_spec("vllm") is None:
         return False
     import torch
 

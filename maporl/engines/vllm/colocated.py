@@ -1,4 +1,4 @@
-"""vLLM in the trainer's own process. The GPU then holds both vLLM's weights and the weights that are trained.
+"""vLLM in this process. In the trainer's own process, the GPU holds both vLLM's weights and those that are trained.
 
 Where vLLM's sleep mode works, vLLM gives its memory back after the dialogues, and takes it again for the next ones.
 """
@@ -30,6 +30,8 @@ HERE = "vLLM in this process"
 """The beginning of the name of such a server in messages, where other servers have a URL."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM has room for. It takes adapters up to the one that it is told."""
+SHARE = 0.3
+"""The share of the device's memory that vLLM takes beside weights that are trained."""
 DUMMY = "dummy"
 """How vLLM loads weights that :meth:`ColocatedServer.load_weights` will replace. It reads no file: a folder of a trained
 policy also has its critic's head, which vLLM would take for a part of the model."""
@@ -75,7 +77,7 @@ class ColocatedServer(Server):
         except Exception as error:  # whatever vLLM raises
             raise VLLMFailure(
                 f"{self.url}: does not start ({_words(error)}); check vllm.colocate (options {section.options}, gpu_memory_utilization "
-                f"{section.gpu_memory_utilization} for all {share} of them, max_model_len {section.max_model_len}), or use engine: "
+                f"{section.gpu_memory_utilization or SHARE} for all {share} of them, max_model_len {section.max_model_len}), or use engine: "
                 "transformers and vllm: null"
             ) from error
         self._base: str = options["model"]
@@ -222,7 +224,7 @@ def llm_options(section: ColocateSection, base: Any, policies: Sequence[Policy],
         "model": base.config._name_or_path,
         "dtype": str(base.dtype).removeprefix("torch."),
         "logprobs_mode": "processed_logprobs",
-        "gpu_memory_utilization": section.gpu_memory_utilization / share,
+        "gpu_memory_utilization": (section.gpu_memory_utilization or SHARE) / share,
         "enable_lora": bool(ranks),
         "load_format": "auto" if policies[0].is_quantized else DUMMY,
         "max_model_len": section.max_model_len or -1,  # -1: as long as the model allows and the memory has room for

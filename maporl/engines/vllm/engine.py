@@ -11,6 +11,7 @@ full weights are copied.
 
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class VLLMEngine(Engine):
         max_new_tokens: the most tokens of a completion.
         temperature: the sampling temperature of training. Servers must compute log-probabilities at this temperature.
         folder: where adapters are written for servers to read, unless a section names another folder.
+        probe_every: how often a vLLM in this process is asked for a probability, which is compared with that of the policy
+            here: after the first weights that it is sent, and then after every so many.
 
     Raises:
         ConfigError: policies of different bases share a server, or a package is missing.
@@ -82,8 +85,9 @@ class VLLMEngine(Engine):
         max_new_tokens: int,
         temperature: float,
         folder: str | Path,
+        probe_every: int = 1,
     ):
-        self.policies, self.sections = dict(policies), dict(sections)
+        self.policies, self.sections, self.probe_every = dict(policies), dict(sections), probe_every
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.folder = Path(folder).resolve()
         urls = dict.fromkeys(url for section in self.sections.values() for url in section.urls)
@@ -95,7 +99,8 @@ class VLLMEngine(Engine):
             self._places |= {name: [server.url] for name in names}
         self._names: dict[str, str] = {}
         self._versions = 0
-        self._introduced: set[str] = set()
+        self._introduced: Counter[str] = Counter()
+        """How often each policy was sent."""
         self._run = distributed.broadcast_from_main(uuid.uuid4().hex[:8])
         check_sharing(list(self.policies.values()), self.sections)
         self._senders: dict[str, Any] = {}
@@ -128,7 +133,7 @@ class VLLMEngine(Engine):
         wanted = [
             Wanted(r.label, r.policy, ids, r.rng_key, r.sampling) for r, ids in zip(requests, prompts, strict=True)
         ]
-        futures = self._begin(wanted, decoding)
+        futures = self.begin(wanted, decoding)
 
         def pending(future: Future[Sampled], request: Request, policy: Policy, prompt: list[int]) -> Pending:
             stops = stop_strings_of(request.sampling, policy)
@@ -152,12 +157,20 @@ class VLLMEngine(Engine):
         Raises:
             VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
         """
-        futures = self._begin(wanted, decoding)
+        futures = self.begin(wanted, decoding)
         wait_for([futures], self.advance)
-        stops = [stop_strings_of(one.sampling, self.policies[one.policy]) for one in wanted]
-        return [_until_stop(future.result(), own) for future, own in zip(futures, stops, strict=True)]
+        return [self.read(one, future.result()) for one, future in zip(wanted, futures, strict=True)]
 
-    def _begin(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Future[Sampled]]:
+    def read(self, wanted: Wanted, sampled: Sampled) -> Sampled:
+        """Return what was sampled for ``wanted`` without the tokens after a stop string. vLLM may return some."""
+        return _until_stop(sampled, stop_strings_of(wanted.sampling, self.policies[wanted.policy]))
+
+    def begin(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Future[Sampled]]:
+        """Begin to sample one completion for each of ``wanted``, which :meth:`read` reads.
+
+        Raises:
+            VLLMFailure: a server is not what the configuration needs, or has not got the weights.
+        """
         self._check_weights({one.policy for one in wanted})
         by_server: dict[str, list[int]] = {}
         for number, one in enumerate(wanted):
@@ -186,7 +199,7 @@ class VLLMEngine(Engine):
         if isinstance(own.model, PeftModel):
             self._names[policy] = f"{policy}-{self._run}-{self._versions}"
         distributed.on_main(lambda: self._send(policy, own, old))
-        self._introduced.add(policy)
+        self._introduced[policy] += 1
 
     def _send(self, name: str, policy: Policy, old: str | None) -> None:
         adapter = isinstance(policy.model, PeftModel)
@@ -197,8 +210,8 @@ class VLLMEngine(Engine):
             self._send_adapter(name, policy, old)
         elif policy.trainable and self.sections[name].colocate is None:
             self._send_weights(name, policy)
-        copied = self.sections[name].colocate is not None
-        for url in self._places[name] if copied or name not in self._introduced else ():
+        sent, copied = self._introduced[name], self.sections[name].colocate is not None
+        for url in self._places[name] if not sent or (copied and sent % self.probe_every == 0) else ():
             self._introduce(self._servers[url], name, policy)
 
     def _check_weights(self, policies: Collection[str]) -> None:
@@ -207,7 +220,7 @@ class VLLMEngine(Engine):
         Raises:
             VLLMFailure: there are several processes, which would have to send the weights together.
         """
-        for policy in sorted(set(policies) - self._introduced):
+        for policy in sorted(set(policies) - self._introduced.keys()):
             if distributed.size() > 1:
                 raise VLLMFailure(
                     f"policy {policy!r}: its servers have not got its weights; call the engine's sync({policy!r}) in all "
