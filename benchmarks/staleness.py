@@ -1,11 +1,12 @@
 """What the quickstart ends at if its answers are some updates old, with and without importance weights.
 
-    OMP_NUM_THREADS=1 python benchmarks/staleness.py --seeds 0 1 2 3 4 --ages 2 --output benchmarks/results/staleness.json
+    OMP_NUM_THREADS=1 python benchmarks/staleness.py --seeds 0 1 2 3 4 --age 2 --output benchmarks/results/staleness.json
 
 In a run with ``training.async_depth: N`` answers are at most N updates older than the weights that they train. Here they are
 all exactly N old, which is the worst case and can be repeated to the bit: an engine keeps copies of the last weights, and plays
-training dialogues with the oldest. Evaluations have the newest. Each seed is trained with answers that are not old, and at each
-age with ``engine_tis_cap: 2.0`` and without. Prints, and writes after each run, the percent of right answers in the final turn.
+training dialogues with the oldest. Evaluations have the newest. Each seed is trained with answers that are not old, and with old ones
+in each mode of ``engine_tis_cap: 2.0`` and without it. Prints, and writes after each run, the percent of right answers in the final
+turn. Runs that the file has already are not made again.
 """
 
 import argparse
@@ -58,7 +59,10 @@ class OldWeights(TransformersEngine):
         self.kept[policy].append((self.version, weights))
 
 
-def final_turn(seed: int, age: int, cap: float | None, updates: int, folder: Path) -> float:
+MODES = ("token_truncate", "token_mask", "sequence_mask")
+
+
+def final_turn(seed: int, age: int, mode: str | None, updates: int, folder: Path) -> float:
     """Train the quickstart, and return the percent of right answers in the final turn on held-out questions."""
     sets = {
         "seed": seed,
@@ -67,9 +71,9 @@ def final_turn(seed: int, age: int, cap: float | None, updates: int, folder: Pat
         "training.save_steps": 0,
         "dialogues_logged": 1,
     }
-    config = load(
-        QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in {**sets, "ppo.engine_tis_cap": cap}.items()]
-    )
+    if mode is not None:
+        sets |= {"ppo.engine_tis_cap": 2.0, "ppo.engine_tis_mode": mode}
+    config = load(QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
     trainer = build_trainer(config, quiet=True)
     engine = OldWeights(
         trainer.team.policies, age, config.ppo.response_length, config.ppo.local_rollout_forward_batch_size
@@ -95,20 +99,23 @@ def main() -> None:
     """Train all arms of all seeds, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--ages", type=int, nargs="+", default=[2])
+    parser.add_argument("--age", type=int, default=2)
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--arms", nargs="+", help="names of arms. By default all")
     options = parser.parse_args()
-    arms = {"age 0": (0, None)}
-    for age in options.ages:
-        arms |= {f"age {age}, corrected": (age, 2.0), f"age {age}": (age, None)}
-    found: dict[str, dict[int, float]] = {name: {} for name in arms}
+    arms: dict[str, tuple[int, str | None]] = {"age 0": (0, None), f"age {options.age}": (options.age, None)}
+    arms |= {f"age {options.age}, {mode}": (options.age, mode) for mode in MODES}
+    arms = {name: own for name, own in arms.items() if options.arms is None or name in options.arms}
+    known = json.loads(options.output.read_text())["final turn"] if options.output.exists() else {}
+    found = {name: {int(seed): value for seed, value in own.items()} for name, own in known.items()}
     for seed in options.seeds:
-        for name, (age, cap) in arms.items():
-            with tempfile.TemporaryDirectory() as folder:
-                found[name][seed] = final_turn(seed, age, cap, options.updates, Path(folder) / "run")
-            torch.manual_seed(0)
-            print(json.dumps({"seed": seed, "arm": name, "final turn": found[name][seed]}), flush=True)
+        for name, (age, mode) in arms.items():
+            if seed not in found.setdefault(name, {}):
+                with tempfile.TemporaryDirectory() as folder:
+                    found[name][seed] = final_turn(seed, age, mode, options.updates, Path(folder) / "run")
+                torch.manual_seed(0)
+                print(json.dumps({"seed": seed, "arm": name, "final turn": found[name][seed]}), flush=True)
             report = {**about(), "updates": options.updates, "final turn": found, "against age 0": differences(found)}
             options.output.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -118,7 +125,7 @@ def differences(found: dict[str, dict[int, float]]) -> dict[str, dict[str, float
     t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
     table = {}
     for name, own in found.items():
-        apart = [value - found["age 0"][seed] for seed, value in own.items()]
+        apart = [value - found["age 0"][seed] for seed, value in own.items() if seed in found.get("age 0", {})]
         if name != "age 0" and len(apart) > 1:
             half = t[len(apart)] * statistics.stdev(apart) / len(apart) ** 0.5
             table[name] = {"mean": round(statistics.mean(apart), 2), "half interval": round(half, 2)}

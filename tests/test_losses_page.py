@@ -59,8 +59,9 @@ def kl(rows, options):
 
 def engine(rows, options):
     trainer, own = column(rows, "p of the trainer").log(), column(rows, "p of the engine").log()
-    told = SimpleNamespace(sampled_mask=torch.ones(len(rows)).bool(), old_logprobs=trainer, sampler_logprobs=own)
-    return losses.engine_weights(told, options.engine_tis_cap)
+    mask = torch.ones(1, len(rows)).bool()  # one answer
+    told = SimpleNamespace(sampled_mask=mask, old_logprobs=trainer[None], sampler_logprobs=own[None])
+    return losses.engine_weights(told, options.engine_tis_cap, options.engine_tis_mode)[0]
 
 
 def value(rows, options):
@@ -105,9 +106,10 @@ def test_every_choice_of_a_loss_has_a_column_with_numbers():
     options = {name: {str(entry[name]) for entry in shown if name in entry} for entry in shown for name in entry}
     ours = {name for name, f in losses.OBJECTIVES.items() if f.__module__ == "trl_ext.losses"}  # other tests add some
     assert ours and options["objective"] == ours
-    for name in ("ratio", "aggregation", "kl_estimator", "value_loss"):
+    for name in ("ratio", "aggregation", "kl_estimator", "value_loss", "engine_tis_mode"):
         choices = set(re.findall(r"'(\w+)'", str(PPOOptions.__dataclass_fields__[name].type)))
-        assert choices and options[name] == choices, name
+        shown_by_default = {PPOOptions.__dataclass_fields__[name].default} if name == "engine_tis_mode" else set()
+        assert choices and options[name] | shown_by_default == choices, name
     assert {"cliprange_high", "dual_clip", "tis_cap", "engine_tis_cap", "entropy_coef"} <= options.keys()
 
 

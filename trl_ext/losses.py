@@ -7,6 +7,7 @@ losses are averaged (:func:`token_weights`), so no objective repeats that. The l
 loss, the KL term and the entropy term; each is averaged over the whole minibatch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,7 @@ def micro_batch_loss(
         losses, measures = objective(new, old, rows.advantages, mask, options)
     weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
     if options.engine_tis_cap is not None:
-        weights = weights * engine_weights(rows, options.engine_tis_cap)
+        weights = weights * engine_weights(rows, options.engine_tis_cap, options.engine_tis_mode)
     policy_loss = (losses * weights).sum()
     loss = torch.zeros_like(policy_loss) if rows.critic_only else policy_loss
     sums = {"policy_loss": policy_loss.detach()}
@@ -193,15 +194,26 @@ def micro_batch_loss(
     return loss, {name: value.detach() for name, value in sums.items()}
 
 
-def engine_weights(rows: TokenBatch, cap: float) -> Tensor:
-    """Return truncated importance weights [N, T], at most ``cap``.
+def engine_weights(rows: TokenBatch, cap: float, mode: str = "token_truncate") -> Tensor:
+    """Return importance weights [N, T] for tokens that other weights, or another program, have sampled.
 
     A weight is the trainer's probability of a token before the update, divided by the probability of the engine that
     sampled it (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). It is 1
     where the engine's probability is unknown.
+
+    Args:
+        rows: the completions.
+        cap: the largest weight.
+        mode: ``token_truncate``: larger weights are ``cap``. ``token_mask``: the weight of a token outside of [1/cap, cap] is 0.
+            ``sequence_mask``: those of a completion are 0 if their product is outside (the modes of TRL's ``GRPOConfig``,
+            which have no lower bound there).
     """
     known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
-    return torch.where(known, torch.exp(rows.old_logprobs - rows.sampler_logprobs).clamp(max=cap), 1.0)
+    logs = torch.where(known, rows.old_logprobs - rows.sampler_logprobs, 0.0)
+    if mode == "token_truncate":
+        return torch.where(known, torch.exp(logs).clamp(max=cap), 1.0)
+    judged = logs if mode == "token_mask" else logs.sum(1, keepdim=True)
+    return torch.where(judged.abs() <= math.log(cap), torch.exp(logs), 0.0)
 
 
 def engine_gap(rows: TokenBatch) -> list[float]:

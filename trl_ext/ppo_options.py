@@ -120,6 +120,11 @@ class PPOOptions:
         None,
         "Weigh every token by the trainer's probability over the engine's, at most by this cap; None: no weights.",
     )
+    engine_tis_mode: Literal["token_truncate", "token_mask", "sequence_mask"] = option(
+        "token_truncate",
+        "What happens to weights above engine_tis_cap (c): cut to it; or, below 1/c too, the token is not trained on, or the "
+        "whole completion is not, if the product of its weights is outside.",
+    )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"] = option(
         "token_mean",
         "Mean of the policy loss: over tokens, over the completions' token means, over their token sums, or the sum of "
@@ -151,6 +156,13 @@ class PPOOptions:
         for name, smallest in optional.items():
             if getattr(self, name) is not None:
                 _at_least(self, smallest, name)
+        if self.engine_tis_mode != "token_truncate" and self.engine_tis_cap is None:
+            raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
+        if self.engine_tis_mode != "token_truncate" and (self.engine_tis_cap or 0) <= 1:
+            raise ValueError(
+                f"engine_tis_cap: expected a number above 1 for {self.engine_tis_mode}, which trains between 1/cap and cap, "
+                f"got {self.engine_tis_cap}"
+            )
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"
